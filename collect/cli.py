@@ -53,7 +53,7 @@ class FetchVerb(Verb):
 
 
 class SummarizeVerb(ReadingVerb):
-    """Print tables and write the report."""
+    """Print the answer (with -v: all tables and remarks) and write the report."""
 
     name = "summarize"
     example = "collect summarize --matrix quickstart"
@@ -72,7 +72,7 @@ class SummarizeVerb(ReadingVerb):
         from collect.findings import comparability, prediction_scores
         from collect.reading import own_metrics
         from collect.reading.load import load_matrix
-        from collect.report import pictures, terminal
+        from collect.report import answer, pictures, terminal
         from collect.summary import summarize
         from shardlab.workspace import measured_power
 
@@ -88,7 +88,11 @@ class SummarizeVerb(ReadingVerb):
             write_report.write_report(folder, workspace, loaded, summary, images)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
                 measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
-        terminal.print_summary(out, summary)
+        cell_handles = workspace.number_cells(arguments.matrix)
+        if out.verbose:
+            terminal.print_summary(out, summary, cell_handles)
+        else:
+            answer.print_answer(out, summary, cell_handles)
         out.print_line(f"report: {folder / write_report.PAGE}")
         out.print_document(summary)
         return max(int(bool(user_metrics.faults)), _print_unreadable_runs(invocation, loaded))
@@ -190,7 +194,9 @@ class TimelineVerb(ReadingVerb):
     example = "collect timeline RUN --perfetto timeline.json.gz"
 
     def add_options(self, parser: Parser) -> None:
-        completion.offer_completions(parser.add_argument("run", metavar="RUN", help="a run id"), Workspace.run_ids)
+        completion.offer_completions(
+            parser.add_argument("run", metavar="RUN", help="a run: its id, a beginning of the id, or c3.2"), Workspace.run_ids
+        )
         perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
         parser.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
 
@@ -412,7 +418,9 @@ class TrackVerb(Verb):
     example = "collect track ddp-gpt2-tiny-g2-b8-ea59285ce745-r1 --to tensorboard"
 
     def add_options(self, parser: Parser) -> None:
-        completion.offer_completions(parser.add_argument("run", metavar="RUN", help="a run id"), Workspace.run_ids)
+        completion.offer_completions(
+            parser.add_argument("run", metavar="RUN", help="a run: its id, a beginning of the id, or c3.2"), Workspace.run_ids
+        )
         to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
         tracker = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
         completion.offer_completions(tracker, lambda _: TRACKERS)

@@ -78,7 +78,7 @@ class MatrixResults:
 
     def _repr_html_(self) -> str:
         output = RecordedOutput()
-        terminal.print_summary(output, self._summarize())
+        terminal.print_summary(output, self._summarize(), {})
         return output.html
 
     @cached_property

@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,6 +35,11 @@ class InputError(ShardlabError):
     exit_code = 2
 
 
+def _simplify_spelling(name: str) -> str:
+    """The name without case, hyphens, underscores and spaces: papers write `ZeRO-3` where a matrix has `zero3`."""
+    return re.sub(r"[-_\s]", "", name.casefold())
+
+
 class UnknownName(InputError):
     """An unknown name. The message lists the allowed names and suggests the most similar name.
 
@@ -46,8 +52,9 @@ class UnknownName(InputError):
         self, kind: str, name: str, allowed_names: Iterable[str], place: str = "", summaries: Mapping[str, str] | None = None
     ) -> None:
         sorted_names = sorted(allowed_names)
-        similar_names = difflib.get_close_matches(name, sorted_names, n=1)
-        suggestion = f" Did you mean {similar_names[0]!r}?" if similar_names else ""
+        by_spelling = {_simplify_spelling(allowed_name): allowed_name for allowed_name in reversed(sorted_names)}
+        similar_spellings = difflib.get_close_matches(_simplify_spelling(name), by_spelling, n=1)
+        suggestion = f" Did you mean {by_spelling[similar_spellings[0]]!r}?" if similar_spellings else ""
         place_prefix = f"{place}: " if place else ""
         allowed_text = f" {', '.join(sorted_names) or 'none'}."
         if summaries:

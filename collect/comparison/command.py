@@ -142,7 +142,8 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
         if not pair.metrics:
             rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
             styles.append("dim")
-    output.print_table("", ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"], rows, styles)
+    headings = ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"]
+    output.print_table("", headings, rows, styles, {"n": 3, "95 % interval": 2, "A": 1, "B": 1})
     remarks: dict[str, list[str]] = {}
     for pair in comparison.pairs:
         for text in filter(None, (pair.different_work, *pair.remarks)):

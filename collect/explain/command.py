@@ -16,6 +16,7 @@ from collect.summary import summarize
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
+from shardlab.workspace import handles
 from shardlab.workspace.workspace import Workspace
 
 LONGEST_NAME = 40  # the name of an event is cut to this many characters on the terminal; --json has the whole name
@@ -39,7 +40,7 @@ def show_explanation(
             output.print_remark(fault, style="red")
     metric = explanation.find_metric(metric_name)
     summary = summarize(loaded, comparability.baseline_strategy(baseline, loaded))
-    row = explanation.find_row(summary, row_name)
+    row = explanation.find_row(summary, handles.find_cell(row_name, workspace.number_cells(matrix)))
     document = explanation.explain_value(
         loaded, summary, row, metric, {described.name: described.file for described in workspace_metrics.metrics}
     )
@@ -116,7 +117,7 @@ def list_metrics(workspace: Workspace, output: Output) -> int:
     metrics = all_metrics()
     files = {metric.name: metric.file for metric in workspace_metrics.metrics}
     rows = [[entry.name, entry.unit, entry.direction, entry.definition, files.get(entry.name, "ships")] for entry in metrics]
-    output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows)
+    output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows, priorities={"From": 2, "Direction": 1})
     for fault in workspace_metrics.faults:
         output.print_remark(fault, style="red")
     keys = ("name", "unit", "direction", "definition")

@@ -19,7 +19,7 @@ from shardlab.remote.remote_conversation import RemoteConversation
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 from shardlab.workspace import workspace_trust
-from shardlab.workspace.workspace import Workspace, match_run_ids
+from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from collect.fetching.fetched_run import DownloadedRun, FetchedRun
@@ -163,7 +163,7 @@ def _fetch_runs(
 
         downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
     all_ids = sorted({*workspace.run_ids(), *downloads_by_run})
-    matching_ids = match_run_ids(all_ids, patterns) if patterns else all_ids
+    matching_ids = workspace.match_runs(patterns, run_ids=all_ids) if patterns else all_ids
     parts_of_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
     parts_of_run |= node_parts.gather_if_needed(
         workspace, [run_id for run_id in matching_ids if run_id not in downloads_by_run], progress

@@ -39,7 +39,7 @@ from shardlab.files import files, gc_pause, json_file
 from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
-from shardlab.workspace.workspace import Workspace, match_run_ids
+from shardlab.workspace.workspace import Workspace
 
 # Names of files that contain text, which is compressed. Other files of a run, such as traces, are compressed already.
 TEXT_SUFFIXES = (".jsonl", ".json", ".log", ".out", ".err", ".txt", ".yaml", ".sh", ".sbatch", ".csv")
@@ -75,7 +75,7 @@ class Sender:
         self._flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        matching_ids = match_run_ids(self._workspace.run_ids(), patterns) if patterns else self._workspace.run_ids()
+        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.run_ids()
         part_sentences = node_parts.gather_if_needed(self._workspace, matching_ids, TransferProgress())
         self._send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrices(self._workspace)))
 

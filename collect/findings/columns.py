@@ -30,6 +30,10 @@ _USUAL = (
     "steps",
     "epochs",
 )
+# Of the columns that a narrow terminal leaves out, these metrics leave last, and before them the columns that most often say
+# the same in all rows.
+_FIRST_METRICS = ("throughput_per_s", "peak_memory_bytes", "step_time_ms", "speedup")
+_USUAL_PRIORITY = len(_FIRST_METRICS)
 _SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
 # The states of runs that are shown in colour, the most serious first: a row has the style of its first state.
 STATE_STYLES = {"failed": "red", "unknown": "red", "node_fail": "red", "hung": "red", "oom": "yellow", "timeout": "yellow"}
@@ -78,9 +82,16 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
     cells = [row.flat for row in rows]
     columns = [
         *(_key_column(key, is_number=_has_only_numbers(cells, key)) for key in keys),
-        Column("State", _state_text, name="state", is_number=False, state=find_notable_state),
-        *([_SAME_WORK] if any(row.same_work for row in rows) else []),
-        Column("n", lambda row: row.n, name="n", is_number=True, link=lambda row: row.id),
+        Column(
+            "State",
+            _state_text,
+            name="state",
+            is_number=False,
+            state=find_notable_state,
+            priority=_USUAL_PRIORITY if all([*row.states] == ["completed"] for row in rows) else 0,
+        ),
+        *([_same_work_column(rows)] if any(row.same_work for row in rows) else []),
+        Column("n", lambda row: row.n, name="n", is_number=True, link=lambda row: row.id, priority=_USUAL_PRIORITY),
         *_metric_columns(rows, "summary"),
     ]
     labels = labels_by_cell(rows)
@@ -221,20 +232,29 @@ def _has_only_numbers(cells: Sequence[dict[str, Any]], key: str) -> bool:
     return all(isinstance(cell.get(key), int | float) and not isinstance(cell.get(key), bool) for cell in cells)
 
 
+def _same_work_column(rows: Sequence[CellRow]) -> Column[CellRow]:
+    def get_verdict(row: CellRow) -> str:
+        return row.same_work.verdict if row.same_work else ""
+
+    priority = _USUAL_PRIORITY if len({get_verdict(row) for row in rows}) == 1 else 0
+    return Column("Same work", get_verdict, name="same_work", is_number=False, link=lambda row: row.id, priority=priority)
+
+
 def _metric_columns(rows: Sequence[CellRow], table: str) -> list[Column[CellRow]]:
     """The columns for the metrics of one table, without columns that have no value. table: name of the table
     (`MetricColumn.table`)."""
     table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table]
     table_metrics.sort(key=lambda pair: pair[0].place)
     return [
-        _metric_column(metric.name, column, estimates)
-        for column, metric in table_metrics
+        _metric_column(metric.name, column, estimates, place)
+        for place, (column, metric) in enumerate(table_metrics, _USUAL_PRIORITY + 1)
         if (estimates := [row.metrics[metric.name] for row in rows if metric.name in row.metrics])
     ]
 
 
-def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate]) -> Column[CellRow]:
-    """The column of a metric. estimates: the values of the metric in all rows that have one."""
+def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate], place: int) -> Column[CellRow]:
+    """The column of a metric. estimates: the values of the metric in all rows that have one. place: its priority on a narrow
+    terminal, unless it is one of _FIRST_METRICS."""
     units, kinds = {estimate.unit for estimate in estimates}, {estimate.kind for estimate in estimates}
     unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, column.digits
     if unit == "bytes":
@@ -252,16 +272,10 @@ def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate
         unit_or_kind = estimate.kind if shows_kind else "" if unit else estimate.unit
         return Text(notation.format_number(estimate.value / scale, digits), f"{spread} {unit_or_kind}".strip())
 
-    return Column(heading, make_text, unit, name=name, is_number=True, link=lambda row: row.id)
+    priority = _FIRST_METRICS.index(name) if name in _FIRST_METRICS else place
+    return Column(heading, make_text, unit, name=name, is_number=True, link=lambda row: row.id, priority=priority)
 
 
-_SAME_WORK: Column[CellRow] = Column(
-    "Same work",
-    lambda row: row.same_work.verdict if row.same_work else "",
-    name="same_work",
-    is_number=False,
-    link=lambda row: row.id,
-)
 _MEMORY_NOTE = (
     "The largest size of each category during the observed step. Categories reach it at different moments, so the sizes need "
     "not add up to the peak."

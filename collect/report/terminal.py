@@ -10,23 +10,25 @@ import msgspec
 from collect.findings import columns
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
+from collect.findings.row import CellRow
 from collect.report import choice_text, fault_text, report_start, score_text, text_tables, truncation, verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
-from shardlab.terminal.table import Table
+from shardlab.terminal.table import Column, Table
+from shardlab.workspace import handles
 
 
-def print_summary(output: Output, summary: Summary) -> None:
-    """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more."""
-    all_rows, labels = summary.rows, summary.labels_by_cell
+def print_summary(output: Output, summary: Summary, cell_handles: Mapping[str, str]) -> None:
+    """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more.
+
+    cell_handles: as for `make_cells_table`."""
+    labels = summary.labels_by_cell
+    table = make_cells_table(summary, cell_handles)
+    further_tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows).further
     summary = truncation.truncate_summary(summary)
-    table = columns.make_table(all_rows, summary.rows)
-    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in table.common_values)
-    title = f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
-    full_title = f"{title} ({common_values})" if common_values else title
-    output.show_table(msgspec.structs.replace(table.main, title=full_title))
-    for other_table in table.further:
+    output.show_table(table)
+    for other_table in further_tables:
         _show_further(output, other_table)
     _show_further(output, text_tables.make_searches_table(summary.searches))
     output.print_line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
@@ -52,6 +54,17 @@ def print_summary(output: Output, summary: Summary) -> None:
         output.print_line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
 
 
+def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table[CellRow]:
+    """The table of the cells of a summary. Its title has the values that all cells share.
+
+    cell_handles: as `Workspace.number_cells` returns them."""
+    tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows)
+    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
+    title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
+    handle_column: Column[CellRow] = Column(handles.HEADING, lambda row: cell_handles.get(row.id, ""), is_number=False)
+    return msgspec.structs.replace(tables.main, title=title, columns=[handle_column, *tables.main.columns])
+
+
 def print_choices(output: Output, summary: Summary) -> None:
     """Print which strategy to choose, with one row for each number of ranks and batch size.
 
@@ -61,14 +74,13 @@ def print_choices(output: Output, summary: Summary) -> None:
     if not families:
         return
     criteria = choice_text.differing_criteria(families)
-    rows = [
-        [choice_text.family_title(choice_family), f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
-        for choice_family in families
-        for line in choice_text.choice_rows(choice_family, criteria)
-    ]
-    output.print_table(
-        "which strategy to choose", ["Workload", "Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows
-    )
+    for choice_family in families:
+        rows = [
+            [f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
+            for line in choice_text.choice_rows(choice_family, criteria)
+        ]
+        title = f"which strategy to choose: {choice_text.family_title(choice_family)}"
+        output.print_table(title, ["Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows)
     for choice in report_start.best_choices(summary):
         for heading, text in choice.best:
             if text.reason:

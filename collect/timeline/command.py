@@ -26,13 +26,14 @@ from shardlab.terminal.table import Column, Table
 from shardlab.workspace.workspace import Workspace
 
 
-def show_timeline(workspace: Workspace, run_id: str, file: str | None, output: Output) -> int:
+def show_timeline(workspace: Workspace, run_name: str, file: str | None, output: Output) -> int:
     """Print the times of the ranks, the clocks of the hosts and the straggler of a run.
 
     file: where to write the timeline for Perfetto (a program that shows traces); None to write no file.
     Returns exit code 0. Raises InputError if the run has neither steps nor telemetry.
     """
-    run = LoadedRun.read(workspace.find_run(run_id))
+    run = LoadedRun.read(workspace.find_run(run_name))
+    run_id = run.run_id
     timeline = build_timeline(run)
     if not (timeline.steps or timeline.counters):
         raise InputError(

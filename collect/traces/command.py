@@ -47,15 +47,21 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     Returns the exit code: 1 if a trace is damaged or nothing can be computed from it, else 0. If a trace is damaged, the part
     of the file that could be read is used.
 
-    run: a run id, a path, or the name of the jobs that `jobs trace` submitted to read a run's traces. against: another run to
+    run: the name of a run, a path, or the name of the jobs that `jobs trace` submitted to read traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
+
+    def find_id(name: str) -> str:
+        return name if "/" in name else workspace.find_run(name).run_id
+
+    merged_figures = None if "/" in run else merged.merge_figures(workspace, run)
+    run, against = run if merged_figures is not None else find_id(run), find_id(against) if against else None
     run_ids = [run_id for run_id in (run, against) if run_id and "/" not in run_id]
     rehearsals = [run_id for run_id in run_ids if RunDir(workspace.runs / run_id).is_rehearsal()]
     for run_id in rehearsals:
         output.print_remark(f"{run_id} is a {REHEARSAL_NOTE}.", style="yellow")
     document_header: dict[str, Any] = {"run": run, "rehearsals": rehearsals}
-    if "/" not in run and (merged_figures := merged.merge_figures(workspace, run)) is not None:
+    if merged_figures is not None:
         if against or like_hta:
             raise InputError(
                 f"{run}: the runs of `jobs trace` keep exact figures only. Allowed: no --against and no --like-hta."

@@ -5,6 +5,7 @@ The script of the page requests this content again and again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import threading
@@ -18,13 +19,13 @@ from collect import figure
 from collect.drawing import axes
 from collect.report import palette
 from collect.watch.curve import LiveCurve
-from collect.watch.queue import Queue, QueuedRun, count_states
+from collect.watch.queue import Queue, QueuedRun, count_states, estimate_left_s
 from collect.watch.run_series import STEP_FIGURES, TIME_FIGURES
 from shardlab import __version__
 from shardlab.errors import ShardlabError
 from shardlab.runs import recorder_ends
 from shardlab.runs.rundir import was_rehearsal
-from shardlab.runs.state import JudgedState
+from shardlab.runs.state import FINAL_STATES, JudgedState
 from shardlab.terminal import moments, printable
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
@@ -47,7 +48,7 @@ class QueueRow(msgspec.Struct, frozen=True):
     share_pct: float | None
     """How much of the run is done, from 0 to 100; None if this is not known."""
     rate: str
-    """The throughput in units/s."""
+    """The throughput with its unit."""
     left: str
     """The remaining time."""
     why: str
@@ -80,13 +81,19 @@ class LivePage:
         text = render_page(
             "watch/index.html.j2",
             printable.clean_text,
-            title=self._workspace.path.name or str(self._workspace.path),
+            title=self._name_matrix(),
             workspace=str(self._workspace.path),
             version=__version__,
             light=palette.LIGHT,
             dark=palette.DARK,
         )
         return text.encode()
+
+    def _name_matrix(self) -> str:
+        """The name of the last matrix; the name of the workspace's folder if no matrix was submitted here."""
+        with contextlib.suppress(ShardlabError):
+            return self._workspace.read_expansion(None).name
+        return self._workspace.path.name or str(self._workspace.path)
 
     def document(self) -> tuple[bytes, str]:
         """Returns (the present data of the page as JSON, a tag that changes if and only if this JSON changes)."""
@@ -104,14 +111,24 @@ class LivePage:
             return {"problem": str(error), "queue": "", "runs": []}
         followed_runs = self._queue.follow_running_runs(runs)
         lease = inventory.read_lease(self._workspace)
-        row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease)) for run in runs}
+        units = {run.run.cell.workload: run.result.unit for run in runs if run.run is not None and run.result is not None}
+        row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease), units) for run in runs}
+        left_s = estimate_left_s(runs)
+        overview_html = render_page(
+            "watch/overview.html.j2",
+            printable.clean_text,
+            counts=count_states([row.state for row in row_of_run.values()]),
+            total=len(runs),
+            ended=sum(run.verdict.state in FINAL_STATES for run in runs),
+            failed=sum(run.has_failed for run in runs),
+            left=moments.format_duration(left_s) if left_s is not None else "",
+        )
         drawn_runs = [_build_run_at_work(run, row_of_run[run.run_id]) for run in followed_runs[:MOST_RUNS]]
         queue_html = render_page(
             "watch/queue.html.j2",
             printable.clean_text,
             rows=list(row_of_run.values())[:MOST_QUEUE_ROWS],
             left_out=max(len(row_of_run) - MOST_QUEUE_ROWS, 0),
-            counts=count_states([row.state for row in row_of_run.values()]),
             total=len(row_of_run),
             runs_path=str(self._workspace.runs),
         )
@@ -121,6 +138,7 @@ class LivePage:
         }
         return {
             "problem": "",
+            "overview": overview_html,
             "queue": queue_html,
             "not_drawn": max(len(followed_runs) - MOST_RUNS, 0),
             "running": bool(followed_runs) and followed_runs[0].verdict.state == "running",
@@ -131,7 +149,8 @@ class LivePage:
         }
 
 
-def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
+def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str]) -> QueueRow:
+    """units: the unit of the throughput by workload, as the runs that ended say it."""
     step, steps = run.step, run.steps
     progress = run.series.progress if run.series is not None and verdict.state == "running" else None
     cell = run.run.cell if run.run is not None else None
@@ -146,7 +165,7 @@ def _build_row(run: QueuedRun, verdict: JudgedState) -> QueueRow:
         state=verdict.state,
         step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
-        rate=f"{rate:,.0f}" if rate is not None else "",
+        rate=f"{rate:,.0f} {units.get(cell.workload, 'units') if cell is not None else 'units'}/s" if rate is not None else "",
         left=moments.format_duration(max(left_s, 0.0)) if left_s is not None else "",
         why="; ".join(filter(None, ("rehearsal" * is_rehearsal, reason, *recorder_ends.describe_early_ends(run.events)))),
     )

@@ -52,6 +52,12 @@ class QueuedRun:
         return min((event.wall_s for event in self.events if event.event == "started"), default=None)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the run ended in a state that its cell does not expect."""
+        expected_states = {"completed", *(self.run.cell.expect if self.run is not None else ())}
+        return self.verdict.state in FINAL_STATES and self.verdict.state not in expected_states
+
+    @property
     def step(self) -> int | None:
         """The number of the last timed step of which the records are known; None if no such step is known."""
         if self.result is not None:
@@ -106,8 +112,8 @@ class Queue:
         self._runs_by_id: dict[str, QueuedRun] = {}
 
     def refresh(self) -> list[QueuedRun]:
-        """The runs with their present states: running runs first, then waiting runs, then all other runs by their last
-        event."""
+        """The runs with their present states: first runs that failed, then running runs, then waiting runs, then all other
+        runs by their last event."""
         latest_attempts: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
             run_name, attempt_number = split_attempt(run_id)
@@ -137,6 +143,21 @@ class Queue:
         return followed_runs
 
 
+def estimate_left_s(runs: Sequence[QueuedRun]) -> float | None:
+    """The time until all runs have ended, in seconds, if the others take as long as those that ended and as many run at a time
+    as now. None if no run is running, or if none has ended."""
+    durations_s = [
+        run.last_event_s - run.began_s for run in runs if run.verdict.state in FINAL_STATES and run.began_s is not None
+    ]
+    running_count = sum(run.verdict.state == "running" for run in runs)
+    waiting_count = sum(run.verdict.state in ("pending", "planned") for run in runs)
+    if not durations_s or not running_count:
+        return None
+    return (
+        (waiting_count + running_count / 2) * sum(durations_s) / len(durations_s) / running_count
+    )  # running: half, on average
+
+
 class StateCount(msgspec.Struct, frozen=True):
     """How many runs are in a state."""
 
@@ -152,8 +173,8 @@ def count_states(states: Sequence[str]) -> list[StateCount]:
 
 def _queue_sort_key(run: QueuedRun) -> tuple[int, float, str]:
     state = run.verdict.state
-    state_rank = ["running", "pending", "planned"].index(state) if state not in SETTLED_STATES else 3
-    return state_rank, -run.last_event_s if state_rank == 3 else 0.0, run.run_id
+    state_rank = ["running", "pending", "planned"].index(state) if state not in SETTLED_STATES else -1 if run.has_failed else 3
+    return state_rank, 0.0 if state not in SETTLED_STATES else -run.last_event_s, run.run_id
 
 
 def _read_signature(run_dir: RunDir) -> FilesSignature:

@@ -11,6 +11,7 @@ from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.terminal.notation import format_amount
 from shardlab.terminal.table import Column, Table
+from shardlab.workspace import handles
 
 GIB = 1 << 30
 MOST_SHOWN_NAMES = 3  # the number of cells that a sentence about several cells names
@@ -22,8 +23,12 @@ def format_size(byte_count: float) -> str:
     return f"{byte_count / GIB:,.1f} GiB" if byte_count >= GIB / 10 else f"{byte_count / 2**20:,.1f} MiB"
 
 
-def make_predictions_table(predictions: Mapping[str, Prediction]) -> Table[tuple[str, Prediction]]:
-    """The predictions of cells, by the name of the cell, without columns in which no value is known."""
+def make_predictions_table(
+    predictions: Mapping[str, Prediction], cell_handles: Mapping[str, str]
+) -> Table[tuple[str, Prediction]]:
+    """The predictions of cells, by the name of the cell, without columns in which no value is known.
+
+    cell_handles: the handle of each cell."""
     has_rehearsals = any(prediction.memory_from == "rehearsal" for prediction in predictions.values())
     columns = [
         column
@@ -33,7 +38,10 @@ def make_predictions_table(predictions: Mapping[str, Prediction]) -> Table[tuple
             has_rehearsals or column.heading != MEMORY_SOURCE_HEADING
         )  # without rehearsals, it would say `formula` in every row
     ]
-    return Table("predicted", [_CELL, *columns], list(predictions.items()))
+    handle_column: Column[tuple[str, Prediction]] = Column(
+        handles.HEADING, lambda row: cell_handles.get(row[0], ""), is_number=False
+    )
+    return Table("predicted", [handle_column, _CELL, *columns], list(predictions.items()))
 
 
 def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str, int]) -> list[str]:
@@ -151,7 +159,7 @@ def _format_likely(span: PredictedRange | None) -> str:
     return "" if span is None else format_amount(span.likely)
 
 
-_CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0])
+_CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0], priority=1)  # the handle names the cell as well
 _COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
     Column("memory", lambda row: format_memory(row[1])),
     Column(MEMORY_SOURCE_HEADING, lambda row: row[1].memory_from),

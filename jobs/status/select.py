@@ -16,14 +16,15 @@ from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.runs import search_path
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir
-from shardlab.workspace.workspace import Workspace, match_run_ids
+from shardlab.workspace.workspace import Workspace
 
 
 def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | None, where: str | None) -> list[Status]:
     """The status of the last attempt of each selected run. Earlier attempts are included only if a pattern names them.
 
-    patterns: run ids or shell patterns; empty: all runs. matrix: only runs of this matrix. where: only runs for which this
-    expression is true. A run whose records cannot be read is always included, because `where` cannot be evaluated for this run.
+    patterns: names that `Workspace.match_runs` accepts; empty: all runs. matrix: only runs of this matrix. where: only runs for
+    which this expression is true. A run whose records cannot be read is always included, because `where` cannot be evaluated
+    for this run.
     """
     all_run_ids = workspace.run_ids()
     if matrix is not None:
@@ -32,7 +33,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
         }
         all_run_ids = [run_id for run_id in all_run_ids if split_attempt(run_id)[0] in matrix_run_ids]
     if patterns:
-        run_dirs = [RunDir(workspace.runs / run_id) for run_id in match_run_ids(all_run_ids, patterns)]
+        run_dirs = [RunDir(workspace.runs / run_id) for run_id in workspace.match_runs(patterns, matrix, all_run_ids)]
     else:
         run_dirs = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in all_run_ids)
     last_statuses = read_statuses(workspace, run_dirs)

@@ -16,7 +16,7 @@ from shardlab.terminal import console
 from shardlab.terminal.console import Output, Parser
 from shardlab.terminal.printable import LogText
 from shardlab.verb import Invocation
-from shardlab.workspace.workspace import Workspace, match_run_ids
+from shardlab.workspace.workspace import Workspace
 
 LOG_INTERVAL_S = 0.5
 LOG_PART_BYTES = 2**20  # bytes of a log that are read at a time
@@ -30,7 +30,7 @@ class LogsVerb(JobsVerb):
     reads_runs = True
 
     def add_options(self, parser: Parser) -> None:
-        run_help = "a run id, or a shell pattern that matches exactly one run"
+        run_help = "a run: an id or its beginning, a handle such as c1.2, or a shell pattern that matches one run"
         completion.offer_completions(parser.add_argument("run_id", metavar="RUN", help=run_help), Workspace.run_ids)
         rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
         parser.add_argument("--rank", type=int, metavar="N", help=rank_help)
@@ -39,12 +39,7 @@ class LogsVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        matching_ids = match_run_ids(workspace.run_ids(), [args.run_id])
-        if len(matching_ids) > 1:
-            raise InputError(
-                f"{args.run_id!r} matches {len(matching_ids)} runs: {', '.join(matching_ids[:5])}. Allowed: one run."
-            )
-        run_dir = RunDir(workspace.runs / matching_ids[0])
+        run_dir = RunDir(workspace.runs / workspace.match_run(args.run_id))
         unreadable_status = find_unreadable_status(run_dir)
         if unreadable_status is not None:
             out.print_remark(f"{unreadable_status.id}: {unreadable_status.why}", style="red")

@@ -15,7 +15,7 @@ from shardlab.errors import InputError, UnknownName
 from shardlab.matrix.cell import select_trainings
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
-from shardlab.workspace import inventory
+from shardlab.workspace import handles, inventory
 
 
 class PlanVerb(JobsVerb):
@@ -62,9 +62,9 @@ class PlanVerb(JobsVerb):
 
 def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule | None:
     """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
-    name: str | None = invocation.arguments.schedule
-    if name is None:
+    if invocation.arguments.schedule is None:
         return None
+    name = handles.find_cell(invocation.arguments.schedule, handles.number_cells(cell.name() for cell in plan.all_cells))
     cells_by_name = {cell.name(): cell for cell in select_trainings(plan.cells) if cell.pp > 1}
     if not cells_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")

@@ -14,7 +14,7 @@ from shardlab.runs import trackers
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
-from shardlab.workspace.workspace import Workspace, match_run_ids
+from shardlab.workspace.workspace import Workspace
 
 LONGEST_WAIT_S = 7 * 24 * 3600
 MOST_GPUS = 1_000_000  # the most GPUs for which a user may ask a prediction
@@ -53,7 +53,7 @@ def add_cluster(parser: Parser) -> None:
 
 def add_run_selection(parser: Parser) -> None:
     """Add the arguments that select runs of the workspace."""
-    runs_help = "run ids or shell patterns (quote them)"
+    runs_help = "runs: ids or their beginnings, handles such as c3 (a cell) or c3.2 (a run), or quoted shell patterns"
     completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
     matrix_help = "only runs of this matrix"
     completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
@@ -97,7 +97,7 @@ def read_submit_options(invocation: Invocation, context: RenderContext) -> Submi
             f"{given_options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the "
             f"order of submission. Allowed: leave {given_options} out."
         )
-    runs_before = match_run_ids(invocation.workspace.run_ids(), [run_ids_before]) if run_ids_before else []
+    runs_before = invocation.workspace.match_runs([run_ids_before]) if run_ids_before else []
     return SubmitOptions(arguments.max_parallel, arguments.pack, tuple(runs_before), arguments.ignore_lease)
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+
+import msgspec
 
 from jobs.status.reconcile import Status
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal import moments, plain_table
 from shardlab.terminal.table import Column, Table
+from shardlab.workspace import handles
 
 # The columns that a narrow terminal does not show, in the order in which they are dropped: first the order if a run is running,
 # then the order if no run is running.
 HIDDEN_WHILE_RUNNING = ("scheduler", "ended", "units/s", "started", "to go", "step", "took")
 HIDDEN_WHEN_ENDED = ("scheduler", "units/s", "to go", "step", "ended", "started", "took")
+REASON_HEADING = "why"  # a terminal that is too narrow for this column shows the reasons below the table
 STYLES_BY_STATE = {
     "completed": "green",
     "running": "cyan",
@@ -27,21 +31,33 @@ STYLES_BY_STATE = {
 NON_ROW_LINES = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
 
-def make_table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> Table[Status]:
+def make_table(
+    runs: Sequence[Status],
+    width: int | None = None,
+    height: int | None = None,
+    cell_handles: Mapping[str, str] | None = None,
+) -> Table[Status]:
     """The runs as a table, with the runs and columns for which the terminal has room.
 
-    width, height: the size of the terminal in characters and lines; None: no limit.
+    width, height: the size of the terminal in characters and lines; None: no limit. cell_handles: as `Workspace.number_cells`
+    returns them; None: the table has no handles.
     """
     shown_runs = list(runs) if height is None else _select_runs(runs, max(height - NON_ROW_LINES, 1))
     is_running = any(run.state == "running" for run in shown_runs)
     styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_runs]
-    table = Table("", _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED), shown_runs, styles=styles)
-    return table if width is None else plain_table.fit_table(table, width)
+    columns = _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED)
+    if cell_handles:
+        columns.insert(0, Column(handles.HEADING, lambda run: handles.run_handle(run.id, cell_handles), is_number=False))
+    table = Table("", columns, shown_runs, styles=styles)
+    if width is None:
+        return table
+    fitted_table = plain_table.fit_table(table, width)
+    return msgspec.structs.replace(fitted_table, hidden=[name for name in fitted_table.hidden if name != REASON_HEADING])
 
 
 def list_reasons(table: Table[Status]) -> list[str]:
     """Lines below the table: the reasons of its runs, if the table has no room for them."""
-    if "why" in table.headings:
+    if REASON_HEADING in table.headings:
         return []
     return [f"{run.id}: {reason}" for run in table.rows if (reason := _describe_reasons(run))]
 
@@ -82,11 +98,11 @@ def _make_columns(hidden_headings: Sequence[str]) -> list[Column[Status]]:
         "started": format_start,
         "ended": format_end,
         "took": lambda run: moments.format_duration(run.duration_s) if run.duration_s is not None else "",
-        "why": _describe_reasons,
+        REASON_HEADING: _describe_reasons,
     }
     priorities = {heading: len(hidden_headings) - index for index, heading in enumerate(hidden_headings)}
     return [
-        Column(heading, text, priority=priorities.get(heading, 0), is_sentence=heading == "why")
+        Column(heading, text, priority=priorities.get(heading, 0), is_sentence=heading == REASON_HEADING)
         for heading, text in texts_by_heading.items()
     ]
 

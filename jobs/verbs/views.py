@@ -23,6 +23,7 @@ from shardlab.plugins.plugin_kind import OwnWorkload
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Column, Table
+from shardlab.workspace import handles
 from shardlab.workspace.inventory import read_lease
 from shardlab.workspace.workspace import Workspace
 
@@ -38,14 +39,14 @@ def _format_passes(cell: AnyCell) -> str:
 
 
 PLAN_COLUMNS: list[Column[AnyCell]] = [
-    Column("cell", lambda cell: cell.name()),
+    Column("cell", lambda cell: cell.name(), priority=5),  # the handle and the other columns say as much
     Column("workload", lambda cell: cell.workload),
     Column("strategy", lambda cell: cell.strategy_text),
-    Column("launcher", lambda cell: cell.launcher),
+    Column("launcher", lambda cell: cell.launcher, priority=3),
     Column("ranks", lambda cell: str(cell.gpus)),
     Column("global batch", lambda cell: "" if cell.global_batch_size is None else str(cell.global_batch_size)),
-    Column("micro x passes", _format_passes),
-    Column("length", _format_length),
+    Column("micro x passes", _format_passes, priority=1),
+    Column("length", _format_length, priority=4),
 ]
 
 
@@ -110,8 +111,10 @@ def _print_cells(out: Output, plan: MatrixPlan) -> None:
     """Print the table of the cells of a plan."""
     cell_names = [cell.name() for cell in plan.cells]
     differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
+    cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
+    handle_column: Column[AnyCell] = Column(handles.HEADING, lambda cell: cell_handles[cell.name()], is_number=False)
     differing_column: Column[AnyCell] = Column("differs in", lambda cell: differences[cell.name()])
-    columns = [*PLAN_COLUMNS, differing_column] if any(differences.values()) else PLAN_COLUMNS
+    columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(differences.values()) else [])]
     matrix_name = plan.source.matrix
     title = f"{matrix_name}: {plan.matrix.file.title}" if plan.matrix.file.title else matrix_name
     out.show_table(Table(title, columns, plan.cells))
@@ -119,8 +122,10 @@ def _print_cells(out: Output, plan: MatrixPlan) -> None:
 
 def _print_predictions(out: Output, plan: MatrixPlan) -> None:
     """Print a table with the predictions for each cell; nothing is printed if nothing could be predicted."""
-    table = planner_table.make_predictions_table({cell.name(): plan.predicted[cell.name()] for cell in plan.cells})
-    if len(table.columns) > 1:
+    cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
+    predictions = {cell.name(): plan.predicted[cell.name()] for cell in plan.cells}
+    table = planner_table.make_predictions_table(predictions, cell_handles)
+    if len(table.columns) > 2:
         out.show_table(table)
     if out.verbose:
         for sentence in dict.fromkeys(plan.predicted[cell.name()].how for cell in plan.cells):
@@ -192,12 +197,12 @@ def print_lease(out: Output, workspace: Workspace, cluster: str | None = None, l
     return lease
 
 
-def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
+def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, matrix_name: str | None = None) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
         out.print_line(f"no runs in {workspace.path}.")
     elif not out.json:
-        table = status_table.make_table(runs, out.width)
+        table = status_table.make_table(runs, out.width, cell_handles=workspace.number_cells(matrix_name))
         out.show_table(table)
         for line in status_table.list_reasons(table):
             out.print_line(line)

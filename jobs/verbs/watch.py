@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,13 +15,15 @@ from jobs.verbs import status_table, views
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
+from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
 
 LEAST_POLL_S = 0.5
+PIPE_INTERVAL_S = 15.0  # the least seconds between two lines of progress in a pipe, unless a run fails
 MOST_CANCEL_S = 60.0  # the most seconds to wait for cancelled runs; supervisors and Slurm kill processes earlier than this
 
 
@@ -116,32 +119,65 @@ def _wait_until_ended(
     restarts_runners: bool = True,
     backlog: Backlog | None = None,
 ) -> list[Status]:
-    """Poll until all runs have ended or are held. On a terminal, show a live table; otherwise print a line for each change.
+    """Poll until all runs have ended or are held. On a terminal, show one line of progress, or the live table of --watch;
+    otherwise print lines of progress.
 
     read_current_statuses: reads the statuses of the runs. restarts_runners: whether to start a new runner if the runner of a
-    queue is gone. backlog: runs that are submitted while the command waits. Returns the last statuses."""
+    queue is gone; False for --watch. backlog: runs that are submitted while the command waits. Returns the last statuses."""
     runs, has_sent = read_current_statuses(), False
-    if out.results.is_terminal and not out.json:
-        from rich.live import Live
+    progress = WaitProgress(runs)
 
-        console = out.results.console
-        with Live(_draw_live_table(runs, *console.size), console=console, auto_refresh=False) as screen:
-            while backlog or has_sent or not _have_ended(runs):
-                _wait_to_poll(workspace, runs, restarts_runners=restarts_runners)
-                runs, has_sent = _read_and_submit(read_current_statuses, backlog)
-                screen.update(_draw_live_table(runs, *console.size), refresh=True)
-        return runs
-    previous_states: dict[str, str] = {}
-    while True:
-        for run in runs:
-            # Runs that a queue returned, so that they are `planned` again, are printed together in one sentence at the end.
-            if previous_states.get(run.id) != run.state and not (run.state == "planned" and run.id in previous_states):
-                out.print_line(f"{run.id}: {run.state}" + (f": {run.why}" if run.why else ""))
-            previous_states[run.id] = run.state
-        if _have_ended(runs) and not backlog and not has_sent:
-            return runs
-        _wait_to_poll(workspace, runs, restarts_runners=restarts_runners)
-        runs, has_sent = _read_and_submit(read_current_statuses, backlog)
+    def draw() -> RenderableType:
+        return progress.describe(runs) if restarts_runners else _draw_live_table(runs, *out.results.console.size)
+
+    with contextlib.ExitStack() as stack:
+        screen = None
+        if out.results.is_terminal and not out.json:
+            from rich.live import Live
+
+            screen = stack.enter_context(Live(draw(), console=out.results.console, auto_refresh=False))
+        while backlog or has_sent or not _have_ended(runs):
+            _wait_to_poll(workspace, runs, restarts_runners=restarts_runners)
+            runs, has_sent = _read_and_submit(read_current_statuses, backlog)
+            if screen is not None:
+                screen.update(draw(), refresh=True)
+            elif progress.is_news(runs):
+                out.print_line(progress.describe(runs))
+    return runs
+
+
+class WaitProgress:
+    """The progress of runs since a command began to wait for them."""
+
+    def __init__(self, runs: Sequence[Status]) -> None:
+        self._begin_s = self._printed_s = time.monotonic()
+        self._ended_before = sum(run.state in FINAL_STATES for run in runs)
+        self._printed_counts = self._count(runs)
+
+    def describe(self, runs: Sequence[Status]) -> str:
+        """A line with the number of runs that ended, failed and run. After the first end, it also has the rate and the time
+        left, which assumes that the other runs end at the same rate."""
+        ended_count, bad_count, running_count = self._count(runs)
+        clauses = [f"{ended_count} of {len(runs)} run(s) ended", f"{bad_count} failed", f"{running_count} running"]
+        waited_s, new_count = time.monotonic() - self._begin_s, ended_count - self._ended_before
+        if new_count > 0 and waited_s > 0:
+            left_s = (len(runs) - ended_count) * waited_s / new_count
+            clauses += [f"{60 * new_count / waited_s:.2g} per minute", f"about {moments.format_duration(left_s)} left"]
+        return ", ".join(clauses)
+
+    def is_news(self, runs: Sequence[Status]) -> bool:
+        """Whether a pipe gets a line now: if a run failed, or if anything changed and PIPE_INTERVAL_S seconds have passed."""
+        counts, current_s = self._count(runs), time.monotonic()
+        has_failure = counts[1] > self._printed_counts[1]
+        if counts == self._printed_counts or not (has_failure or current_s - self._printed_s >= PIPE_INTERVAL_S):
+            return False
+        self._printed_s, self._printed_counts = current_s, counts
+        return True
+
+    def _count(self, runs: Sequence[Status]) -> tuple[int, int, int]:
+        """How many runs have ended, how many of these not as expected, and how many are running."""
+        ended_runs = [run for run in runs if run.state in FINAL_STATES]
+        return len(ended_runs), sum(not run.expected for run in ended_runs), sum(run.state == "running" for run in runs)
 
 
 def _read_and_submit(read_current_statuses: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
@@ -173,7 +209,7 @@ def _find_poll_s(runs: Sequence[Status]) -> float:
 
 
 def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
-    """The live table of --watch and --wait, drawn for a terminal of this size (in characters and lines)."""
+    """The live table of --watch, drawn for a terminal of this size (in characters and lines)."""
     from rich.console import Group
 
     from shardlab.terminal.rich_console import draw_table

@@ -126,6 +126,28 @@ def load(path: Path) -> Document:
     return parse(yaml_bytes, str(path))
 
 
+def _explain_shape(yaml_text: str, error: yaml.MarkedYAMLError) -> str:
+    """What is wrong with the shape of a YAML text: in words about its lines, where the words of the parser do not help."""
+    problem, begin_mark = error.problem or error.context or "cannot be read", error.context_mark
+    if error.problem_mark is None:
+        return problem
+    lines, line_index = yaml_text.split("\n"), error.problem_mark.line
+    upper_index = max((index for index in range(line_index) if lines[index].strip()), default=line_index)
+    indent, upper_indent = (len(line) - len(line.lstrip(" ")) for line in (lines[line_index], lines[upper_index]))
+    if r"'\t'" in problem:
+        return "a tab. Allowed: spaces, for example 2 for each level"
+    is_mapping_problem = problem.startswith("mapping values")
+    if problem == "could not find expected ':'" or (is_mapping_problem and ":" not in lines[upper_index]):
+        return f"line {upper_index + 1}, {lines[upper_index].strip()!r}, has no colon. Allowed: `key: value`"
+    if indent != upper_indent and (is_mapping_problem or problem.startswith("expected <block end>")):
+        block_clause = ""
+        if begin_mark is not None and begin_mark.column not in (indent, upper_indent):
+            block_clause = f", the block that begins in line {begin_mark.line + 1} by {begin_mark.column}"
+        sentence = f"line {line_index + 1} is indented by {indent}, the line above by {upper_indent}{block_clause}"
+        return f"{sentence}. Allowed: the same indentation for all keys of a block"
+    return f"{problem}. Allowed: quotes around a text that contains `: `" if is_mapping_problem else problem
+
+
 def parse(yaml_bytes: bytes, file: str) -> Document:
     """Parse one YAML document. yaml_bytes: its bytes. file: the name of the file for error messages. Raises InputError."""
     document = Document(file)
@@ -141,8 +163,7 @@ def parse(yaml_bytes: bytes, file: str) -> Document:
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
         error_position = f"{error_mark.line + 1}:{error_mark.column + 1}" if error_mark else "1:1"
-        reason = error.problem or error.context or "cannot be read"
-        raise InputError(f"{file}:{error_position}: not valid YAML: {reason}.") from None
+        raise InputError(f"{file}:{error_position}: not valid YAML: {_explain_shape(yaml_text, error)}.") from None
     except yaml.reader.ReaderError as error:
         line_number = yaml_text[: error.position].count("\n") + 1
         raise InputError(f"{file}:{line_number}:1: not valid YAML: {error.reason}.") from None

@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import msgspec
@@ -195,18 +195,27 @@ class Output:
         if on_terminal:
             from shardlab.terminal.rich_console import draw_table
 
-            self.results.console.print(draw_table(table))
-            self.results.console.print()
+            console = self.results.console
+            fitted_table = plain_table.fit_table(table, console.width)
+            console.print(draw_table(fitted_table))
+            if hidden_line := fitted_table.describe_hidden(console.width):
+                self.print_line(hidden_line, style="dim")
+            console.print()
         else:
             table_stream = self.remarks.file if self.json else self.results.file
             table_stream.write(plain_table.format_table(table))
 
     def print_table(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        styles: Sequence[str] = (),
+        priorities: Mapping[str, int] | None = None,
     ) -> None:
-        """Print a table of texts. columns: the heading of each column. rows: the cells of each row. styles: the style of each
-        row on a terminal."""
-        self.show_table(make_text_table(title, columns, rows, styles))
+        """Print a table of texts. columns: the heading of each column. rows: the cells of each row. The rest is as for
+        `make_text_table`."""
+        self.show_table(make_text_table(title, columns, rows, styles, priorities))
 
     def print_log(self, log: printable.LogText, part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.

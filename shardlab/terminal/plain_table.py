@@ -3,47 +3,66 @@ terminal."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import msgspec
 
 from shardlab.terminal import printable
-from shardlab.terminal.table import Row, Table
+from shardlab.terminal.table import LONGEST_LINE, Row, Table
 
 COLUMN_GAP = 2  # spaces between two columns
-LEAST_SENTENCE = 36  # the least width of a column of sentences, in characters
+MOST_HEADING_LINES = 3  # of a heading that is folded
 
 
 def fit_table(table: Table[Row], width: int) -> Table[Row]:
     """The table without its empty columns, and with as many of the others as fit into a line of a terminal.
 
-    The columns with the highest priority are left out first. A column of sentences is folded into several lines, or left out if
-    it would have less than LEAST_SENTENCE characters. Columns without a priority that hold no sentences are never left out.
+    If the whole table does not fit, long headings get several lines. Then columns are left out: first columns of sentences,
+    then the columns with the highest priority, and among equals the last one. One column is always shown. Sentences and
+    other long texts are folded between words, and their column has at least LONGEST_LINE characters; no other text is folded.
     width: of the terminal, in characters.
     """
-    row_texts = table.texts
-    column_widths = [max(display_width(text) for text in column) for column in zip(table.headings, *row_texts, strict=True)]
+    texts_of_column = list(zip(*table.texts, strict=True)) or [()] * len(table.columns)
     shown_indexes = [
         index
         for index, column in enumerate(table.columns)
-        if any(row_text[index] for row_text in row_texts) or not (column.priority or column.is_sentence)
+        if any(texts_of_column[index]) or not (column.priority or column.is_sentence)
     ]
+    text_widths = [
+        max((display_width(line) for text in texts for line in text.split("\n")), default=0) for texts in texts_of_column
+    ]
+    least_widths = [
+        min(text_width, LONGEST_LINE) if can_fold else text_width
+        for text_width, can_fold in zip(text_widths, table.folded_columns, strict=True)
+    ]
+    headings = table.headings
 
     def measure_line() -> int:
-        return sum(column_widths[index] + COLUMN_GAP for index in shown_indexes if not table.columns[index].is_sentence)
+        heading_widths = [max(map(display_width, heading.split("\n"))) for heading in headings]
+        return sum(max(least_widths[index], heading_widths[index]) + COLUMN_GAP for index in shown_indexes) - COLUMN_GAP
 
-    while (
-        measure_line() - COLUMN_GAP > width
-        and table.columns[last := max(shown_indexes, key=lambda i: table.columns[i].priority)].priority
-    ):
-        shown_indexes.remove(last)
-    line_width = measure_line()
-    kept_columns = [
-        table.columns[index]
-        for index in shown_indexes
-        if not table.columns[index].is_sentence or line_width + min(column_widths[index], LEAST_SENTENCE) <= width
-    ]
-    return msgspec.structs.replace(table, columns=kept_columns)
+    if measure_line() > width:
+        headings = [_fold_heading(heading, least) for heading, least in zip(headings, least_widths, strict=True)]
+    hidden_indexes: list[int] = []
+    while measure_line() > width and len(shown_indexes) > 1:
+        hidden_indexes.append(
+            max(shown_indexes, key=lambda index: (table.columns[index].is_sentence, table.columns[index].priority, index))
+        )
+        shown_indexes.remove(hidden_indexes[-1])
+    kept_columns = [msgspec.structs.replace(table.columns[index], heading=headings[index], unit="") for index in shown_indexes]
+    hidden_headings = [table.columns[index].heading.replace("\n", " ") for index in sorted(hidden_indexes)]
+    return msgspec.structs.replace(table, columns=kept_columns, hidden=[*table.hidden, *filter(None, hidden_headings)])
+
+
+def _fold_heading(heading: str, column_width: int) -> str:
+    """The heading in at most MOST_HEADING_LINES lines, which are broken between words and as short as possible.
+
+    column_width: the width of the column without its heading."""
+    line_width = max(column_width, *map(display_width, heading.split()), 1)
+    while len(lines := textwrap.wrap(heading, line_width, break_long_words=False, break_on_hyphens=False)) > MOST_HEADING_LINES:
+        line_width += 1
+    return "\n".join(lines)
 
 
 def format_table(table: Table[Any]) -> str:

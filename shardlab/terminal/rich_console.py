@@ -47,10 +47,13 @@ class CleanConsole(Console):
 
 
 def draw_table(table: Table[Any]) -> rich.table.Table:
-    """A table of the library rich in the style of all tables of shardlab, without a frame."""
+    """A table of the library rich in the style of all tables of shardlab, without a frame.
+
+    table: as `plain_table.fit_table` returned it, so that no number and no id is broken."""
     grid = rich.table.Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading, is_number in zip(table.headings, table.number_columns, strict=True):
-        grid.add_column(heading, justify="right" if is_number else "left", overflow="fold")
+    for heading, is_number, is_folded in zip(table.headings, table.number_columns, table.folded_columns, strict=True):
+        no_wrap = not is_folded and len(table.columns) > 1
+        grid.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=no_wrap)
     for row_index, row_texts in enumerate(table.texts):
         grid.add_row(*row_texts, style=table.styles[row_index] if row_index < len(table.styles) else None)
     return grid

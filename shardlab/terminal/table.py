@@ -14,6 +14,8 @@ from shardlab.terminal import notation
 
 Row = TypeVar("Row")
 _SHOWN_BEFORE = 8  # if a text is cut in the middle, this many characters before the first difference are shown
+MOST_NAMED = 3  # the most columns that the line below a table names
+LONGEST_LINE = 36  # the most characters of a text that is never folded; the least width of a column of folded texts
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
 
 
@@ -60,7 +62,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     is_sentence: bool = False
     """Whether the texts are sentences, which need several lines."""
     priority: int = 0
-    """On a narrow terminal, the columns with the highest priority are left out first; 0: the column is always shown."""
+    """On a narrow terminal, the columns with the highest priority are left out first, and among equals the last one."""
 
     @property
     def heading_with_unit(self) -> str:
@@ -106,6 +108,8 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     """The group of a row, such as its cell."""
     styles: Sequence[str] = ()
     """The style of each row on a terminal."""
+    hidden: Sequence[str] = ()
+    """The headings of the columns for which the terminal is too narrow."""
 
     def __post_init__(self) -> None:
         """Cut the long texts of each column so that they stay different."""
@@ -161,6 +165,21 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
             for column in self.columns
         ]
 
+    @property
+    def folded_columns(self) -> list[bool]:
+        """For each column, whether its texts may be folded between words: sentences, and long texts that are no numbers."""
+        return [
+            column.is_sentence or (any(len(text) > LONGEST_LINE and " " in text for text in texts) and not is_number)
+            for column, is_number, *texts in zip(self.columns, self.number_columns, *self.texts, strict=True)
+        ]
+
+    def describe_hidden(self, width: int) -> str:
+        """A line that names the columns for which a terminal of this width has no room, and where they are; "" if it has."""
+        if not (names := list(dict.fromkeys(self.hidden))):
+            return ""
+        rest_clause = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f"hidden at {width} columns: {'; '.join(names[:MOST_NAMED])}{rest_clause} (wider terminal, --json)"
+
 
 def _cut_apart(texts: Sequence[str], longest: int) -> dict[str, str]:
     """Cut those texts that are longer than `longest`: at the end, or if several texts have the same beginning, in the middle,
@@ -183,8 +202,16 @@ def _cut_apart(texts: Sequence[str], longest: int) -> dict[str, str]:
 
 
 def make_text_table(
-    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = ()
+    title: str,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    styles: Sequence[str] = (),
+    priorities: Mapping[str, int] | None = None,
 ) -> Table[Sequence[str]]:
-    """A table of rows that are texts already, one for each heading. styles: the style of each row on a terminal."""
-    columns: list[Column[Sequence[str]]] = [Column(heading, itemgetter(index)) for index, heading in enumerate(headings)]
+    """A table of rows that are texts already, one for each heading. styles: the style of each row on a terminal. priorities:
+    the priority of each column whose priority is not 0, by its heading."""
+    columns: list[Column[Sequence[str]]] = [
+        Column(heading, itemgetter(index), priority=(priorities or {}).get(heading, 0))
+        for index, heading in enumerate(headings)
+    ]
     return Table(title, columns, rows, styles=styles)

@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shardlab.errors import InputError, UnknownName, WorkspaceError
+from shardlab.errors import InputError, ShardlabError, UnknownName, WorkspaceError
 from shardlab.files import files, json_file
 from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
 from shardlab.runs.run import RUN_ID
 from shardlab.runs.rundir import RunDir
-from shardlab.workspace import workspace_trust
+from shardlab.workspace import handles, workspace_trust
 
 
 class Workspace:
@@ -77,14 +77,40 @@ class Workspace:
         .shardlab/data."""
         return self.resolve_path(configured_path) if configured_path else self.shardlab_folder / "data"
 
-    def find_run(self, run_id: str) -> RunDir:
-        """The folder of the run with this id. Raises InputError if this workspace has no run with this id."""
-        if not RUN_ID.fullmatch(run_id):
-            raise InputError(f"{run_id!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
-        run_dir = RunDir(self.runs / run_id)
+    def find_run(self, name: str) -> RunDir:
+        """The folder of the run with this name, which `match_run` accepts. Raises InputError if there is no such run."""
+        run_dir = RunDir(self.runs / self.match_run(name))
         if not run_dir.run_json.exists():
-            raise UnknownName("run", run_id, self.run_ids()[:20], place=str(self.runs))
+            raise UnknownName("run", name, self.run_ids()[:20], place=str(self.runs))
         return run_dir
+
+    def match_run(self, name: str) -> str:
+        """The id of the one run with this name. Raises InputError if no run or more than one run has the name."""
+        if not RUN_ID.fullmatch(name) and not {*"*?["} & {*name}:
+            raise InputError(f"{name!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
+        run_ids = self.match_runs([name])
+        if len(run_ids) > 1:
+            cell_handles = self.number_cells()
+            candidates = [f"{handles.run_handle(run_id, cell_handles)} {run_id}".strip() for run_id in run_ids[:5]]
+            raise InputError(f"{name!r} matches {len(run_ids)} runs: {', '.join(candidates)}. Allowed: one run.")
+        return run_ids[0]
+
+    def match_runs(
+        self, names: Iterable[str], matrix_name: str | None = None, run_ids: Iterable[str] | None = None
+    ) -> list[str]:
+        """The ids of the runs with these names, as `handles.match_run_ids` finds them.
+
+        matrix_name: the matrix whose cells handles number; None: the last matrix. run_ids: the ids to choose from; None: those
+        of all runs in this workspace."""
+        all_ids = self.run_ids() if run_ids is None else run_ids
+        return handles.match_run_ids(all_ids, names, self.number_cells(matrix_name))
+
+    def number_cells(self, matrix_name: str | None = None) -> dict[str, str]:
+        """The handles of the cells of a matrix, by the ids of the cells. Empty if the matrix cannot be read here. matrix_name:
+        None: the last matrix."""
+        with contextlib.suppress(ShardlabError):
+            return handles.number_cells(cell.id for cell in self.read_expansion(matrix_name).cells)
+        return {}
 
     def run_ids(self) -> list[str]:
         """The ids of all runs in this workspace, sorted."""
@@ -138,17 +164,3 @@ class Workspace:
                 "(or name the workspace with --workspace)."
             )
         return expansion
-
-
-def match_run_ids(run_ids: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The ids that match at least one shell pattern, such as `ddp-*`. Raises InputError for a pattern without a match."""
-    from fnmatch import fnmatchcase
-
-    all_ids = list(run_ids)
-    matching_ids: set[str] = set()
-    for pattern in patterns:
-        matches = [run_id for run_id in all_ids if fnmatchcase(run_id, pattern)]
-        if not matches:
-            raise UnknownName("run", pattern, all_ids[:20])
-        matching_ids.update(matches)
-    return [run_id for run_id in all_ids if run_id in matching_ids]

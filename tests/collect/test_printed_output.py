@@ -1,9 +1,10 @@
 """What the verbs of `collect` print about runs with known numbers: tables, headings, units and sentences.
 
-Golden file: golden/printed/NAME.txt for each of five workspaces.
+Golden files: golden/printed/NAME.txt for each of five workspaces; golden/widths/NAME.txt for terminals and a pipe.
 """
 
 import re
+import time
 
 import pytest
 import support_collect as support
@@ -11,6 +12,8 @@ import support_ranks
 from support_golden import same_as_golden
 
 from collect.cli import main
+from collect.report import answer
+from jobs.cli import main as jobs
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.cell import Instruments, Validation
 from shardlab.workspace.workspace import Workspace
@@ -91,10 +94,56 @@ def collectives(path):
 def test_the_verbs_of_collect_print_the_golden_text(build, tmp_path, capsys):
     workspace, first_verbs, last_verbs = build(tmp_path / "workspace")
     lines = []
-    for verb in (*first_verbs, ["summarize"], ["compare", str(workspace.path), str(workspace.path)], ["history"], *last_verbs):
+    for verb in (
+        *first_verbs,
+        ["summarize"],
+        ["summarize", "-v"],
+        ["compare", str(workspace.path), str(workspace.path)],
+        ["history"],
+        *last_verbs,
+    ):
         code = main([*verb, "--workspace", str(workspace.path)])
         printed = capsys.readouterr()
         lines += [f"$ collect {' '.join(verb)} ({code})", *printed.out.splitlines(), *printed.err.splitlines()]
     text = "\n".join(lines).replace(str(workspace.path), "WORKSPACE")
     text = re.sub(r"\b[0-9a-f]{12}\b", "HASH", re.sub(" {2,}", "  ", text))  # spaces depend on the length of the path
     same_as_golden(f"printed/{build.__name__}.txt", text + "\n")
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+ON_TERMINALS = {  # the command; the workspace; the line before which the text ends, because it depends on the machine
+    "summarize": (main, ["summarize"], scales, None),
+    "summarize-all": (main, ["summarize", "-v"], scales, None),
+    "plan": (jobs, ["plan", "--matrix", "quickstart"], None, "8 cell(s)"),
+    "status": (jobs, ["status"], states, None),
+    "trace": (main, ["trace", "c2.1"], collectives, None),
+    "compare": (main, ["compare", ".", "."], scales, None),
+}
+
+
+@pytest.mark.parametrize("name", ON_TERMINALS)
+def test_tables_on_terminals_of_several_widths_break_no_number_unit_or_id(name, tmp_path, capsys, monkeypatch):
+    command, words, build, end = ON_TERMINALS[name]
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    if build is not None:
+        build(folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    lines = []
+    for width in (80, 120, 200, None):
+        with monkeypatch.context() as environment:
+            environment.setenv("COLUMNS", str(width))
+            environment.setenv("TTY_COMPATIBLE", "0" if width is None else "1")
+            command([*words, "--workspace", "."])
+        shown = COLOUR.sub("", capsys.readouterr().out).replace(str(folder), "WORKSPACE")
+        shown = shown.split(f"\n{end}")[0].rstrip() if end else shown.rstrip()
+        lines += [f"## {'a pipe' if width is None else f'{width} columns'}", *(line.rstrip() for line in shown.splitlines())]
+        if width is not None:
+            rules = [line for line in shown.splitlines() if line and not line.strip("─")]
+            assert rules
+            assert max(map(len, rules)) <= width
+        if name == "summarize":
+            assert len(shown.splitlines()) <= answer.MOST_LINES
+    same_as_golden(f"widths/{name}.txt", "\n".join(lines) + "\n")

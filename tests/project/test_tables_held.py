@@ -21,6 +21,7 @@ HELD = {
     "collect/explain/command.py list_metrics": WORDS,
     "collect/fetching/fetch_command.py fetch_and_print": OF_COLLECT,
     "collect/history/command.py _print_history": OF_COLLECT,
+    "collect/report/answer.py print_answer": OF_COLLECT,
     "collect/report/terminal.py print_summary": OF_COLLECT,
     "collect/report/terminal.py _show_further": OF_COLLECT,
     "collect/importing/import_command.py _show_logs": "test_import",

@@ -17,7 +17,7 @@ from collect.sources import followed_records, steps, world_steps
 from collect.sources.followed_records import FollowedRecords
 from collect.watch.curve import MOST_POINTS, LiveCurve
 from collect.watch.live_page import MOST_RUNS, LivePage
-from collect.watch.queue import Queue, QueuedRun
+from collect.watch.queue import Queue, QueuedRun, estimate_left_s
 from collect.watch.run_series import GPU_BUSY, LOSS, NETWORK_SENT, STEP_TIME, RunSeries
 from collect.watch.server import open_below
 from shardlab.runs import suspension
@@ -200,14 +200,17 @@ def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
     assert run.verdict.state == "failed"
 
 
-def test_the_queue_shows_last_attempts_with_running_runs_first(matrix):
-    """The queue on the page lists the last attempt of each repeat; running runs are at the top."""
+def test_the_queue_shows_last_attempts_with_failures_first_and_then_running_runs(matrix):
+    """The queue on the page lists the last attempt of each repeat; unexpected ends are at the top, then running runs."""
     workspace, _ = matrix
     runs = Queue(workspace).refresh()
     ids = [run.run_id for run in runs]
     assert [run for run in ids if run.endswith("-a2")]
     assert not [run for run in ids if f"{run}-a2" in ids]
-    assert runs[0].verdict.state == "running"
+    states = [run.verdict.state for run in runs]
+    failure_count = sum(run.has_failed for run in runs)
+    assert all(run.has_failed for run in runs[:failure_count])
+    assert (failure_count > 0, states[failure_count]) == (True, "running")
     assert {run.verdict.state for run in runs} == {"running", "completed", "failed", "oom", "timeout"}
 
 
@@ -218,6 +221,25 @@ def test_figures_of_few_runs_are_drawn_and_the_others_are_counted(workspace):
     assert len(found["runs"]) == MOST_RUNS
     assert found["not_drawn"] == 1
     assert found["queue"].count("20 of 100") == 5
+
+
+def test_the_page_says_how_many_runs_ended_and_failed_and_when_all_end(workspace):
+    folder = running(workspace)
+    assert "left for all" not in shown(workspace)["overview"]
+    support.completed(workspace, support.cell("fsdp2", 2))
+    support.failed(workspace, support.cell("zero1", 2), 1, "broken", steps=1)
+    found = shown(workspace)
+    texts = ("<b>2</b> of 3 runs ended", '<li class="failed"><b>1</b> failed</li>', "left for all")
+    assert [text for text in texts if text not in found["overview"]] == []
+    runs = Queue(workspace).refresh()
+    durations = [run.last_event_s - run.began_s for run in runs if run.run_id != folder.run_id]
+    assert estimate_left_s(runs) == pytest.approx(sum(durations) / 2 / 2)
+    assert "tokens/s" in found["queue"]
+
+
+def test_the_title_of_the_page_is_the_name_of_the_matrix(matrix, workspace):
+    assert b"<h1>quickstart</h1>" in LivePage(matrix[0]).page()
+    assert f"<h1>{workspace.path.name}</h1>".encode() in LivePage(workspace).page()
 
 
 def test_a_played_gpu_is_marked_on_the_live_page(workspace):

@@ -122,7 +122,7 @@ def test_a_model_without_a_known_reason_is_not_left_out(strategy):
     elif strategy in ("ddp", "single"):
         assert found.fits == "no"
     assert found.largest_micro_batch is None
-    printed = planner_table.make_predictions_table({"cell": found}).texts[0][1]
+    printed = planner_table.make_predictions_table({"cell": found}, {}).texts[0][2]
     assert printed == f"more than {planner_table.format_size(found.memory_bytes.low)}"
 
 

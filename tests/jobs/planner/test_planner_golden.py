@@ -280,7 +280,7 @@ def test_tables_of_predictions_and_of_other_numbers_of_gpus_are_the_golden_text(
     out, predictions = Output(), {}
     for machine_name, machine in MACHINES.items():
         predictions = {name: predict.predict_run(planned, machine) for name, planned in CELLS.items()}
-        table = planner_table.make_predictions_table(predictions)
+        table = planner_table.make_predictions_table(predictions, {})
         for heading, *texts in list(zip(table.headings, *table.texts, strict=True))[1:]:
             out.print_line(f"{machine_name}, {heading}: {' | '.join(texts)}")
         for sentence in planner_table.describe_sums(predictions, dict.fromkeys(CELLS, 2)):

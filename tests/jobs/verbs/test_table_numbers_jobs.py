@@ -41,8 +41,8 @@ PREDICTED = {
 
 
 def test_the_predictions_of_a_plan_show_the_known_number_in_every_column():
-    table = planner_table.make_predictions_table({"cell": PREDICTION})
-    assert dict(zip(table.headings, table.texts[0], strict=True)) == {"cell": "cell"} | PREDICTED
+    table = planner_table.make_predictions_table({"cell": PREDICTION}, {"cell": "c1"})
+    assert dict(zip(table.headings, table.texts[0], strict=True)) == {"#": "c1", "cell": "cell"} | PREDICTED
     # Three runs of the cell: every number times 3.
     assert planner_table.describe_sums({"cell": PREDICTION}, {"cell": 3}) == [
         "predicted: 21.6 s for all runs in sequence (18.2 s to 26.8 s).",

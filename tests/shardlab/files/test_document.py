@@ -64,6 +64,16 @@ def test_plain_scalars_mean_what_they_look_like(text, value):
         ("a: [1, 2\n", "2:1", "not valid YAML"),
         ("a: b: c\n", "1:5", "not valid YAML"),
         ("a:\t\x00\n", "1:1", "not valid YAML"),
+        (
+            "a:\n  b: 1\n  c: 2\n d: 3\n",
+            "4:2",
+            "line 4 is indented by 1, the line above by 2, the block that begins in line 1",
+        ),
+        ("a:\n  b: 1\n   c: 2\n", "3:5", "line 3 is indented by 3, the line above by 2. Allowed"),
+        ("a:\n    b: 1\n  c: 2\n", "3:3", "line above by 4, the block that begins in line 1 by 0"),
+        ("a:\n  b: 1\n  c 2\n", "4:1", "line 3, 'c 2', has no colon. Allowed: `key: value`"),
+        ("a:\n  b 1\n  c: 2\n", "3:4", "line 2, 'b 1', has no colon"),
+        ("a:\n\tb: 1\n", "2:1", "a tab. Allowed: spaces"),
     ],
 )
 def test_ambiguous_yaml_is_refused_with_its_place(text, place, words):

@@ -64,3 +64,13 @@ def test_the_columns_with_the_highest_priority_leave_a_narrow_terminal_first():
         5: ["name"],
     }
     assert fit_table(make_text_table("", ["a"], []), 80).headings == ["a"]
+    assert fit_table(table, 13).hidden == ["first", "second", "why"]
+    assert fit_table(table, 13).describe_hidden(13) == "hidden at 13 columns: first; second; why (wider terminal, --json)"
+    assert fit_table(table, 60).describe_hidden(60) == ""
+
+
+def test_a_long_heading_is_folded_between_words_before_a_column_is_left_out():
+    columns = [Column("Name", lambda row: "x" * 4), Column("All timed steps, network", lambda row: 123, "KiB", priority=1)]
+    assert fit_table(Table("", columns, [0]), 36).headings == ["Name", "All timed steps, network (KiB)"]
+    assert fit_table(Table("", columns, [0]), 35).headings == ["Name", "All timed\nsteps,\nnetwork (KiB)"]
+    assert fit_table(Table("", columns, [0]), 8).headings == ["Name"]

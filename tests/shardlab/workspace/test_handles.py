@@ -1,0 +1,64 @@
+"""Short names of cells and runs: which runs they name, and what is said about names of no run or of several."""
+
+import pytest
+import support_collect as support
+
+from jobs.cli import main as jobs
+from shardlab.errors import InputError
+from shardlab.workspace import handles
+from shardlab.workspace.workspace import Workspace
+
+CELLS = ["single-tiny-g1-aaaaaaaaaaaa", "ddp-tiny-g2-bbbbbbbbbbbb", "ddp-tiny-g2-fork-cccccccccccc"]
+NUMBERS = handles.number_cells(CELLS)
+SINGLE, DDP, FORK = CELLS
+RUNS = sorted([f"{SINGLE}-r1", f"{DDP}-r1", f"{DDP}-r1-a2", f"{DDP}-r2", f"{FORK}-r1", "aside-dddddddddddd-r1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("c1", [f"{SINGLE}-r1"]),
+        ("c2", [f"{DDP}-r1-a2", f"{DDP}-r2"]),
+        ("c2.1", [f"{DDP}-r1-a2"]),
+        ("c2.2", [f"{DDP}-r2"]),
+        (f"{DDP}-r1", [f"{DDP}-r1"]),
+        ("single", [f"{SINGLE}-r1"]),
+        ("ddp-tiny-g2-b", [f"{DDP}-r1-a2", f"{DDP}-r2"]),
+        (f"{DDP}-r2", [f"{DDP}-r2"]),
+        ("ddp-*-r1", [f"{DDP}-r1", f"{FORK}-r1"]),
+    ],
+)
+def test_a_handle_a_beginning_a_pattern_and_an_id_name_the_expected_runs(name, runs):
+    assert handles.match_run_ids(RUNS, [name], NUMBERS) == runs
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("c4", "c4: the last matrix .* has no such cell. Allowed: c1 to c3"),
+        ("c2.3", f"c2.3: the cell {DDP} has no such run in this workspace. Allowed: c2.1, c2.2."),
+        ("ddp", f"'ddp' is the beginning of 2 cells: c2 {DDP}, c3 {FORK}. Allowed: one of these"),
+        ("c0", "unknown run 'c0'"),
+        ("", "unknown run ''"),
+    ],
+)
+def test_a_name_of_no_run_or_of_several_cells_is_refused_with_candidates(name, sentence):
+    with pytest.raises(InputError, match=sentence):
+        handles.match_run_ids(RUNS, [name], NUMBERS)
+
+
+def test_a_run_has_the_handle_of_its_cell_and_its_repeat():
+    assert [handles.run_handle(run, NUMBERS) for run in (f"{DDP}-r1-a2", "aside-dddddddddddd-r1", "no-run")] == ["c2.1", "", ""]
+    assert handles.find_cell("c3", NUMBERS) == FORK
+    assert handles.find_cell(f"{FORK}-r1", NUMBERS) == f"{FORK}-r1"
+
+
+def test_verbs_accept_the_handles_that_the_status_shows(tmp_path, capsys):
+    workspace = support.matrix(tmp_path)
+    assert jobs(["status", "--workspace", str(tmp_path)]) == 0
+    handle, run = next(line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("c3.2"))
+    assert Workspace.find(str(tmp_path)).find_run(handle).run_id == run
+    assert jobs(["status", handle, "--workspace", str(workspace.path)]) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("c")] == [run]
+    assert jobs(["logs", "c3", "--workspace", str(tmp_path)]) == 2
+    assert "'c3' matches 3 runs: c3.1 " in capsys.readouterr().err
