@@ -81,8 +81,8 @@ class Part(msgspec.Struct, frozen=True):
 
 # The parts of the page below the table of cells, in the order of a reader's questions.
 PARTS = {
-    "choosing": Part("Which strategy to choose", (head_to_head.draw,), sections={"choices": ""}),
-    "speed": Part("How fast the cells train", (
+    "choosing": Part("Which to choose", (head_to_head.draw,), sections={"choices": ""}),
+    "speed": Part("Speed", (
         cell_rows.draw_throughput, step_parts.draw_stragglers,
         scaling.draw_scaling, scaling.draw_batch_sizes, scaling.draw_pull_interval,
         cell_rows.draw_step_time, training.draw_epoch_time, training.draw_epoch_histogram,
@@ -106,12 +106,12 @@ PARTS = {
         "reported": "Reported and measured numbers", "tables": "Tables of the study that are text",
         "deviations": "Deviations from the original matrix", "study": "What the study leaves open",
     }),
-    "trust": Part("How far the numbers can be trusted", sections={
+    "trust": Part("How sure the numbers are", sections={
         "failures": "What did not complete", "faults": fault_text.TITLE, "instruments": "Cost of the instruments",
         "predictions": score_text.TITLE, "records": "Quality of the records",
     }),
     "ran": Part("What ran where", sections={"runs": "Runs", "where": "Hosts and software"}),
-    "terms": Part("Definitions, and how to cite", sections={"reading": "Definitions of the metrics", "cite": "How to cite"}),
+    "terms": Part("Definitions", sections={"reading": "Definitions of the metrics", "cite": "How to cite"}),
 }  # fmt: skip
 TRACE_ANSWERS = (
     trace_changes.SECTIONS | trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS
@@ -172,6 +172,7 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
     short_summary = truncation.truncate_summary(summary)
     table = columns.make_table(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
+    tensors = {cell.id: memory for cell in loaded.cells if (memory := memory_parts.tensor_memory(cell)) is not None}
     figures = draw_figures(loaded, summary)
     headline = _find_headline_figure(figures, [choice.workload for choice in report_start.best_choices(summary)])
     parts = _list_parts(short_summary, [plot for plot in figures if headline is None or plot.name != headline.name], table)
@@ -213,6 +214,8 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         state_class=columns.find_notable_state,
         place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
         headline=headline,
+        chosen=report_start.best_choices(summary, tensors),
+        tensors=tensors,
         answer=report_start,
         choices=choice_text,
         places=provenance.run_properties(loaded),
