@@ -46,10 +46,8 @@ def draw(group: Group) -> Figure | None:
     looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks
     drawn_marks = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn_marks, looks, strict=True)]
     front_trace = _front_trace(drawn_marks, memory, size)
-    data = [
-        front_trace,
-        *(_mark_trace(mark, memory[mark.row.id], names[mark.row.id], unit, size_unit, size) for mark in drawn_marks),
-    ]
+    data = [_mark_trace(mark, memory[mark.row.id], names[mark.row.id], unit, size_unit, size) for mark in drawn_marks]
+    data.insert(0, front_trace)
     kind = memory[drawn_marks[0].row.id].kind
     front_text = (
         "Dotted: the Pareto front; no cell is better in both than a cell on it"

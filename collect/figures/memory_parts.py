@@ -17,6 +17,7 @@ from shardlab.terminal import notation
 # contain `master_parameter`, the optimizer's own copy of the weights.
 TERMS = {"parameter": ("parameter",), "gradient": ("gradient",), "optimizer_state": ("optimizer_state", "master_parameter")}
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
+BY_THEORY = "tensors by theory, without activations"
 # Other colours than those of STATES, because both panels share a legend.
 EXCHANGES = {"all-reduce": SERIES[4], "all-gather": SERIES[5], "reduce-scatter": SERIES[7], "broadcast": LINE, "send": MUTED}
 
@@ -39,7 +40,7 @@ def tensor_memory(cell: LoadedCell) -> TensorMemory | None:
         return TensorMemory(sum(counted.values()), "tensors, counted at the peak of a step")
     if prediction is None or not cell.completed:
         return None
-    return TensorMemory(sum(_predicted_states(prediction).values()), "tensors by theory, without activations")
+    return TensorMemory(sum(_predicted_states(prediction).values()), BY_THEORY)
 
 
 def draw_categories(group: Group) -> Figure | None:

@@ -12,7 +12,7 @@ import msgspec
 from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
 from collect.choices.standing import CRITERIA, EQUAL_TOLERANCE, Standing
-from collect.figures.memory_parts import TensorMemory
+from collect.figures.memory_parts import BY_THEORY, TensorMemory
 from collect.metrics.memory import MEMORY_KINDS
 from collect.report import verdict_text
 from collect.summary import Summary
@@ -35,6 +35,7 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy per unit?",
 }
+NO_TENSORS: Mapping[str, TensorMemory] = {}
 PROCESS_QUESTION = "Which has the smallest process on a rank, with the interpreter and its libraries?"
 MOST_SHOWN = 24  # the most families that a report shows, and the most contests that it shows of each family
 MOST_CITED = 100  # the most cells that are listed under one answer
@@ -156,7 +157,7 @@ def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
 
 
 def choice_rows(
-    choice_family: ChoiceFamily, criterion_names: Sequence[str], tensors: Mapping[str, TensorMemory] | None = None
+    choice_family: ChoiceFamily, criterion_names: Sequence[str], tensors: Mapping[str, TensorMemory] = NO_TENSORS
 ) -> list[ChoiceRow]:
     """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
@@ -211,7 +212,7 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
     return nodes
 
 
-def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, TensorMemory] | None = None) -> ChoiceText:
+def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, TensorMemory] = NO_TENSORS) -> ChoiceText:
     """The best cells of a contest by one criterion, as text.
 
     tensors: the memory of the tensors of cells, by id. It is judged in place of the resident set of processes where it is known
@@ -221,11 +222,10 @@ def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, Tens
     if standing is None:
         measured_names = contest.contender_names("measured")
         return ChoiceText([], remark=f"only {measured_names[0]} was measured" if len(measured_names) == 1 else "")
-    known_tensors = {entry.cell: (tensors or {}).get(entry.cell) for entry in standing.placed}
-    if standing.kind == MEMORY_KINDS["rss_bytes"] and len({memory and memory.kind for memory in known_tensors.values()}) == 1:
-        sizes = {cell: memory for cell, memory in known_tensors.items() if memory is not None}
-        if sizes:
-            return _least_tensors_text(contest, sizes)
+    known_tensors = {entry.cell: tensors[entry.cell] for entry in standing.placed if entry.cell in tensors}
+    is_known = len(known_tensors) == len(standing.placed) and len({memory.kind for memory in known_tensors.values()}) == 1
+    if standing.kind == MEMORY_KINDS["rss_bytes"] and is_known:
+        return _least_tensors_text(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
     links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
@@ -246,12 +246,10 @@ def _least_tensors_text(contest: Contest, tensors: Mapping[str, TensorMemory]) -
     least_bytes, kind = tensors[ranked[0]]
     best = [cell for cell in ranked if tensors[cell].size_bytes <= (1 + EQUAL_TOLERANCE) * least_bytes]
     links = [RunsLink(names[cell], cell) for cell in best]
-    margin = ""
-    if len(best) < len(ranked):
-        runner_up = ranked[len(best)]
-        percent = 100 * (1 - least_bytes / tensors[runner_up].size_bytes)
-        margin = f"{_format_percent(percent)}\u00a0% less than {names[runner_up]}"
-    return ChoiceText(links, _format_quantity(least_bytes, "bytes"), kind, margin, sure=True)
+    runner_up = next(iter(ranked[len(best) :]), ranked[0])
+    percent = 100 * (1 - least_bytes / tensors[runner_up].size_bytes) if least_bytes else 0.0
+    margin = f"{_format_percent(percent)}\u00a0% less than {names[runner_up]}" if percent else ""
+    return ChoiceText(links, _format_quantity(least_bytes, "bytes"), kind, margin, sure=kind == BY_THEORY)
 
 
 def _margin_text(standing: Standing, names: dict[str, str]) -> str:

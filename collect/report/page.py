@@ -64,14 +64,13 @@ WIDE = (
 FEW_CELLS = 4  # the runs of a figure with more cells are in a list that the reader opens
 LONGEST_REMARK = 120  # the characters of a remark that the start of the page shows; longer remarks are folded
 MAX_HEIGHT_RATIO = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
-Draw = Callable[[figure.Group], figure.Figure | None]
 
 
 class Part(msgspec.Struct, frozen=True):
     """What the page says about one question. A reader opens a part; at first, only its title is visible."""
 
     title: str
-    draw_figures: tuple[Draw, ...] = ()
+    draw_figures: tuple[Callable[[figure.Group], figure.Figure | None], ...] = ()
     """What draws the figures of the part, in the order in which the page shows them."""
     table: str = ""
     """The name of the further table of cells (`columns.CellTables`) that is in the part."""
@@ -174,7 +173,9 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
     label_by_cell = summary.labels_by_cell
     tensors = {cell.id: memory for cell in loaded.cells if (memory := memory_parts.tensor_memory(cell)) is not None}
     figures = draw_figures(loaded, summary)
-    headline = _find_headline_figure(figures, [choice.workload for choice in report_start.best_choices(summary)])
+    specs = msgspec.json.encode({plot.name: plot.spec for plot in figures})
+    chosen = report_start.best_choices(summary, tensors)
+    headline = _find_headline_figure(figures, [choice.workload for choice in chosen])
     parts = _list_parts(short_summary, [plot for plot in figures if headline is None or plot.name != headline.name], table)
     reported = verdict_text.reported_lines(summary, label_by_cell)
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
@@ -214,7 +215,7 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         state_class=columns.find_notable_state,
         place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
         headline=headline,
-        chosen=report_start.best_choices(summary, tensors),
+        chosen=chosen,
         tensors=tensors,
         answer=report_start,
         choices=choice_text,
@@ -224,7 +225,7 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         citations=_list_citations(summary),
         metrics=all_metrics(),
         defined={metric.name for metric in all_metrics()},
-        compressed={"plotly": compress(plotly_script()), "specs": compress(_encode_specs(figures))} if figures else {},
+        compressed={"plotly": compress(plotly_script().encode()), "specs": compress(specs)} if figures else {},
     )
 
 
@@ -254,17 +255,17 @@ def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTab
         "choices": choice_text.shown_families(summary),
         "traces": [rows for name in TRACE_ANSWERS for rows in getattr(summary, name)],
     }
-    shown = []
+    shown_parts = []
     for name, part in PARTS.items():
         part_figures = [plot for plot in figures if plot.part == name]
         tables = [further for further in table.further if further.name == part.table]
         sections = {section: title for section, title in part.sections.items() if contents.get(section, [title])}
-        count = f"{len(part_figures)} figure{'s' if len(part_figures) > 1 else ''}" if part_figures else ""
-        titles = [*(further.title for further in tables), *sections.values()]
+        titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
+        titles += [*(further.title for further in tables), *sections.values()]
         if part_figures or tables or sections:
-            text = " · ".join(filter(None, [count, *titles]))
-            shown.append(ShownPart(name, part.title, text, part_figures, tables, sections))
-    return shown
+            text = " · ".join(filter(None, titles))
+            shown_parts.append(ShownPart(name, part.title, text, part_figures, tables, sections))
+    return shown_parts
 
 
 def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tuple[str, AnswerSection, list[Table[Any]]]]:
@@ -302,17 +303,12 @@ def plotly_script() -> str:
     """The JavaScript of plotly, which the page contains once for all figures."""
     from plotly.offline import get_plotlyjs
 
-    script: str = get_plotlyjs()
-    return script
+    return str(get_plotlyjs())
 
 
-def compress(text: str) -> Markup:
+def compress(text: bytes) -> Markup:
     """Compress a text with gzip, as base64: the page decompresses it in the browser. Base64 cannot end a <script> element."""
-    return Markup(base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode())
-
-
-def _encode_specs(figures: Sequence[DrawnFigure]) -> str:
-    return msgspec.json.encode({plot.name: plot.spec for plot in figures}).decode()
+    return Markup(base64.b64encode(gzip.compress(text, mtime=0)).decode())
 
 
 def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:

@@ -95,7 +95,7 @@ def repeat_commands(summary: Summary) -> list[str]:
     return list(dict.fromkeys(verdict.helps for verdict in summary.verdicts if verdict.helps))
 
 
-def best_choices(summary: Summary, tensors: Mapping[str, TensorMemory] | None = None) -> list[Choice]:
+def best_choices(summary: Summary, tensors: Mapping[str, TensorMemory] = choice_text.NO_TENSORS) -> list[Choice]:
     """What to choose for each workload: the best cells of one contest of the workload, by each criterion.
 
     tensors: the memory of the tensors of cells, by id. On a CPU, it is the criterion of memory where it is known.
