@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,9 @@ from collect.drawing.axes import make_axis, make_layout
 from collect.drawing.traces import error_bars, scatter_trace
 from collect.figure import MUTED, CellMark, Figure, Group, escape
 from collect.figures.cell_rows import CUT_NOTE, MOST_INTERVAL
+from collect.figures.memory_parts import tensor_memory
+from collect.findings.statistics import Estimate
+from collect.metrics.memory import MEMORY_KINDS
 from collect.strategy_style import variant_looks
 from shardlab.terminal import notation
 
@@ -36,14 +39,16 @@ def draw(group: Group) -> Figure | None:
     if len(drawn_marks) < 2 or len({_units_and_kind(mark) for mark in drawn_marks}) > 1:
         return None
     unit = drawn_marks[0].row.metrics[THROUGHPUT].unit
-    size_unit, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in drawn_marks])
+    memory = _memory_estimates(drawn_marks)
+    size_unit, size = notation.bytes_unit([estimate.value for estimate in memory.values()])
     names = {rival.cell: escape(rival.name) for rival in list_contenders([mark.row for mark in drawn_marks])}
     drawn_marks = [marks[cell] for cell in names]
     looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks
     drawn_marks = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn_marks, looks, strict=True)]
-    front_trace = _front_trace(drawn_marks, size)
-    data = [front_trace, *(_mark_trace(mark, names[mark.row.id], unit, size_unit, size) for mark in drawn_marks)]
-    kind = drawn_marks[0].row.metrics[MEMORY].kind
+    front_trace = _front_trace(drawn_marks, memory, size)
+    data = [_mark_trace(mark, memory[mark.row.id], names[mark.row.id], unit, size_unit, size) for mark in drawn_marks]
+    data.insert(0, front_trace)
+    kind = memory[drawn_marks[0].row.id].kind
     front_text = (
         "Dotted: the Pareto front; no cell is better in both than a cell on it"
         if len(front_trace["x"]) > 1
@@ -59,7 +64,7 @@ def draw(group: Group) -> Figure | None:
     if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(top, highest) for mark in drawn_marks):
         caption += f" {CUT_NOTE}"
     y = make_axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
-    shape = make_layout(make_axis(f"peak memory per rank ({size_unit})"), y, showlegend=True)
+    shape = make_layout(make_axis(f"peak memory per rank ({size_unit})", rangemode="tozero"), y, showlegend=True)
     return Figure("head_to_head", "Head to head", caption, 420, data, shape)
 
 
@@ -84,16 +89,28 @@ def _units_and_kind(mark: CellMark) -> tuple[str, str, str]:
     return throughput.unit, memory.unit, memory.kind
 
 
-def _front_trace(marks: Sequence[CellMark], size: float) -> dict[str, Any]:
-    points = [(mark.row.metrics[MEMORY].value / size, mark.row.metrics[THROUGHPUT].value) for mark in marks]
+def _memory_estimates(marks: Sequence[CellMark]) -> dict[str, Estimate]:
+    """The memory of each cell, by id: on a CPU the tensors of a rank, if they are known of all cells in the same way."""
+    measured = {mark.row.id: mark.row.metrics[MEMORY] for mark in marks}
+    tensors = {mark.row.id: tensor_memory(mark.cell) for mark in marks}
+    estimates = {
+        cell: Estimate(known.size_bytes, "bytes", measured[cell].n, known.size_bytes, kind=known.kind)
+        for cell, known in tensors.items()
+        if known and measured[cell].kind == MEMORY_KINDS["rss_bytes"]
+    }
+    return estimates if len(estimates) == len(marks) and len({entry.kind for entry in estimates.values()}) == 1 else measured
+
+
+def _front_trace(marks: Sequence[CellMark], memory: Mapping[str, Estimate], size: float) -> dict[str, Any]:
+    points = [(memory[mark.row.id].value / size, mark.row.metrics[THROUGHPUT].value) for mark in marks]
     front_points = [points[index] for index in pareto_front(points)]
     x, y = [point[0] for point in front_points], [point[1] for point in front_points]
     line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
     return scatter_trace("lines", x, y, name="front", line=line, hoverinfo="skip", showlegend=len(x) > 1)
 
 
-def _mark_trace(mark: CellMark, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
-    throughput, memory = mark.row.metrics[THROUGHPUT], mark.row.metrics[MEMORY]
+def _mark_trace(mark: CellMark, memory: Estimate, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
+    throughput = mark.row.metrics[THROUGHPUT]
     hover = f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>"
     bars = {"error_x": error_bars([memory], mark.look.colour, size), "error_y": error_bars([throughput], mark.look.colour)}
     look = {"marker": mark.look.marks(11), "hovertemplate": hover}

@@ -124,11 +124,12 @@ def draw_categories_of_steps(group: Group) -> Figure | None:
     if not names:
         return None
     unit, size = notation.bytes_unit([max(values) for curves in curves_of_cells.values() for values in curves.points.values()])
-    panels = []
+    panels, max_points = [], max_points_per_line(len(names) * len(curves_of_cells))
     for name in names:
         traces = {}
         for label, curves in curves_of_cells.items():
-            x, y = thin_points([t_ms / 1000 for t_ms in curves.t_ms], curves.points.get(name, [0] * len(curves.t_ms)))
+            sizes = curves.points.get(name, [0] * len(curves.t_ms))
+            x, y = thin_points([t_ms / 1000 for t_ms in curves.t_ms], sizes, max_points)
             x = [float(f"{moment:.5g}") for moment in x]
             y = [None if value is None else float(f"{value / size:.4g}") for value in y]
             traces[label] = scatter_trace("lines", x, y, hovertemplate=f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s")
@@ -180,12 +181,12 @@ def draw_memory_timeline(group: Group) -> Figure | None:
 
 def _area_traces(curves: MemoryCurves, size: float, unit: str) -> list[dict[str, Any]]:
     indexes = pick_points([sum(sizes) for sizes in zip(*curves.points.values(), strict=True)], MOST_POINTS)
-    x = [curves.t_ms[index] for index in indexes]
+    x = [float(f"{curves.t_ms[index]:.5g}") for index in indexes]
     hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} ms"
     areas = []
     for name, colour in CATEGORIES.items():
         if name in curves.points:
-            y = [curves.points[name][index] / size for index in indexes]
+            y = [float(f"{curves.points[name][index] / size:.4g}") for index in indexes]
             look = {"line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
             areas.append(scatter_trace("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))
     return areas

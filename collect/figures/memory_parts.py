@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from collect.drawing.stacked_bars import BarPanel, draw_bars, select_cells
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group, order_by_visibility
 from collect.figures.memory_over_time import CATEGORIES, category_label
+from collect.reading.load import LoadedCell
 from shardlab.runs.prediction import Prediction
 from shardlab.terminal import notation
 
@@ -14,17 +17,39 @@ from shardlab.terminal import notation
 # contain `master_parameter`, the optimizer's own copy of the weights.
 TERMS = {"parameter": ("parameter",), "gradient": ("gradient",), "optimizer_state": ("optimizer_state", "master_parameter")}
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
+BY_THEORY = "tensors by theory, without activations"
 # Other colours than those of STATES, because both panels share a legend.
 EXCHANGES = {"all-reduce": SERIES[4], "all-gather": SERIES[5], "reduce-scatter": SERIES[7], "broadcast": LINE, "send": MUTED}
+
+
+class TensorMemory(NamedTuple):
+    """The memory of the tensors of a rank, without the process around them."""
+
+    size_bytes: float
+    kind: str
+    """How the size is known, in words."""
+
+
+def tensor_memory(cell: LoadedCell) -> TensorMemory | None:
+    """The tensors of the rank that needs most: as the instrument `memory: categories` counted them at the peak of a step, else
+    what strategies shard or replicate, by theory; None if neither is known.
+
+    On a CPU, this is the memory to compare: the interpreter and its libraries hide it in the resident set of a process."""
+    counted, prediction = peak_bytes(cell), _memory_prediction(cell)
+    if counted:
+        return TensorMemory(sum(counted.values()), "tensors, counted at the peak of a step")
+    if prediction is None or not cell.completed:
+        return None
+    return TensorMemory(sum(_predicted_states(prediction).values()), BY_THEORY)
 
 
 def draw_categories(group: Group) -> Figure | None:
     """Draw the peak memory of a step by category: one bar for each cell whose memory was observed by category, with a vertical
     mark at the estimate for the cell."""
-    drawn_group, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark)))
+    drawn_group, left_out_note = select_cells(group, lambda mark: bool(peak_bytes(mark.cell)))
     if not drawn_group.marks:
         return None
-    peaks = [peak_bytes(mark) for mark in drawn_group.marks]
+    peaks = [peak_bytes(mark.cell) for mark in drawn_group.marks]
     unit, size = notation.bytes_unit([sum(peak.values()) for peak in peaks])
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
     strokes = [estimate.value if estimate else None for estimate in estimates]
@@ -36,9 +61,9 @@ def draw_categories(group: Group) -> Figure | None:
     return draw_bars("memory_categories", "Memory by category at the peak", caption, drawn_group, [panel])
 
 
-def peak_bytes(mark: CellMark) -> dict[str, float]:
+def peak_bytes(cell: LoadedCell) -> dict[str, float]:
     """Bytes by category at the memory peak of a cell: the mean over completed repeats whose memory was observed by category."""
-    run_peaks = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in mark.cell.completed if run.result]
+    run_peaks = [run.result.instruments.get("memory", {}).get("peak_bytes") for run in cell.completed if run.result]
     known_peaks = [peak for peak in run_peaks if peak]
     names = {name for peak in known_peaks for name in peak}
     return {name: sum(peak.get(name, 0) for peak in known_peaks) / len(known_peaks) for name in names}
@@ -84,15 +109,12 @@ def draw_theory(group: Group) -> Figure | None:
 
     There are two bars for each cell with a prediction: the memory of a rank, and the bytes that it sends in a step.
     """
-    predicted_marks = [mark for mark in group.marks if _memory_prediction(mark)]
+    predicted_marks = [mark for mark in group.marks if _memory_prediction(mark.cell)]
     marks = [mark for mark, visible in order_by_visibility(predicted_marks) if visible is True]
-    predictions = [predicted for mark in marks if (predicted := _memory_prediction(mark))]
+    predictions = [predicted for mark in marks if (predicted := _memory_prediction(mark.cell))]
     if not predictions:
         return None
-    memory = [
-        {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
-        for prediction in predictions
-    ]
+    memory = [_predicted_states(prediction) for prediction in predictions]
     unit, size = notation.bytes_unit([sum(bar.values()) for bar in memory])
     colours = {name: CATEGORIES[name] for name in STATES}
     panels = [BarPanel(f"memory of a rank, {unit}", unit, memory, colours, None, size, get_label=category_label)]
@@ -111,9 +133,13 @@ def draw_theory(group: Group) -> Figure | None:
     return draw_bars("theory", "What a rank keeps and sends, by theory", caption, drawn_group, panels)
 
 
-def _memory_prediction(mark: CellMark) -> Prediction | None:
+def _predicted_states(prediction: Prediction) -> dict[str, float]:
+    return {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
+
+
+def _memory_prediction(cell: LoadedCell) -> Prediction | None:
     """The first prediction, over the runs of a cell, that contains the memory of a rank."""
-    predictions = (run.predicted for run in mark.cell.runs)
+    predictions = (run.predicted for run in cell.runs)
     return next((entry for entry in predictions if entry and any(name in entry.memory_by_category for name in STATES)), None)
 
 

@@ -5,13 +5,15 @@ A family is a set of cells of one workload. A contest has those that ran on equa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
-from collect.choices.standing import CRITERIA, Standing
+from collect.choices.standing import CRITERIA, EQUAL_TOLERANCE, Standing
+from collect.figures.memory_parts import BY_THEORY, TensorMemory
+from collect.metrics.memory import MEMORY_KINDS
 from collect.report import verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
@@ -33,6 +35,8 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy per unit?",
 }
+NO_TENSORS: Mapping[str, TensorMemory] = {}
+PROCESS_QUESTION = "Which has the smallest process on a rank, with the interpreter and its libraries?"
 MOST_SHOWN = 24  # the most families that a report shows, and the most contests that it shows of each family
 MOST_CITED = 100  # the most cells that are listed under one answer
 MOST_NAMED = 3  # if a contest has more best cells than this number, the table has one link for all of them together
@@ -152,16 +156,18 @@ def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
     return groups
 
 
-def choice_rows(choice_family: ChoiceFamily, criterion_names: Sequence[str]) -> list[ChoiceRow]:
+def choice_rows(
+    choice_family: ChoiceFamily, criterion_names: Sequence[str], tensors: Mapping[str, TensorMemory] = NO_TENSORS
+) -> list[ChoiceRow]:
     """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
 
-    criterion_names: the criteria that the table shows.
+    criterion_names: the criteria that the table shows. tensors: as for `best_cells_text`.
     """
     rows = [
         ChoiceRow(
             _ranks_text(contest.ranks),
             _batch_and_nodes_text(contest),
-            [best_cells_text(contest, name) for name in criterion_names],
+            [best_cells_text(contest, name, tensors) for name in criterion_names],
             _unranked_cells(contest),
         )
         for contest in choice_family.contests
@@ -195,21 +201,31 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
             "What fits on more ranks?", more_ranks or [("", ChoiceText([], remark="not measured on more than one rank"), [])]
         )
     )
+    kinds = {standing.kind for contest in choice_family.contests for standing in contest.standings}
     for question in choice_family.questions:
         answers = [
             (_contests_text(choice_family, answer.contests), *_answer_text(choice_family, answer, question.criterion))
             for answer in question.answers
         ]
-        nodes.append(TreeNode(QUESTIONS[question.criterion], answers))
+        is_process = question.criterion == "peak_memory_bytes" and MEMORY_KINDS["rss_bytes"] in kinds
+        nodes.append(TreeNode(PROCESS_QUESTION if is_process else QUESTIONS[question.criterion], answers))
     return nodes
 
 
-def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
-    """The best cells of a contest by one criterion, as text."""
+def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, TensorMemory] = NO_TENSORS) -> ChoiceText:
+    """The best cells of a contest by one criterion, as text.
+
+    tensors: the memory of the tensors of cells, by id. It is judged in place of the resident set of processes where it is known
+    of all cells in the same way.
+    """
     standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:
         measured_names = contest.contender_names("measured")
         return ChoiceText([], remark=f"only {measured_names[0]} was measured" if len(measured_names) == 1 else "")
+    known_tensors = {entry.cell: tensors[entry.cell] for entry in standing.placed if entry.cell in tensors}
+    is_known = len(known_tensors) == len(standing.placed) and len({memory.kind for memory in known_tensors.values()}) == 1
+    if standing.kind == MEMORY_KINDS["rss_bytes"] and is_known:
+        return _least_tensors_text(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
     links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
@@ -221,6 +237,19 @@ def best_cells_text(contest: Contest, criterion: str) -> ChoiceText:
     certainty = {"as measured": AS_MEASURED, "equal": "equal", "best": ""}[standing.word]
     value = _format_quantity(standing.placed[0].value, standing.unit)
     return ChoiceText(links, value, certainty, _margin_text(standing, names), sure=standing.word != "as measured")
+
+
+def _least_tensors_text(contest: Contest, tensors: Mapping[str, TensorMemory]) -> ChoiceText:
+    """The cells of a contest whose tensors need the least memory, as text. tensors: {id of a cell: memory, all of one kind}."""
+    names = {contender.cell: contender.name for contender in contest.contenders}
+    ranked = sorted(tensors, key=lambda cell: (tensors[cell].size_bytes, natural_sort_key(names[cell])))
+    least_bytes, kind = tensors[ranked[0]]
+    best = [cell for cell in ranked if tensors[cell].size_bytes <= (1 + EQUAL_TOLERANCE) * least_bytes]
+    links = [RunsLink(names[cell], cell) for cell in best]
+    runner_up = next(iter(ranked[len(best) :]), ranked[0])
+    percent = 100 * (1 - least_bytes / tensors[runner_up].size_bytes) if least_bytes else 0.0
+    margin = f"{_format_percent(percent)}\u00a0% less than {names[runner_up]}" if percent else ""
+    return ChoiceText(links, _format_quantity(least_bytes, "bytes"), kind, margin, sure=kind == BY_THEORY)
 
 
 def _margin_text(standing: Standing, names: dict[str, str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -60,47 +62,56 @@ WIDE = (
     "memory_of_categories", "head_to_head", "stragglers", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
 FEW_CELLS = 4  # the runs of a figure with more cells are in a list that the reader opens
+LONGEST_REMARK = 120  # the characters of a remark that the start of the page shows; longer remarks are folded
 MAX_HEIGHT_RATIO = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
-# What draws the figures, in the order in which the page shows the figures.
-FIGURES: tuple[Callable[[figure.Group], figure.Figure | None], ...] = (
-    head_to_head.draw,
-    cell_rows.draw_throughput, step_parts.draw_stragglers,
-    scaling.draw_scaling, scaling.draw_batch_sizes, scaling.draw_pull_interval,
-    cell_rows.draw_step_time, training.draw_epoch_time, training.draw_epoch_histogram,
-    cell_rows.draw_peak_memory, memory_over_time.draw_memory_by_run, training.draw_loss, training.draw_accuracy,
-    step_parts.BREAKDOWN.draw, why_slower.draw, step_parts.OVERLAP.draw, step_parts.SLOW_RANKS.draw,
-    step_parts.draw_collectives, rates.draw_bandwidth, step_parts.IDLE.draw, step_parts.PHASES_OF_STEP.draw,
-    operators.draw_layers, rates.draw_matrix_products, step_parts.ATTENTION.draw, memory_over_time.draw_profiled_memory,
-    operators.draw_differences, bubble.draw, memory_parts.draw_categories, memory_parts.draw_sharding, memory_parts.draw_theory,
-    memory_over_time.draw_memory_timeline, memory_over_time.draw_categories_of_steps,
-    allocator.draw_active, allocator.draw_reserved, allocator.draw_state, cell_rows.draw_utilization,
-    timelines.draw_steps, timelines.draw_run, telemetry.draw_hosts, telemetry.draw_gpus,
-)  # fmt: skip
 
-# (name, title) of the sections of the page, in the order of a reader's questions. Each section is a file of templates/report.
-SECTIONS = {
-    "answer": "In short",
-    "choices": "Which strategy to choose",
-    "figures": "Figures",
-    "faults": fault_text.TITLE,
-    "searches": "Searches for a batch size",
-    "summary": "All cells",
-    "reported": "Reported and measured numbers",
-    "tables": "Tables of the study that are text",
-    "deviations": "Deviations from the original matrix",
-    "study": "What the study leaves open",
-    "also": "Other measurements",
-    "traces": "Traces",
-    "failures": "What did not complete",
-    "losses": "Are the losses the same?",
-    "instruments": "Cost of the instruments",
-    "predictions": score_text.TITLE,
-    "records": "Quality of the records",
-    "runs": "Runs",
-    "where": "Hosts and software",
-    "reading": "Definitions of the metrics",
-    "cite": "How to cite",
-}
+
+class Part(msgspec.Struct, frozen=True):
+    """What the page says about one question. A reader opens a part; at first, only its title is visible."""
+
+    title: str
+    draw_figures: tuple[Callable[[figure.Group], figure.Figure | None], ...] = ()
+    """What draws the figures of the part, in the order in which the page shows them."""
+    table: str = ""
+    """The name of the further table of cells (`columns.CellTables`) that is in the part."""
+    sections: dict[str, str] = {}
+    """(name, title) of the sections, each a file of templates/report. "" if the parts of the section have own titles."""
+
+
+# The parts of the page below the table of cells, in the order of a reader's questions.
+PARTS = {
+    "choosing": Part("Which to choose", (head_to_head.draw,), sections={"choices": ""}),
+    "speed": Part("Speed", (
+        cell_rows.draw_throughput, step_parts.draw_stragglers,
+        scaling.draw_scaling, scaling.draw_batch_sizes, scaling.draw_pull_interval,
+        cell_rows.draw_step_time, training.draw_epoch_time, training.draw_epoch_histogram,
+    ), "times", {"searches": "Searches for a batch size"}),
+    "memory": Part("Memory", (
+        memory_parts.draw_categories, memory_parts.draw_sharding, memory_parts.draw_theory,
+        memory_over_time.draw_memory_timeline, memory_over_time.draw_categories_of_steps, memory_over_time.draw_profiled_memory,
+        allocator.draw_active, allocator.draw_reserved, allocator.draw_state,
+        cell_rows.draw_peak_memory, memory_over_time.draw_memory_by_run,
+    ), "memory"),
+    "time": Part("Where the time went", (
+        step_parts.BREAKDOWN.draw, why_slower.draw, step_parts.OVERLAP.draw, step_parts.SLOW_RANKS.draw,
+        step_parts.draw_collectives, rates.draw_bandwidth, step_parts.IDLE.draw, step_parts.PHASES_OF_STEP.draw,
+        operators.draw_layers, rates.draw_matrix_products, step_parts.ATTENTION.draw, operators.draw_differences, bubble.draw,
+        timelines.draw_steps, timelines.draw_run, cell_rows.draw_utilization, telemetry.draw_hosts, telemetry.draw_gpus,
+    ), "sent", {"traces": ""}),
+    "learning": Part(
+        "Losses and accuracy", (training.draw_loss, training.draw_accuracy), sections={"losses": "Are the losses the same?"}
+    ),
+    "study": Part("The study", sections={
+        "reported": "Reported and measured numbers", "tables": "Tables of the study that are text",
+        "deviations": "Deviations from the original matrix", "study": "What the study leaves open",
+    }),
+    "trust": Part("How sure the numbers are", sections={
+        "failures": "What did not complete", "faults": fault_text.TITLE, "instruments": "Cost of the instruments",
+        "predictions": score_text.TITLE, "records": "Quality of the records",
+    }),
+    "ran": Part("What ran where", sections={"runs": "Runs", "where": "Hosts and software"}),
+    "terms": Part("Definitions", sections={"reading": "Definitions of the metrics", "cite": "How to cite"}),
+}  # fmt: skip
 TRACE_ANSWERS = (
     trace_changes.SECTIONS | trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS
 )  # by the list of the summary
@@ -119,6 +130,19 @@ class Facet(msgspec.Struct, frozen=True):
     """The different values, each with a check box, in the order of the rows (numbers: ascending)."""
 
 
+class ShownPart(msgspec.Struct, frozen=True):
+    """A part of the page that is not empty."""
+
+    name: str
+    title: str
+    contents: str
+    """What the part holds, in few words, such as `4 figures · Runs`."""
+    figures: list[DrawnFigure]
+    tables: list[Table[CellRow]]
+    sections: dict[str, str]
+    """As `Part.sections`, without sections that are empty."""
+
+
 class DrawnFigure(msgspec.Struct, frozen=True):
     """A figure with its place on the page."""
 
@@ -126,6 +150,8 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     """Unique in the report; allowed as a file name."""
     kind: str
     """The name of the figure in its module, such as "head_to_head"; the same for the figures of different workloads."""
+    part: str
+    """The name of the part of the page (`PARTS`) that shows the figure."""
     title: str
     caption: str
     height_px: int
@@ -145,7 +171,12 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
     short_summary = truncation.truncate_summary(summary)
     table = columns.make_table(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
-    headline, head_to_head, figures = _draw_and_divide_figures(loaded, summary)
+    tensors = {cell.id: memory for cell in loaded.cells if (memory := memory_parts.tensor_memory(cell)) is not None}
+    figures = draw_figures(loaded, summary)
+    specs = msgspec.json.encode({plot.name: plot.spec for plot in figures})
+    chosen = report_start.best_choices(summary, tensors)
+    headline = _find_headline_figure(figures, [choice.workload for choice in chosen])
+    parts = _list_parts(short_summary, [plot for plot in figures if headline is None or plot.name != headline.name], table)
     reported = verdict_text.reported_lines(summary, label_by_cell)
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
@@ -159,13 +190,14 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         whole=summary,
         version=__version__,
         created=notation.format_time(summary.created_s),
-        sections=_list_sections(short_summary, figures, table),
+        parts=parts,
         light=palette.LIGHT,
         dark=palette.DARK,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
         link_to=lambda name: _find_address(name, index_by_cell, runs_path),
         few_cells=FEW_CELLS,
+        longest_remark=LONGEST_REMARK,
         place_of=index_by_cell,
         text=verdict_text,
         reported=reported,
@@ -182,19 +214,18 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         run_value=_format_run_value,
         state_class=columns.find_notable_state,
         place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
-        figures=figures,
         headline=headline,
+        chosen=chosen,
+        tensors=tensors,
         answer=report_start,
-        head_to_head=head_to_head,
         choices=choice_text,
-        script_json=_script_json,
         places=provenance.run_properties(loaded),
         hosts=provenance.host_descriptions(loaded),
         record_tables=provenance.make_record_tables(summary),
         citations=_list_citations(summary),
         metrics=all_metrics(),
         defined={metric.name for metric in all_metrics()},
-        plotly=Markup(plotly_script()),
+        compressed={"plotly": compress(plotly_script().encode()), "specs": compress(specs)} if figures else {},
     )
 
 
@@ -208,26 +239,13 @@ def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -
     return f"#runs-{index_by_cell[name]}" if name in index_by_cell else ""
 
 
-def _draw_and_divide_figures(
-    loaded: Loaded, summary: Summary
-) -> tuple[DrawnFigure | None, list[DrawnFigure], list[DrawnFigure]]:
-    """Draw the figures of the page: (the figure at its start, the other figures `head_to_head`, all other figures)."""
-    drawn_figures = draw_figures(loaded, summary)
-    headline = _find_headline_figure(drawn_figures, [choice.workload for choice in report_start.best_choices(summary)])
-    other_figures = [drawn_figure for drawn_figure in drawn_figures if headline is None or drawn_figure.name != headline.name]
-    head_to_head = [drawn_figure for drawn_figure in other_figures if drawn_figure.kind == "head_to_head"]
-    return headline, head_to_head, [drawn_figure for drawn_figure in other_figures if drawn_figure.kind != "head_to_head"]
-
-
-def _list_sections(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[tuple[str, str]]:
-    """(name, title) of the sections of the page that are not empty."""
+def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[ShownPart]:
+    """The parts of the page that are not empty. figures: all but the figure at the start of the page."""
     contents: dict[str, Sequence[Any]] = {
-        "figures": figures,
         "reported": summary.reported,
         "tables": summary.tables,
         "deviations": summary.deviations,
         "study": [*summary.assumed, *summary.notes],
-        "also": table.further,
         "failures": summary.failures,
         "losses": summary.losses,
         "instruments": summary.instruments,
@@ -237,7 +255,17 @@ def _list_sections(summary: Summary, figures: Sequence[DrawnFigure], table: Cell
         "choices": choice_text.shown_families(summary),
         "traces": [rows for name in TRACE_ANSWERS for rows in getattr(summary, name)],
     }
-    return [(name, title) for name, title in SECTIONS.items() if contents.get(name, [title])]
+    shown_parts = []
+    for name, part in PARTS.items():
+        part_figures = [plot for plot in figures if plot.part == name]
+        tables = [further for further in table.further if further.name == part.table]
+        sections = {section: title for section, title in part.sections.items() if contents.get(section, [title])}
+        titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
+        titles += [*(further.title for further in tables), *sections.values()]
+        if part_figures or tables or sections:
+            text = " · ".join(filter(None, titles))
+            shown_parts.append(ShownPart(name, part.title, text, part_figures, tables, sections))
+    return shown_parts
 
 
 def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tuple[str, AnswerSection, list[Table[Any]]]]:
@@ -275,24 +303,28 @@ def plotly_script() -> str:
     """The JavaScript of plotly, which the page contains once for all figures."""
     from plotly.offline import get_plotlyjs
 
-    script: str = get_plotlyjs()
-    assert "</script" not in script.lower()
-    return script
+    return str(get_plotlyjs())
+
+
+def compress(text: bytes) -> Markup:
+    """Compress a text with gzip, as base64: the page decompresses it in the browser. Base64 cannot end a <script> element."""
+    return Markup(base64.b64encode(gzip.compress(text, mtime=0)).decode())
 
 
 def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
-    """Draw every figure that has data, in the order of the page: all figures of one workload, then all of the next workload."""
+    """Draw every figure that has data: all figures of one workload in the order of the page, then all of the next workload."""
     short_summary = truncation.truncate_summary(summary)
     shown_ids = {row.id for row in short_summary.rows}
     groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in shown_ids]), short_summary)
     drawn = []
     for group in groups:
-        plots = [plot for draw_figure in FIGURES if (plot := draw_figure(group)) is not None]
         title_suffix = f", {group.workload}" if len(groups) > 1 else ""
         cells = len(group.marks)
         caption_suffix = f" Shown are the first {cells} of {cells + group.left_out:,} cells." if group.left_out else ""
         mark = " (rehearsal)" * summary.rehearsal
-        drawn += [_build_drawn_figure(plot, title_suffix, caption_suffix, wide, mark) for plot, wide in arrange_in_rows(plots)]
+        for name, part in PARTS.items():
+            plots = arrange_in_rows([plot for draw in part.draw_figures if (plot := draw(group)) is not None])
+            drawn += [_build_drawn_figure(plot, name, title_suffix, caption_suffix, wide, mark) for plot, wide in plots]
     return drawn
 
 
@@ -320,20 +352,14 @@ def _fits_beside(plot: figure.Figure, other: figure.Figure) -> bool:
     return other.name not in WIDE and high <= MAX_HEIGHT_RATIO * low
 
 
-def _build_drawn_figure(plot: figure.Figure, title_suffix: str, caption_suffix: str, wide: bool, mark: str) -> DrawnFigure:
+def _build_drawn_figure(
+    plot: figure.Figure, part: str, title_suffix: str, caption_suffix: str, wide: bool, mark: str
+) -> DrawnFigure:
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
     spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + mark, wide)}
     spec = printable.map_texts(spec, printable.clean_to_one_line)
-    return DrawnFigure(name, plot.name, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
-
-
-def _script_json(value: Any) -> Markup:
-    """A value as JSON for a <script> element. The characters <, > and & are escaped, so no text can end the element."""
-    text = msgspec.json.encode(value).decode()
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)
+    return DrawnFigure(name, plot.name, part, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
 
 
 def _run_columns(table_columns: Sequence[Column[CellRow]]) -> list[Column[CellRow]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from collect.choices import winner_reasons
 from collect.choices.contest import Contest
 from collect.choices.standing import Standing
+from collect.figures.memory_parts import TensorMemory
 from collect.metric import all_metrics
 from collect.report import choice_text
 from collect.report.choice_text import ChoiceText
@@ -94,8 +95,10 @@ def repeat_commands(summary: Summary) -> list[str]:
     return list(dict.fromkeys(verdict.helps for verdict in summary.verdicts if verdict.helps))
 
 
-def best_choices(summary: Summary) -> list[Choice]:
+def best_choices(summary: Summary, tensors: Mapping[str, TensorMemory] = choice_text.NO_TENSORS) -> list[Choice]:
     """What to choose for each workload: the best cells of one contest of the workload, by each criterion.
+
+    tensors: the memory of the tensors of cells, by id. On a CPU, it is the criterion of memory where it is known.
 
     The contest with the most measured cells is used. If several contests have the same number of measured cells, the contest
     with the most ranks is used, then with the most nodes, then with the largest batch.
@@ -107,7 +110,7 @@ def best_choices(summary: Summary) -> list[Choice]:
             key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
         )
         best = [
-            (choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing, summary))
+            (choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing, summary, tensors))
             for standing in contest.standings
         ]
         if best:
@@ -115,10 +118,10 @@ def best_choices(summary: Summary) -> list[Choice]:
     return workload_choices
 
 
-def _standing_text(contest: Contest, standing: Standing, summary: Summary) -> ChoiceText:
+def _standing_text(contest: Contest, standing: Standing, summary: Summary, tensors: Mapping[str, TensorMemory]) -> ChoiceText:
     """The best cells of a contest by one criterion, as text. If more than MOST_NAMED cells are best, the text says how many."""
-    text = choice_text.best_cells_text(contest, standing.criterion)
-    if standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
+    text = choice_text.best_cells_text(contest, standing.criterion, tensors)
+    if not text.sure and standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
         certainty = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {text.value}"
         return ChoiceText([], "no clear winner", certainty)
     if standing.criterion == "throughput_per_s":

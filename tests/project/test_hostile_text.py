@@ -7,6 +7,7 @@ import msgspec
 import polars as pl
 import pytest
 import support_hostile as hostile
+import support_report
 from support_hostile import STEERING, on_terminal, steering
 
 from collect import export, summary
@@ -88,12 +89,12 @@ def test_a_pipe_gets_no_terminal_sequence(workspace, capfd):
 
 def test_the_report_contains_no_terminal_sequence(workspace, loaded, tmp_path):
     assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
-    text = (tmp_path / "report" / "index.html").read_text().replace(page.plotly_script(), "")
+    text = (tmp_path / "report" / "index.html").read_text().replace(support_report.packed_plotly(), "")
     assert "[bold]b[/bold]" in text
     assert steering(text, allowed="\n\t") == []
-    figures = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+    figures = json.loads(support_report.unpack(text, "specs"))
     assert figures
-    for figure in [*map(json.loads, figures), *(drawn.spec for drawn in page.draw_figures(*loaded))]:
+    for figure in [*figures.values(), *(drawn.spec for drawn in page.draw_figures(*loaded))]:
         assert _steering_in(figure) == []
 
 

@@ -55,7 +55,7 @@ class Opened:
         page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(path.as_uri())
-        page.wait_for_function("[...document.querySelectorAll('.plot')].every((plot) => plot.querySelector('svg.main-svg'))")
+        page.wait_for_function(DRAWN)
 
     def _note(self, request: Request) -> None:
         if not request.url.startswith("blob:"):  # a file that the page itself made, which the user saves
@@ -72,6 +72,13 @@ class Opened:
 
     def fold(self, folded: bool) -> None:
         self.page.evaluate("(open) => document.querySelectorAll('details').forEach((one) => { one.open = open; })", not folded)
+        self.page.wait_for_function(DRAWN)  # a figure is drawn when a reader unfolds it
+
+    def fold_inside(self) -> None:
+        """Unfold the parts of a report, and fold all that can be folded inside them."""
+        self.fold(True)
+        self.page.evaluate("() => document.querySelectorAll('.part').forEach((one) => { one.open = true; })")
+        self.page.wait_for_function(DRAWN)
 
     def found(self, script: str, argument: Any = None) -> Any:
         return self.page.evaluate(script, argument)
@@ -99,6 +106,10 @@ def check(report: Path) -> None:
         assert found.found(UNDRAWN) == []
         assert found.found(OVERFLOW) <= WIDTH
 
+
+# JavaScript: whether every figure is drawn that is not folded away.
+DRAWN = """() => [...document.querySelectorAll('.plot')].every((plot) =>
+  plot.closest('details:not([open])') || plot.querySelector('svg.main-svg'))"""
 
 # JavaScript: the titles of the figures in which nothing is drawn.
 UNDRAWN = """() => [...document.querySelectorAll('figure')].filter((figure) =>

@@ -5,11 +5,11 @@ import json
 
 import pytest
 import support_collect as support
+import support_report
 
 from collect import figure, summary
 from collect.figures import allocator
 from collect.reading import load
-from collect.report import page
 from collect.sources import snapshot
 from shardlab.matrix.cell import Instruments
 from shardlab.workspace.workspace import Workspace
@@ -106,7 +106,7 @@ def test_the_pictures_have_the_bytes_of_the_snapshot(run_folder, tmp_path):
         "free": [(0, 300, 20), (1, 60, 40)],
     }
     assert "step 5, rank 0" in active.caption
-    assert set(FIGURES) <= set(page.FIGURES)
+    assert set(FIGURES) <= set(support_report.page_figures())
 
 
 def test_a_long_history_keeps_its_peak(run_folder, tmp_path):

@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 import support_collect as support
+import support_report
 import support_traces as traces
 
 from collect import figure, summary
@@ -274,7 +275,7 @@ def test_no_figure_is_drawn_without_traces(name, tmp_path):
     support.keep(workspace, [support.cell(), support.cell("ddp", 2)], 1)
     support.completed(workspace, support.cell())
     assert drawn(workspace, OURS[name])[0] is None
-    assert OURS[name] in page.FIGURES
+    assert OURS[name] in support_report.page_figures()
 
 
 @pytest.mark.parametrize("name", OF_TRACES)

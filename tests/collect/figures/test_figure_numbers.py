@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import support_collect as support
 import support_ranks
+import support_report
 from support_golden import same_as_golden
 
 from collect import figure, summary
 from collect.reading import load
-from collect.report import page
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.cell import Instruments, Validation
@@ -158,7 +158,7 @@ def figures(tmp_path_factory):
         workspace, baseline = build(tmp_path_factory.mktemp("figures") / build.__name__)
         loaded = load.load_matrix(workspace, None)
         groups = figure.groups(loaded, summary.summarize(loaded, baseline))
-        drawn = [found for draw in page.FIGURES for group in groups if (found := draw(group)) is not None]
+        drawn = [found for draw in support_report.page_figures() for group in groups if (found := draw(group)) is not None]
         made[build.__name__] = {found.name: describe_figure(found) for found in drawn}
     return made
 
@@ -176,4 +176,4 @@ def test_every_figure_has_its_known_numbers(figures):
 
 def test_all_figures_but_those_of_snapshots_and_faults_are_drawn(figures):
     """Other tests hold the numbers of those four: test_allocator, test_collect_faults."""
-    assert len({name for drawn in figures.values() for name in drawn}) == len(page.FIGURES) - 4
+    assert len({name for drawn in figures.values() for name in drawn}) == len(support_report.page_figures()) - 4

@@ -2,11 +2,11 @@
 
 import msgspec
 import support_collect as support
+import support_report
 
 from collect import figure, summary
 from collect.figures.memory_parts import draw_theory
 from collect.reading import load
-from collect.report import page
 from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
 from shardlab.runs.run import run_id
 from shardlab.workspace.workspace import Workspace
@@ -51,7 +51,7 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
     }
     ends = [text.strip() for entry in drawn.data if entry.get("mode") == "text" for text in entry["text"]]
     assert ends == ["4.00", "4.00", "2.00", "nothing", "2.00", "2.50"]
-    assert draw_theory in page.FIGURES
+    assert draw_theory in support_report.page_figures()
 
 
 def test_cells_are_chosen_among_those_with_a_prediction(tmp_path):

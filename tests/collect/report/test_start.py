@@ -10,11 +10,12 @@ from html.parser import HTMLParser
 import pytest
 import support_collect as support
 import support_ranks
+import support_report
 
 from collect import summary
 from collect.cli import main
 from collect.reading import load
-from collect.report import page, report_start
+from collect.report import report_start
 from collect.verdicts import claims
 from jobs.status import select
 from shardlab.matrix.expansion import Expansion
@@ -64,7 +65,7 @@ def summarized(workspace):
 def drawn(workspace):
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     text = (workspace.report / "index.html").read_text()
-    return text.replace(page.plotly_script(), "")
+    return text.replace(support_report.packed_plotly(), "")
 
 
 def line(summarized, name):
@@ -212,7 +213,7 @@ def test_the_reason_is_beside_the_fastest_cell_if_profiles_say_it(tmp_path, caps
     assert ([link.text for link in said.names], said.reason) == (["ddp"], reason)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
     assert (f"fastest, 2 ranks, batch 8: ddp, because of {reason}." in capsys.readouterr().out) == bool(reason)
-    text = (workspace.report / "index.html").read_text().replace(page.plotly_script(), "")
+    text = (workspace.report / "index.html").read_text().replace(support_report.packed_plotly(), "")
     parsed = Text(text)
     answered = re.sub(r"\s+", " ", parsed.text[parsed.ids["answer"] : parsed.ids["choices"]])
     assert (f"why: {REASON}" in answered) == bool(reason)
@@ -247,10 +248,10 @@ def test_the_report_starts_with_the_verdicts_the_figure_and_the_choice(drawn):
     answered = found.text[found.ids["answer"] : found.ids["choices"]]
     assert "6 claims: 2 reproduced, 2 contradicted, 1 undecided, 1 not run" in answered
     order = [
-        found.ids[name] for name in ("verdicts", "claim-0", "claim-5", "figure-head-to-head", "choices", "figures", "summary")
+        found.ids[name] for name in ("verdicts", "claim-0", "claim-5", "figure-head-to-head", "summary", "choices", "runs")
     ]
     assert order == sorted(order)
-    assert drawn.index("<table") > drawn.index('id="choices"')
+    assert drawn.index("<table") > drawn.index('id="summary"')
     told = re.sub(r"\s+", " ", answered)
     for part in ("It is twice.", "2.00 ×", "the claim requires 1.9 to 2.1 ×", "printed 48.1 s", "What to choose for gpt2-tiny"):
         assert part in told
@@ -260,7 +261,7 @@ def test_the_report_starts_with_the_verdicts_the_figure_and_the_choice(drawn):
 def test_the_report_of_a_matrix_without_claims_starts_with_the_comparison(tmp_path):
     workspace = study(tmp_path, {}, repeats=1, rehearsal=True)
     assert main(["summarize", "--workspace", str(workspace.path)]) == 0
-    text = (workspace.report / "index.html").read_text().replace(page.plotly_script(), "")
+    text = (workspace.report / "index.html").read_text().replace(support_report.packed_plotly(), "")
     found = Text(text)
     answered = found.text[found.ids["answer"] : found.ids["choices"]]
     assert "Compared: single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 1 completed run of each cell." in answered
