@@ -84,6 +84,7 @@ def document(workspace, capsys, line, code):
 def test_the_pages_are_current():
     same_as_golden("../../docs/reference/json-files.md", page.files())
     same_as_golden("../../docs/reference/json-output.md", page.output())
+    same_as_golden("../../docs/reference/json-types.md", page.types())
 
 
 @pytest.mark.parametrize("name", PRINTED)
