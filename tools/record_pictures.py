@@ -1,7 +1,8 @@
 """Makes the pictures of docs/images from real runs on this machine. Usage: python tools/record_pictures.py [DIR]
 
-DIR keeps three workspaces: the matrix of README.md, quickstart, and a rehearsal of study 1. If a workspace has no report yet, its
-runs are trained first, which takes up to an hour. If all have reports, only the pictures are made. `make pictures` calls this program.
+DIR keeps three workspaces: the matrix of README.md, quickstart, and a rehearsal of study 1. If a workspace has no report yet,
+its runs are trained first, which takes up to an hour. If all have reports, only the pictures are made. `make pictures` calls
+this program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WORKSPACES = {
 }
 # Maps the name of a picture of a report to (workspace, CSS selector of the part of the page, greatest height in px).
 PAGES = {
-    "report": ("mine", "body", 1130),
+    "report": ("mine", "body", 1060),
     "verdicts": ("paper1", "#verdicts", 900),
     "study-tables": ("paper1", "#reported", 650),
 }
@@ -78,14 +79,16 @@ def make(workspace: Path, options: list[str]) -> None:
         return
     place = ["--workspace", str(workspace)]
     workspace.mkdir(parents=True, exist_ok=True)
-    (workspace / "mine.yaml").write_text(re.findall(r"^```yaml\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)[0])
+    if "./mine.yaml" in options:
+        (matrix,) = re.findall(r"^```yaml\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+        (workspace / "mine.yaml").write_text(matrix)
     for words in (
         ["provision", str(ROOT / "examples/local.yaml")],
         ["jobs", "submit", *options, "--wait"],
         ["collect", "fetch"],
         ["collect", "summarize"],
-    ):
-        subprocess.run([PROGRAMS / words[0], *words[1:], *place], cwd=workspace, check=words[0] == "collect")  # a run may fail
+    ):  # a run may fail
+        subprocess.run([PROGRAMS / words[0], *words[1:], *place], cwd=workspace, check=words[0] == "collect")
 
 
 def pages(folder: Path) -> None:

@@ -53,13 +53,13 @@ those of [Commands](commands.md). [Types](json-types.md) has the rules for names
 TYPE_RULES = """
 The objects inside of [JSON files](json-files.md) and of the [output of commands](json-output.md).
 
-- A line has a key, its value and what the key is. `?` after a value: or null. `[]`: a list of such values. `{}`: a mapping from
-  names to such values. A key without a value is a text, or a number if its name has a unit or its text begins with *Number of*,
-  or a boolean if its text begins with *Whether*.
+- A line has a key, in parentheses its value, and what the key is. `?` after a value: or null. `[]`: a list of such values.
+  `{}`: a mapping from names to such values. A key without a value is a text, or a number if its name has a unit or its text
+  begins with *Number of*, or a boolean if its text begins with *Whether*.
 - A value that is not known is `null` or absent, never 0. A key whose value is its default may be absent. A reader should ignore
   keys that it does not know.
 - Names end with their unit: `_s` seconds, `_ms` milliseconds, `_ns` nanoseconds, `_bytes`, `_gib`, `_w` watts, `_pct` percent,
-  `_mhz`. `_s` of a moment is seconds since the epoch, except for `t_s`.
+  `_mhz`, `_flops`. `_s` of a moment is seconds since the epoch, except for `t_s`.
 - *In order*: a list of these values instead of an object.
 - The docstrings in the code say more: search the name of a type.
 """
@@ -69,9 +69,31 @@ IN_ORDER = "*In order*."
 COMMON_RULES = "Keys that many documents have. Where a type names one after *also*, it means this:\n"
 VALUE = r"(null|none|empty)\b|(`[^`]*`|[\w-]+): "  # the start of a clause that says what a value means
 TYPE = r"\b[A-Z]\w+"  # the name of a type in a value
-FILLING = set("the of a an number in by from it its all this that is are and or to with on name whether one per for".split())
+FILLING = {
+    "the",
+    "of",
+    "a",
+    "an",
+    "number",
+    "in",
+    "by",
+    "from",
+    "it",
+    "its",
+    "all",
+    "this",
+    "that",
+    "is",
+    "are",
+    "and",
+    "or",
+    "to",
+    "with",
+    "on",
+}
+FILLING |= {"name", "whether", "one", "per", "for"}
 UNITS = {"s": "seconds time duration", "ms": "time duration", "ns": "time duration", "pct": "percent share", "bytes": "size"}
-WITH_UNIT = ("s", "ms", "ns", "bytes", "gib", "w", "pct", "mhz")
+WITH_UNIT = ("s", "ms", "ns", "bytes", "gib", "w", "pct", "mhz", "flops")
 UNKNOWN = r"(null|none)(:| if) (it is )?(not known|unknown|not measured)"
 UNIT = r"\b(seconds?|bytes?|[GM]iB|percent|Hz|W|ms|ns|hours?|FLOPs?|tokens)\b|%"
 LONG = 8  # words
@@ -110,7 +132,7 @@ def types() -> str:
 
 
 @cache
-def _all_types() -> dict[str, Struct]:
+def all_types() -> dict[str, Struct]:
     """Each type that a document contains, by name."""
     found: dict[str, Struct] = {}
     for root in (*USED, *(one.kind for one in (*FILES, *COMMANDS) if one.kind)):
@@ -121,27 +143,31 @@ def _all_types() -> dict[str, Struct]:
 @cache
 def _inside() -> set[str]:
     """The types that one key alone has as its value: the page describes them below that key."""
-    kinds = {name: kind for name, kind in _all_types().items() if _same_keys(kind) is None}
-    values = [line.value for kind in kinds.values() for line in _lines(kind)]
+    kinds = {name: kind for name, kind in all_types().items() if _same_keys(kind) is None}
+    values = [line.value for kind in kinds.values() for line in key_lines(kind)]
     values += [key.value for one in (*FILES, *COMMANDS) for key in one.keys.values()]
     values += [key.value for keys in ALSO.values() for key in keys.values()]
     uses = Counter(name for value in values for name in set(re.findall(TYPE, value)))
     texts = " ".join(key.what for one in (*FILES, *COMMANDS) for key in one.keys.values())
     documents = {one.kind.__name__ for one in (*FILES, *COMMANDS) if one.kind}
-    return {name for name in kinds if uses[name] == 1 and name not in MATRIX and name not in documents and name not in re.findall(TYPE, texts)}
+    return {
+        name
+        for name in kinds
+        if uses[name] == 1 and name not in MATRIX and name not in documents and name not in re.findall(TYPE, texts)
+    }
 
 
 @cache
 def _own_types() -> dict[str, Struct]:
     """The types that have a section: those that are no document by themselves, and that several keys have as their value."""
     documents = {one.kind.__name__ for one in (*FILES, *COMMANDS) if one.kind}
-    return {name: kind for name, kind in _all_types().items() if name not in documents | _inside() | set(MATRIX)}
+    return {name: kind for name, kind in all_types().items() if name not in documents | _inside() | set(MATRIX)}
 
 
 @cache
 def _common() -> dict[str, Line]:
     """The keys that have the same text and value in several types, by name."""
-    lines = Counter(line for kind in _all_types().values() for line in _lines(kind))
+    lines = Counter(line for kind in all_types().values() for line in key_lines(kind))
     often = {line.name: line for line, count in sorted(lines.items(), key=lambda pair: pair[1]) if count >= FEWEST_ALIKE}
     return {name: line for name, line in often.items() if line.text}
 
@@ -190,16 +216,20 @@ def _hand_written(name: str, key: Key, links: dict[str, str]) -> Line:
 
 
 def _line(line: Line, links: dict[str, str]) -> str:
-    value = "" if _is_clear(line) else f" {_linked(_cell(line.value), links)}"
+    value = "" if _is_clear(line) else f" ({_linked(_cell(line.value), links)})"
     return f"- `{line.name}`{value}" + (f": {_cell(line.text)}" if line.text else "")
 
 
 def _is_clear(line: Line) -> bool:
     """Whether the name of a key or its text says what kind of value it has, by the rules of the page."""
-    has_unit = "_" in line.name and line.name.rpartition("_")[2] in WITH_UNIT
-    if has_unit or line.text.lower().startswith("number of "):
+    if has_unit(line.name) or line.text.lower().startswith("number of "):
         return line.value in ("integer", "number")
     return line.value == ("boolean" if line.text.lower().startswith("whether ") else "text")
+
+
+def has_unit(name: str) -> bool:
+    """Whether the name of a key ends with its unit."""
+    return "_" in name and name.rpartition("_")[2] in WITH_UNIT
 
 
 def _about(kind: Struct, of_document: bool = False) -> list[str]:
@@ -210,7 +240,7 @@ def _about(kind: Struct, of_document: bool = False) -> list[str]:
 
 
 @cache
-def _lines(kind: Struct) -> list[Line]:
+def key_lines(kind: Struct) -> list[Line]:
     """The keys of a type."""
     _, components = msgspec.json.schema_components([kind], ref_template="{name}")
     texts, described = support_field_texts.of(kind), components[kind.__name__]
@@ -227,11 +257,12 @@ def _fields(kind: Struct, links: dict[str, str], replaced: Mapping[str, Key] = {
     if same is not None:
         yield f"- the keys of {links[same]}"
         return
-    lines = [line for line in _lines(kind) if line.name not in replaced]
+    lines = [line for line in key_lines(kind) if line.name not in replaced]
     lines += [_hand_written(name, key, links) for name, key in ALSO.get(kind, {}).items()]
     if kind is AnyCell:
         keys = MATRIX["CellKeys"]["properties"]
-        yield f"- as in [matrix.yaml](matrix-file.md#cellkeys): {', '.join(f'`{line.name}`' for line in lines if line.name in keys)}"
+        names = ", ".join(f"`{line.name}`" for line in lines if line.name in keys)
+        yield f"- as in [matrix.yaml](matrix-file.md#cellkeys): {names}"
         lines = [line for line in lines if line.name not in keys]
     yield from _listed(lines, links, in_order=kind.__struct_config__.array_like)
 
@@ -254,7 +285,7 @@ def _is_common(line: Line) -> bool:
 def _nested(line: Line, links: dict[str, str]) -> Iterator[str]:
     """The line about a key, and the keys of its value if only this key has such a value."""
     (name,) = set(re.findall(TYPE, line.value)) & _inside() or {""}
-    kind = _all_types().get(name)
+    kind = all_types().get(name)
     yield _line(line, links) + (f". {IN_ORDER}" if kind is not None and kind.__struct_config__.array_like else "")
     if kind is not None:
         yield from (f"    {inside}" for inside in _fields(kind, links))
@@ -265,7 +296,7 @@ def _same_keys(kind: Struct) -> str | None:
     named = re.search(r"fields mean the same as those of `(\w+)`", field_docs.join_lines(kind.__doc__ or ""))
     if named is None:
         return None
-    assert [line.name for line in _lines(kind)] == [line.name for line in _lines(_all_types()[named[1]])]
+    assert [line.name for line in key_lines(kind)] == [line.name for line in key_lines(all_types()[named[1]])]
     return named[1]
 
 
