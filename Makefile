@@ -88,7 +88,7 @@ docs: $(VENV)/installed-dev
 	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 	@echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
 
-# Makes docs/images from a quickstart and a rehearsal of study 1, which it keeps in .cache/pictures. Look at each picture.
+# Makes docs/images from the matrix of README.md, a quickstart and a rehearsal of study 1, which it keeps in .pictures. Look at each picture.
 pictures: $(VENV)/installed-dev
 	PYTHONPATH=tests/support $(BIN)/python tools/record_pictures.py
 
@@ -171,4 +171,4 @@ system:
 	|| echo "they cannot be installed, so the tests that need them are skipped"
 
 clean:
-	rm -rf $(VENV) $(HTA) site .cache .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) site .cache .pictures .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

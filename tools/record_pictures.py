@@ -1,7 +1,8 @@
 """Makes the pictures of docs/images from real runs on this machine. Usage: python tools/record_pictures.py [DIR]
 
-DIR keeps two workspaces: quickstart, and a rehearsal of study 1. If a workspace has no report yet, its runs are trained first,
-which takes up to an hour. If both have reports, only the pictures are made. `make pictures` calls this program.
+DIR keeps three workspaces: the matrix of README.md, quickstart, and a rehearsal of study 1. If a workspace has no report yet,
+its runs are trained first, which takes up to an hour. If all have reports, only the pictures are made. `make pictures` calls
+this program.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -21,15 +23,20 @@ from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
 IMAGES = ROOT / "docs" / "images"
 PROGRAMS = Path(sys.executable).parent
 MOST_BYTES = 200_000
 COLOURS = 128  # in the palette of a page's picture; a page has few, and the file is a third as large
 # Maps the name of a workspace to the options of `jobs submit` that make its runs.
-WORKSPACES = {"quickstart": ["--matrix", "quickstart"], "paper1": ["--matrix", "paper1", "--scale", "tiny"]}
+WORKSPACES = {
+    "mine": ["--matrix", "./mine.yaml"],
+    "quickstart": ["--matrix", "quickstart"],
+    "paper1": ["--matrix", "paper1", "--scale", "tiny"],
+}
 # Maps the name of a picture of a report to (workspace, CSS selector of the part of the page, greatest height in px).
 PAGES = {
-    "report": ("quickstart", "body", 1130),
+    "report": ("mine", "body", 1060),
     "verdicts": ("paper1", "#verdicts", 900),
     "study-tables": ("paper1", "#reported", 650),
 }
@@ -71,13 +78,17 @@ def make(workspace: Path, options: list[str]) -> None:
     if (workspace / "report" / "index.html").exists():
         return
     place = ["--workspace", str(workspace)]
+    workspace.mkdir(parents=True, exist_ok=True)
+    if "./mine.yaml" in options:
+        (matrix,) = re.findall(r"^```yaml\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+        (workspace / "mine.yaml").write_text(matrix)
     for words in (
         ["provision", str(ROOT / "examples/local.yaml")],
         ["jobs", "submit", *options, "--wait"],
         ["collect", "fetch"],
         ["collect", "summarize"],
-    ):
-        subprocess.run([PROGRAMS / words[0], *words[1:], *place], check=words[0] == "collect")  # a run may fail
+    ):  # a run may fail
+        subprocess.run([PROGRAMS / words[0], *words[1:], *place], cwd=workspace, check=words[0] == "collect")
 
 
 def pages(folder: Path) -> None:
@@ -134,7 +145,7 @@ def on_terminal(words: list[str], columns: int) -> str:
 
 
 if __name__ == "__main__":
-    made = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / ".cache" / "pictures").absolute()
+    made = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / ".pictures").absolute()
     for name, options in WORKSPACES.items():
         make(made / name, options)
     terminals(made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -17,6 +18,12 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+# Maps the words of a question to the how-to that a search for these words must find first.
+FOUND_BY = {
+    "out of memory": "out-of-memory",
+    "has a run failed": "understand-a-failed-run",
+    "resume a run": "continue-from-a-checkpoint",
+}
 
 
 class Addresses(HTMLParser):
@@ -80,6 +87,17 @@ def test_pages_load_nothing_from_the_web(site):
         if urlsplit(one).scheme or one.startswith("//")
     }
     assert loaded == set()
+
+
+def test_the_search_finds_how_tos_and_no_lists_of_json_keys(site):
+    """A title counts three times as much as a text, so the how-to whose title has all words of a question comes first."""
+    root = next(page.parent for page in site if page.name == "index.html" and page.parent.name == "site")
+    entries = json.loads((root / "search.json").read_text())["items"]
+    assert [entry["location"] for entry in entries if entry["location"].startswith("reference/json-")] == []
+    for question, page in FOUND_BY.items():
+        titled = {entry["location"] for entry in entries if question in entry["title"].lower()}
+        assert f"how-to/{page}.html" in titled, question
+        assert len(titled) <= 2, question
 
 
 def test_each_page_is_in_the_menu():

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from support_document_keys import NAMED, wrong
 from support_golden import same_as_golden
 from support_reference import COMMANDS, MAINS
 from support_trust import make_own
+
+from shardlab.files import field_docs
 
 ROOT = Path(__file__).parents[2]
 # Maps the name of a description in support_documents.py to (the command whose JSON output it describes, its exit code).
@@ -84,6 +87,27 @@ def document(workspace, capsys, line, code):
 def test_the_pages_are_current():
     same_as_golden("../../docs/reference/json-files.md", page.files())
     same_as_golden("../../docs/reference/json-output.md", page.output())
+    same_as_golden("../../docs/reference/json-types.md", page.types())
+
+
+def test_each_key_is_on_a_page():
+    text = page.files() + page.output() + page.types() + (ROOT / "docs/reference/matrix-file.md").read_text()
+    keys = {line.name for kind in page.all_types().values() for line in page.key_lines(kind)}
+    assert len(keys) > 500
+    assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
+
+
+def test_a_short_text_keeps_the_unit_of_a_number():
+    """The pages have the first sentence about a key; no unit may stand only in what they leave out."""
+    lost = []
+    for name, kind in page.all_types().items():
+        texts = field_docs.read_field_docs(kind)
+        for line in page.key_lines(kind):
+            shown = f"{line.name} {line.text}".lower()
+            units = {unit for unit in re.findall(page.UNIT, texts.get(line.name, "")) if unit.lower() not in shown}
+            if units and not page.has_unit(line.name) and line.value.startswith(("integer", "number")):
+                lost.append(f"{name}.{line.name}: {units}")
+    assert lost == []
 
 
 @pytest.mark.parametrize("name", PRINTED)
