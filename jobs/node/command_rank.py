@@ -109,6 +109,8 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     """Start the command and wait for its end. Returns its exit code, or the negative number of the signal that ended it."""
     words = command_run.list_words(run_dir, run, sys.executable)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **_list_torch_variables(run)}
+    if "PYTHONSAFEPATH" not in run.cell.env:  # the run's script sets it for our own programs; a script imports files beside it
+        environment.pop("PYTHONSAFEPATH", None)
     environment[CHECKSUMS_VARIABLE] = str(run_dir.checksums_file(rank).parent)
     if cell_command.steps is None:
         environment |= {FOLDER_VARIABLE: str(run_dir.steps_file(rank).parent), WARMUP_VARIABLE: str(run.cell.warmup_steps)}

@@ -71,6 +71,8 @@ class CommandWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """The folder of the script, relative to the folder of the matrix file; each run starts in a copy of its own."""
     exclude: list[str] = []
     """Patterns of files in the folder that runs do not need, as in .gitignore, such as data/*."""
+    include: list[str] = []
+    """Patterns of files in the folder that runs need although git ignores them, such as data/*.bin."""
     name: Annotated[str, limit_text(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = None
     """The name of the workload; null: the name of the folder."""
     steps: StepSource | None = None
