@@ -91,6 +91,11 @@ def main(argv: list[str]) -> int:
     run, rank = run_dir.read_run(), _read_number("RANK", "SLURM_PROCID", "SHARDLAB_NODE")
     if (cell_command := run.cell.command) is None:
         raise InputError(f"{run_dir.path}: has no command.")
+    if run.launcher not in ("none", "srun") and (ranks := _read_number("WORLD_SIZE") or 1) != run.world.world_size:
+        raise InputError(
+            f"{run.launcher} started {ranks} rank(s) and not {run.world.world_size}. Allowed: `launcher_options` that keep the "
+            "number of ranks."
+        )
     if _read_number("LOCAL_RANK", "SLURM_LOCALID") == 0:
         files.make_folder(run_dir.environment(gethostname()).parent)
         files.write_json(run_dir.environment(gethostname()), host.read_host())
