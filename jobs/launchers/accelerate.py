@@ -38,11 +38,19 @@ def main(argv: list[str]) -> NoReturn:
         f"--machine_rank={read_node_number(os.environ)}",
         f"--main_process_ip={master_variables['MASTER_ADDR']}",
         f"--main_process_port={master_variables['MASTER_PORT']}",
-        *list_launcher_options(run), "--no_python", sys.executable, *make_rank_argv(run),
+        *_list_kind_options(run), *list_launcher_options(run), "--no_python", sys.executable, *make_rank_argv(run),
     ]  # fmt: skip
     # files that the options name are in the folder of the command
     os.chdir(run_dir.work)
     os.execve(sys.executable, [*launcher_argv[:-1], str(run_dir.path)], dict(os.environ))
+
+
+def _list_kind_options(run: Run) -> list[str]:
+    """The option that lets accelerate start several ranks, unless the options of the command say how. Without it, accelerate
+    starts one process that trains alone if a node has at most one GPU."""
+    words = [word.replace("-", "_") for word in list_launcher_options(run)]
+    says_kind = any(word.startswith(("__config_file", "__use_", "__multi_gpu", "__cpu")) for word in words)
+    return [] if says_kind or run.world.world_size == 1 else ["--multi_gpu"]
 
 
 LAUNCHER = Launcher(

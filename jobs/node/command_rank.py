@@ -91,6 +91,11 @@ def main(argv: list[str]) -> int:
     run, rank = run_dir.read_run(), _read_number("RANK", "SLURM_PROCID", "SHARDLAB_NODE")
     if (cell_command := run.cell.command) is None:
         raise InputError(f"{run_dir.path}: has no command.")
+    if run.launcher not in ("none", "srun") and (ranks := _read_number("WORLD_SIZE") or 1) != run.world.world_size:
+        raise InputError(
+            f"{run.launcher} started {ranks} rank(s) and not {run.world.world_size}. Allowed: `launcher_options` that keep the "
+            "number of ranks."
+        )
     if _read_number("LOCAL_RANK", "SLURM_LOCALID") == 0:
         files.make_folder(run_dir.environment(gethostname()).parent)
         files.write_json(run_dir.environment(gethostname()), host.read_host())
@@ -109,6 +114,8 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     """Start the command and wait for its end. Returns its exit code, or the negative number of the signal that ended it."""
     words = command_run.list_words(run_dir, run, sys.executable)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **_list_torch_variables(run)}
+    if "PYTHONSAFEPATH" not in run.cell.env:  # the run's script sets it for our own programs; a script imports files beside it
+        environment.pop("PYTHONSAFEPATH", None)
     environment[CHECKSUMS_VARIABLE] = str(run_dir.checksums_file(rank).parent)
     if cell_command.steps is None:
         environment |= {FOLDER_VARIABLE: str(run_dir.steps_file(rank).parent), WARMUP_VARIABLE: str(run.cell.warmup_steps)}

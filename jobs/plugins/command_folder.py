@@ -1,7 +1,8 @@
 """The folder of a command: which of its files runs need, their digest, and the frozen copy from which each run gets its own.
 
-Runs need the files that git would add: no ignored files, and nothing that `exclude` names. The copy is made at submission, in
-the folder .shardlab/own of the workspace, so a change of the user's folder reaches no run that is already submitted.
+Runs need the files that git would add: no ignored files but those that `include` names, and nothing that `exclude` names. The
+copy is made at submission, in the folder .shardlab/own of the workspace, so a change of the user's folder reaches no run that
+is already submitted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -40,6 +41,8 @@ class CommandFolder(msgspec.Struct, frozen=True):
     """The paths of the files that runs need, relative to the folder, sorted."""
     digest: str
     """The digest of the names, modes and contents of these files: 16 hexadecimal digits of SHA-256."""
+    ignored: list[str] = []
+    """The files and whole folders that git ignores and runs do not get, but for Python's caches."""
 
 
 def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolder]:
@@ -52,7 +55,7 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
     for name, workload in matrix.commands.items():
         sent_folder = command.find_sent_folder(matrix_path, workload)
         if sent_folder is None:
-            folders[name] = read_folder(matrix_path.parent / workload.folder, workload.exclude)
+            folders[name] = read_folder(matrix_path.parent / workload.folder, workload.exclude, workload.include)
         else:
             must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
             frozen_copy = find_copy(store, sent_folder.digest)
@@ -60,11 +63,24 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
     return folders
 
 
-def read_folder(folder: Path, exclude: Sequence[str]) -> CommandFolder:
-    """Read the folder of a command. exclude: patterns of files that runs do not need. Raises InputError."""
+def describe_ignored_files(folders: Mapping[str, CommandFolder]) -> list[str]:
+    """For each command in whose folder git ignores files: which files runs do not get, as a sentence."""
+    return [
+        f"{name}: runs do not get what git ignores: {', '.join(folder.ignored[:MOST_NAMED])}"
+        f"{' and others' * (len(folder.ignored) > MOST_NAMED)}. If the command needs it, name it in `include`, or give its "
+        "absolute path to the command."
+        for name, folder in folders.items()
+        if folder.ignored
+    ]
+
+
+def read_folder(folder: Path, exclude: Sequence[str], include: Sequence[str] = ()) -> CommandFolder:
+    """Read the folder of a command. exclude: patterns of files that runs do not need. include: patterns of files that runs need
+    although git ignores them. Raises InputError."""
     if not folder.is_dir():
         raise InputError(f"{folder}: is no folder. Allowed: the folder of the script, relative to the matrix file.")
-    names = [name for name in _list_files(folder, exclude) if not (folder / name).is_dir() or (folder / name).is_symlink()]
+    listed, ignored = _list_files(folder, exclude, include)
+    names = [name for name in listed if not (folder / name).is_dir() or (folder / name).is_symlink()]
     if len(names) > MOST_FILES:
         raise InputError(f"{folder}: has {len(names)} files. Allowed: {MOST_FILES}; leave the others out with `exclude`.")
     for name in names:
@@ -77,7 +93,7 @@ def read_folder(folder: Path, exclude: Sequence[str]) -> CommandFolder:
             f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest)}. Allowed: "
             f"{MOST_BYTES / 1e6:.0f} MB; leave data and checkpoints out with `exclude`, and give their path to the command."
         )
-    return CommandFolder(folder, names, _digest_files(folder, names))
+    return CommandFolder(folder, names, _digest_files(folder, names), ignored)
 
 
 def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> None:
@@ -153,24 +169,37 @@ def _list_copy(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
-def _list_files(folder: Path, exclude: Sequence[str]) -> list[str]:
-    """The files in a folder that git would add, without those that match `exclude`. Without git, all files but hidden ones."""
+def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files in a folder that runs get, and what git ignores of the others. Without git, runs get all but hidden files."""
     if shutil.which("git") is None:
         paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
         visible = [path for path in paths if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)]
-        return [str(path) for path in visible if not any(PurePosixPath(path).match(pattern) for pattern in exclude)]
-    patterns = [f":(exclude,glob){form}" for pattern in exclude for form in (pattern, f"{pattern.rstrip('/')}/**")]
+        return [str(path) for path in visible if not any(PurePosixPath(path).match(pattern) for pattern in exclude)], []
+    unwanted = _make_pathspecs("exclude,glob", exclude)
     with tempfile.TemporaryDirectory(prefix="shardlab-command-") as empty_repository:
         argv = ["git", "-C", str(folder)]
         if _run_git([*argv, "rev-parse", "--is-inside-work-tree"]) is None:
             # an empty repository elsewhere, so that .gitignore counts and nothing is written into the user's folder
             _run_git(["git", "init", "--quiet", empty_repository])
             argv += ["--git-dir", f"{empty_repository}/.git", "--work-tree", "."]
-        listed = _run_git([*argv, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", ".", *patterns])
-    if listed is None:
+        argv += ["ls-files", "-z", "--others"]
+        listed = _split_names(_run_git([*argv, "--cached", "--exclude-standard", "--", ".", *unwanted]))
+        included = _split_names(_run_git([*argv, "--", *_make_pathspecs("glob", include), *unwanted])) if include else []
+        ignored = _split_names(_run_git([*argv, "--ignored", "--exclude-standard", "--directory", "--", ".", *unwanted]))
+    if listed is None or included is None:
         raise InputError(f"{folder}: git cannot list its files. Allowed: a folder that git can read.")
-    names = {name for name in os.fsdecode(listed).split("\0") if name and not name.endswith("/")}
-    return sorted(name for name in names if os.path.lexists(folder / name))
+    names = {name for name in (*listed, *included) if not name.endswith("/")}
+    ignored = [name for name in ignored or [] if "__pycache__" not in name and not any(file.startswith(name) for file in names)]
+    return sorted(name for name in names if os.path.lexists(folder / name)), ignored
+
+
+def _make_pathspecs(magic: str, patterns: Sequence[str]) -> list[str]:
+    """The patterns of files and folders in the form of git."""
+    return [f":({magic}){form}" for pattern in patterns for form in (pattern, f"{pattern.rstrip('/')}/**")]
+
+
+def _split_names(listed: bytes | None) -> list[str] | None:
+    return None if listed is None else [name for name in os.fsdecode(listed).split("\0") if name]
 
 
 def _run_git(argv: Sequence[str]) -> bytes | None:

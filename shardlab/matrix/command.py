@@ -72,6 +72,8 @@ class CommandWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """The folder of the script, relative to the folder of the matrix file; each run starts in a copy of its own."""
     exclude: list[str] = []
     """Patterns of files in the folder that runs do not need, as in .gitignore, such as data/*."""
+    include: list[str] = []
+    """Patterns of files in the folder that runs need although git ignores them, such as data/*.bin."""
     name: Annotated[str, limit_text(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = None
     """The name of the workload; null: the name of the folder."""
     steps: StepSource | None = None
@@ -107,6 +109,8 @@ class SentFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
     """As in `CommandWorkload`."""
     exclude: list[str]
+    """As in `CommandWorkload`."""
+    include: list[str]
     """As in `CommandWorkload`."""
     name: str
     """The name of the workload on the user's machine."""
@@ -167,8 +171,15 @@ def sent_folders_path(matrix_path: Path) -> Path:
 def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder | None:
     """The folder of a command that was sent together with a matrix file; None if the folder is on this machine."""
     sent_folders = json_file.read_json_if_valid(sent_folders_path(matrix_path), list[SentFolder]) or []
-    wanted = (workload.folder, workload.exclude, workload.name)
-    return next((sent for sent in sent_folders if wanted == (sent.folder, sent.exclude, workload.name and sent.name)), None)
+    wanted = (workload.folder, workload.exclude, workload.include)
+    return next(
+        (
+            sent
+            for sent in sent_folders
+            if wanted == (sent.folder, sent.exclude, sent.include) and workload.name in (None, sent.name)
+        ),
+        None,
+    )
 
 
 def _name_folder(folder: Path) -> str:

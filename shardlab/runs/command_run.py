@@ -9,7 +9,6 @@ from pathlib import Path
 
 from shardlab.files import files
 from shardlab.matrix.command import CHECKPOINT_PLACEHOLDER
-from shardlab.record_types import Spread
 from shardlab.runs.record import SCHEMA, Result, SameWork, StepRecord, read_lines
 from shardlab.runs.run import STEP_UNIT, Run
 from shardlab.runs.rundir import RunDir
@@ -74,7 +73,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         return NO_STEP_WHY
     has_units = any(step.counts_units for steps in rows for step in steps)
     units = sum(step.units for steps in rows for step in steps)
-    losses = [steps[-1].loss for steps in rows if steps[-1].loss is not None]
+    losses = [told[-1] for steps in rows if (told := [step.loss for step in steps if step.loss is not None])]
     result = Result(
         schema=SCHEMA,
         run_id=run.run_id,
@@ -84,19 +83,11 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         unit=TOKENS_UNIT if has_units else STEP_UNIT,
         final_loss=statistics.fmean(losses) if losses else None,
         throughput_per_s=1000 * units / sum(steps_ms) if sum(steps_ms) else None,
-        step_time_ms=_compute_spread(steps_ms),
         train_time_s=sum(steps_ms) / 1000,
         same_work=SameWork(verdict="not proven", why="shardlab does not see the work of a command."),
     )
     files.write_json(run_dir.result, result)
     return ""
-
-
-def _compute_spread(steps_ms: Sequence[float]) -> Spread:
-    """The spread of step times; percentiles between two steps are interpolated linearly."""
-    twentieths = statistics.quantiles([*steps_ms, *steps_ms[: len(steps_ms) == 1]], n=20, method="inclusive")
-    mean, median = statistics.fmean(steps_ms), statistics.median(steps_ms)
-    return Spread(median=median, mean=mean, p5=twentieths[0], p95=twentieths[-1], n=len(steps_ms))
 
 
 def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:

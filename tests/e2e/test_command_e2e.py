@@ -28,6 +28,7 @@ def bench(tmp_path):
 def submit_script(bench, script, code=0, defaults=None, **workload):
     """Submit one run of a script. Returns its folder. defaults, workload: further keys of the matrix and of its workload."""
     (bench.path / "own").mkdir(exist_ok=True)
+    (bench.path / "own" / "model.py").write_text("MINE = 2.5")
     (bench.path / "own" / "train.py").write_text(script)
     command = {"command": ["python", "train.py"], "folder": "own", **workload}
     matrix = {"schema": 1, "name": "own", "defaults": {"launcher": "none", "workload": command, **(defaults or {})}}
@@ -89,10 +90,10 @@ def test_the_end_of_a_command_is_named(bench, script, state, why):
     assert (judged.state, why in judged.why) == (state, True), judged
 
 
-def test_variables_of_env_reach_a_command(bench):
-    script = "import os\nfor step in range(3): print('step', step, 'loss', os.environ['MINE'])"
+def test_variables_of_env_reach_a_command_that_imports_a_file_beside_it(bench):
+    script = "import os, model\nfor step in range(3): print('step', step, 'loss', float(os.environ['MINE']) + model.MINE)"
     run_dir = submit_script(bench, script, defaults={"env": {"MINE": 2.5}}, **STEPS)
-    assert run_dir.read_result().final_loss == 2.5
+    assert run_dir.read_result().final_loss == 5.0
 
 
 def test_variables_of_env_reach_the_ranks_of_a_training(bench):

@@ -27,7 +27,10 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.hardware import host
 from shardlab.hardware.host import Host
+from shardlab.matrix.cell import AnyCell
+from shardlab.matrix.command import Command
 from shardlab.matrix.expansion import Expansion
+from shardlab.runs.checksums import PROJECTIONS, ModelChecksum, PieceChecksum
 from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
 from shardlab.runs.run import Run, run_id
@@ -46,14 +49,14 @@ SHOWN = {
     "gpu_why_absent", "python", "uuid", "name", "mac", "pci", "driver", "cpus", "how",
     "gpu", "op", "bottleneck", "link_layer", "device", "mig_of", "git_commit", "created", "cell_hash", "hash", "baseline",
     "launcher", "workload", "strategy", "prove", "scheduler", "track", "source", "packages", "environment", "data_path",
-    "proofs_path", "workload_code", "strategy_code",
+    "proofs_path", "workload_code", "strategy_code", "optimizer", "unseen",
 }  # fmt: skip
 # Parts of records whose keys have no types; their texts are only shown and compared, too.
 FREE = {"options", "versions", "templates", "packages", "data", "instruments", "knobs", "cluster", "cell", "excluded", "claims"}
 KINDS = [
     ("run.json", Run), ("events.", Event), ("steps/", StepRecord), ("samples/", Sample), ("validation.jsonl", ValidationRecord),
     ("result.json", Result), ("env/", Host), ("prediction.json", Prediction), ("submissions/", Submission),
-    ("matrices/", Expansion),
+    ("matrices/", Expansion), ("checksums/", ModelChecksum),
 ]  # fmt: skip
 
 
@@ -90,11 +93,38 @@ def files_of(workspace):
     return [path for path in found if records_of(path)]
 
 
+def make_script_cell(ranks):
+    """A cell whose workload is a command of the user."""
+    return AnyCell(
+        workload="mine", strategy="ddp", gpus=ranks, launcher="torchrun", prove="off", warmup_steps=2, time_limit_s=600,
+        command=Command(words=["python", "train.py"]), workload_code="0123456789abcdef",
+    )  # fmt: skip
+
+
+def write_checksums(run_dir, ranks):
+    """Write the checksums of a run of a command, each rank with its part of a parameter."""
+    for rank in range(ranks):
+        run_dir.checksums_file(rank).parent.mkdir(exist_ok=True)
+        lines = b""
+        for step in (0, 2):
+            numbers = [float(step) / ranks] * PROJECTIONS
+            piece = PieceChecksum(
+                name="fc.weight", shape=[4], offsets=[rank * 2], block=[4 // ranks], dtype="float32", weight=numbers,
+                gradient=numbers,
+            )  # fmt: skip
+            record = ModelChecksum(schema=1, step=step, rank=rank, world_size=ranks, optimizer="AdamW", pieces=[piece])
+            lines += msgspec.json.encode(record) + b"\n"
+        run_dir.checksums_file(rank).write_bytes(lines)
+
+
 def collected(path):
-    """A workspace with completed and failed runs, and predictions."""
+    """A workspace with completed and failed runs, predictions, and checksums of a command."""
     workspace = support.Workspace(path)
     single, ddp = support.cell(), support.cell("ddp", 2)
-    support.keep(workspace, [single, ddp], repeats=2)
+    scripts = [make_script_cell(ranks) for ranks in (1, 2)]
+    support.keep(workspace, [single, ddp, *scripts], repeats=2)
+    for script in scripts:
+        write_checksums(support.completed(workspace, script), script.gpus)
     for what in (single, ddp):
         folder = support.completed(workspace, what, 1)
         support.completed(workspace, what, 2, gpu=True)

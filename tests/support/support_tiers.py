@@ -19,6 +19,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_clock_e2e": (),
     "test_environments_e2e": (),
     "test_cloudlab_e2e": (),
+    "test_command_libraries_e2e": (),
     "test_command_e2e": (
         "test_an_unchanged_script_is_compared_under_two_options",
         "test_the_folder_of_the_script_stays_as_it_was",

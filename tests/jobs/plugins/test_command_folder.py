@@ -30,6 +30,22 @@ def test_runs_get_the_files_that_git_would_add(folder, in_git):
     assert (folder / ".git").exists() == in_git
 
 
+@pytest.mark.parametrize("in_git", [True, False])
+def test_runs_get_ignored_files_that_include_names_and_a_note_names_the_others(folder, in_git):
+    if in_git:
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    (folder / "other.pt").touch()
+    read = command_folder.read_folder(folder, [], ["model.*"])
+    assert read.files == [".gitignore", "data/a.bin", "model.pt", "train.py"]
+    (note,) = command_folder.describe_ignored_files({"mine": read})
+    assert note.startswith("mine: runs do not get what git ignores: other.pt. If")
+    assert command_folder.read_folder(folder, ["*.pt"], ["model.*"]).ignored == []
+    (folder / ".gitignore").write_text("data\n")
+    assert command_folder.read_folder(folder, []).ignored == ["data/"]
+    read = command_folder.read_folder(folder, [], ["data/*.bin"])
+    assert ("data/a.bin" in read.files, command_folder.describe_ignored_files({"mine": read})) == (True, [])
+
+
 def test_each_change_of_a_file_changes_the_digest(folder):
     def read_digest():
         return command_folder.read_folder(folder, []).digest

@@ -1,0 +1,44 @@
+"""Runs the scripts of docs/how-to/own-script-libraries.md, in an environment that has the libraries."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support_e2e import benches, make_second_environment
+from support_long import only_in_long_form
+from support_page import files_of
+
+pytestmark = pytest.mark.e2e
+PACKAGES = ("accelerate", "lightning", "pytorch-lightning", "lightning-utilities", "torchmetrics")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """A workspace with the files of the page; its commands and runs use an environment with the libraries."""
+    folder = tmp_path_factory.mktemp("libraries")
+    packages = make_second_environment(folder / "environment")
+    installer = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, *PACKAGES]
+    installed = subprocess.run(installer, capture_output=True, text=True, check=False)
+    if installed.returncode:
+        pytest.skip(f"needs {', '.join(PACKAGES)}: {installed.stderr.strip().splitlines()[-1]}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(folder / "environment/bin/python"))
+        for made in benches(folder):
+            for name, text in files_of("how-to/own-script-libraries.md").items():
+                (made.path / name).parent.mkdir(exist_ok=True)
+                (made.path / name).write_text(text)
+            yield made
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("hf", "not proven"), ("acc", "proven"), ("light", "proven")])
+@only_in_long_form
+def test_a_script_with_a_library_does_the_same_work_with_one_and_two_ranks(bench, name, verdict):
+    bench.run("jobs", "submit", "--matrix", str(bench.path / f"{name}.yaml"), "--where", "strategy == 'ddp'", "--wait")
+    bench.run("collect", "summarize", "--matrix", name)
+    rows = json.loads((bench.path / "report" / "summary.json").read_text())["rows"]
+    assert [(row["cell"]["gpus"], row["states"]) for row in rows] == [(1, {"completed": 1}), (2, {"completed": 1})]
+    assert [row["same_work"]["verdict"] for row in rows] == [verdict] * 2
+    losses = [row["metrics"]["final_loss"]["value"] for row in rows]
+    assert losses[1] == pytest.approx(losses[0], rel=0.2)
+    assert all(row["metrics"]["throughput_per_s"]["unit"] == "tokens/s" for row in rows)
