@@ -198,13 +198,13 @@ def _sum_plain_attention(operators: Sequence[OperatorTime]) -> int:
         if row.operator.endswith("::bmm") and len(tensors) == 2:
             products.setdefault((tensors[0][-2], tensors[1][-1]), []).append(row)  # the scores are the result
             products.setdefault((tensors[0][-2], tensors[0][-1], 0), []).append(row)  # the scores are the first input
-    found: dict[int, int] = {}
+    kernel_ns_by_row: dict[int, int] = {}
     for row in operators:
         if row.operator.endswith("softmax") and (tensors := _read_shapes(row)):
             sizes = tuple(tensors[0][-2:])
             if sizes in products and (*sizes, 0) in products:
-                found |= {id(part): part.kernel_ns or 0 for part in (row, *products[sizes], *products[(*sizes, 0)])}
-    return sum(found.values())
+                kernel_ns_by_row |= {id(part): part.kernel_ns or 0 for part in (row, *products[sizes], *products[(*sizes, 0)])}
+    return sum(kernel_ns_by_row.values())
 
 
 def _read_shapes(row: OperatorTime) -> list[list[int]]:

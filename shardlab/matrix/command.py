@@ -171,12 +171,12 @@ def sent_folders_path(matrix_path: Path) -> Path:
 def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder | None:
     """The folder of a command that was sent together with a matrix file; None if the folder is on this machine."""
     sent_folders = json_file.read_json_if_valid(sent_folders_path(matrix_path), list[SentFolder]) or []
-    wanted = (workload.folder, workload.exclude, workload.include)
+    stated_keys = (workload.folder, workload.exclude, workload.include)
     return next(
         (
             sent
             for sent in sent_folders
-            if wanted == (sent.folder, sent.exclude, sent.include) and workload.name in (None, sent.name)
+            if stated_keys == (sent.folder, sent.exclude, sent.include) and workload.name in (None, sent.name)
         ),
         None,
     )

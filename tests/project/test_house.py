@@ -26,6 +26,7 @@ OPENED = {
     "collect/sampler/": "files of the kernel",
     "collect/traces/figure_cache.py": "our own source",
     "shardlab/plugins/plugin_process.py": "in a new folder of mode 0700",
+    "jobs/plugins/send_folder.py": "writes and reads members of an archive in memory",
     "jobs/planning/rehearsals.py": "in a new folder of mode 0700",
     "jobs/submission/preflight.py": "in a new folder of mode 0700",
     "provision/checks/_prove_node.py": "in a new folder of mode 0700",
