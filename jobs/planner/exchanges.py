@@ -7,6 +7,8 @@ tests/jobs/planner/test_exchanges.py compares the results with numbers that were
 
 from __future__ import annotations
 
+from typing import cast
+
 from jobs.planner import model_facts
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import find_strategy
@@ -62,6 +64,7 @@ def _describe_model_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         hidden_elements=None if facts.saved is None
         else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
         recomputed_blocks=count_recomputed_blocks(cell, rank_blocks),
+        fetched=_count_fetched_elements(cell, facts),
         reductions=reductions if backward_reductions is None else (FORWARD_REDUCTIONS, backward_reductions),
         has_split_embedding=facts.head_share < 1 and cell.pp == 1,
         split_logit_rows=cell.micro_batch_size * (cell.seq_len or 0) if facts.head_share < 1 else 0,
@@ -70,6 +73,18 @@ def _describe_model_part(cell: Cell, facts: ModelFacts) -> ModelPart:
         messages=2 * cell.stages_per_rank if cell.pp > 2 else 2 * cell.stages_per_rank - 1,
         tied=((facts.tied_parameters / cell.dp, 2),) if facts.tied_parameters and cell.pp > 1 else (),
     )  # fmt: skip
+
+
+def _count_fetched_elements(cell: Cell, facts: ModelFacts) -> tuple[int, int] | None:
+    """`ModelPart.fetched`, if all parameters are surely too small to be sharded by ZeRO-3; else None: the sizes of single
+    parameters are not known, nor what ZeRO++ quantises."""
+    most_elements = cell.options.get("param_persistence_threshold")
+    if most_elements is None or cell.options["quantized_weights"] or cell.options["quantized_gradients"]:
+        return None
+    # no matrix of a block of GPT-2, Llama or ViT has more than a third of the block's elements
+    largest_in_block = facts.largest_block / (3 if facts.how == model_facts.FORMULA_SOURCE else 1)
+    largest_parameter = max(largest_in_block, facts.front_parameters, facts.back_parameters)
+    return (0, facts.parameters) if largest_parameter <= cast("int", most_elements) else None
 
 
 def count_recomputed_blocks(cell: Cell, blocks: int) -> int:

@@ -101,6 +101,13 @@ def test_the_bytes_of_several_passes_in_the_docs_are_those_of_theory():
     assert len(compared) == len(set(compared)) == 26
 
 
+@pytest.mark.parametrize(("threshold", "gathers"), [(40_000, 1), (10_000, 3)])
+def test_parameters_too_small_for_zero3_are_gathered_once_a_step(threshold, gathers):
+    """Each of three passes reduces gradients of PSI bytes."""
+    one = cell("gpt2-tiny", "zero3", 2, micro=2, passes=3, options={"param_persistence_threshold": threshold})
+    assert exchanges.sum_sent_bytes(one) == pytest.approx((gathers + 3) * PSI / 2)
+
+
 def test_more_passes_gather_more_and_reduce_gradients_once():
     once, twice = (exchanges.list_exchanges(cell("gpt2-tiny", "fsdp2", 4, passes=passes)) for passes in (1, 2))
     gathered, reduced = zip(*([one.payload_bytes for one in found] for found in (once, twice)), strict=True)
