@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from shardlab.errors import InputError
+from shardlab.hardware import nccl_log
 from shardlab.matrix.cell import Cell
 from shardlab.runs import instrument_span
 from shardlab.runs.record import SCHEMA, LineWriter, StepRecord
@@ -163,6 +164,8 @@ def _run_steps(
     for phase, steps in phases:
         peers.barrier()  # no rank starts its timed steps before all ranks are ready
         instruments.train_time.start()
+        if phase == TIMED:
+            nccl_log.write_mark(nccl_log.TIMED_STEPS_BEGIN)
         continues = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
         for step in steps:
             is_watched = phase == TIMED and instruments.watches(step + 1)
@@ -183,6 +186,7 @@ def _run_steps(
                 engine.close()
                 raise exception
         recorder.write_remaining()
+    nccl_log.write_mark(nccl_log.TIMED_STEPS_END)
     maker.close()
     return instruments.train_time.read_seconds()
 
