@@ -174,7 +174,8 @@ def _link_ratio(cell: CellRecord, nodes: int) -> float | None:
     With NVLink, bytes between nodes leave through the adapters. Without it, all bytes leave a GPU through PCIe.
     """
     numbers = cell.numbers
-    between = numbers.get("rdma_bytes", numbers.get("network_bytes")) if nodes > 1 else 0.0
+    adapters = "network_bytes" if "NET/Socket" in cell.transports else "rdma_bytes"
+    between = numbers.get(adapters) if nodes > 1 else 0.0
     inside = numbers.get("nvlink_bytes")
     carried = numbers.get("pcie_bytes") if not inside else None if between is None else inside + between
     nccl_bytes = numbers.get("nccl_bytes")
@@ -229,7 +230,7 @@ def _is_measurement(name: str, number: float) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """ProofCheck records and print what was found. Returns the exit code."""
+    """Check records and print what was found. Returns the exit code."""
     if not argv:
         print(f"found no file. Allowed: python {Path(__file__).name} FILE...", file=sys.stderr)
         return 2

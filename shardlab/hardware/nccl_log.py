@@ -6,9 +6,7 @@ because NCCL writes these lines when it connects.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from shardlab.files import files
 
 # With these variables, NCCL logs once how its ranks are connected.
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
-# The marks that a rank writes into its log before its first and after its last timed step: lines of NCCL between them are of these steps.
+# The marks in the log of a rank before its first and after its last timed step: lines of NCCL between them are of these steps.
 TIMED_STEPS_BEGIN, TIMED_STEPS_END = "shardlab: timed steps begin", "shardlab: timed steps end"
 MOST_BYTES = 8 << 20  # at most this many bytes are read, from the beginning of a log
 MOST_DEVICES = 32
@@ -77,13 +75,6 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
         network_transports = sorted(name for name in self.channels if name.startswith("NET/"))
         texts = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in network_transports]
         return f"{' and '.join(texts)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if texts else None
-
-
-def write_mark(mark: str) -> None:
-    """Write a mark into the log of this rank if NCCL logs its collectives there (NCCL_DEBUG_SUBSYS)."""
-    if {"COLL", "ALL"}.intersection(os.environ.get("NCCL_DEBUG_SUBSYS", "").split(",")):
-        sys.stdout.write(f"{mark}\n")
-        sys.stdout.flush()
 
 
 def read_transports(logs: Iterable[Path]) -> NcclTransports:

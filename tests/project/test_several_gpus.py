@@ -14,6 +14,7 @@ from fake_cuda import build
 from support_e2e import HANG_S
 
 from benchmarks import sampler
+from shardlab.hardware.nccl_log import TIMED_STEPS_END
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests" / "support"
@@ -78,3 +79,11 @@ def test_a_second_call_continues_with_the_runs_that_are_missing(tmp_path):
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "begun with other settings" in refused.stderr
+
+
+@pytest.mark.parametrize(("subsystems", "is_written"), [("INIT,NET", False), ("INIT,NET,COLL", True), ("ALL", True)])
+def test_timed_steps_are_marked_in_a_log_with_collectives(monkeypatch, capsys, subsystems, is_written):
+    monkeypatch.setenv("NCCL_DEBUG_SUBSYS", subsystems)
+    loop = pytest.importorskip("trainers.run.loop")
+    loop.mark_log(TIMED_STEPS_END)
+    assert (capsys.readouterr().out == f"{TIMED_STEPS_END}\n") == is_written
