@@ -1,6 +1,6 @@
 """The proof on several GPUs, end to end on 2, 4 and 8 fake GPUs: `provision`, runs with a rank on each GPU, and the record.
 
-All tests together take two minutes on an idle machine with two processors.
+All tests together took 8 minutes on two processors with a load of 12: 16 ranks start, and each imports torch.
 """
 
 import json
