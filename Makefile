@@ -42,7 +42,8 @@ help:
 	@echo "make docs         write the documentation site to site/"
 	@echo "make pictures     make the pictures of the documentation from runs on this machine; up to an hour"
 	@echo "make system       install, or name, the system packages that the tests use"
-	@echo "make gpu-proof    test shardlab on the GPUs of this machine, results to docs/results/"
+	@echo "make gpu-proof    test shardlab on the GPUs of this machine, results to docs/results/; for several GPUs:"
+	@echo "                  make gpu-proof GPUS=8, or for two nodes of a cluster: make gpu-proof CLUSTER=cluster.yaml NODES=2"
 	@echo "make mutants      change lines of the product and count which changes the tests notice"
 	@echo "make clean        remove environments and caches"
 
@@ -93,8 +94,11 @@ pictures: $(VENV)/installed-dev
 	PYTHONPATH=tests/support $(BIN)/python tools/record_pictures.py
 
 # Tests shardlab on the GPUs of this machine; results go to docs/results. More arguments of prove.py: PROOF='--only A'
-gpu-proof:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/prove.py --out docs/results $(PROOF)
+# With GPUS=N or CLUSTER=FILE: a rank on each of several GPUs, with several.py (docs/several-gpus.md).
+ON_SEVERAL := $(if $(GPUS),--gpus $(GPUS)) $(if $(CLUSTER),--cluster "$(CLUSTER)" --nodes $(or $(NODES),2))
+gpu-proof: $(if $(strip $(ON_SEVERAL)),$(VENV)/installed)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/$(if $(strip $(ON_SEVERAL)),several.py $(ON_SEVERAL),prove.py) \
+		--out docs/results $(PROOF)
 
 # Breaks lines of the product and says whether tests notice; docs/design/mutants.md. More words for it: MUTANTS='--seed 15'
 mutants: $(VENV)/installed-mutants

@@ -104,6 +104,8 @@ def main(argv: Sequence[str] | None = None, observe: Callable[[], Host] = host.r
     if not machine.gpus:
         print(f"there is no GPU here: {machine.gpu_why_absent}", file=sys.stderr)
         return 2
+    if len(machine.gpus) > 1:
+        print(f"for traffic, overlap and predictions with a rank on each GPU: make gpu-proof GPUS={min(len(machine.gpus), 8)}")
     name = re.sub(r"[^a-z0-9]+", "-", machine.gpus[0].name.lower()).strip("-")
     out: Path = arguments.out / f"{today or datetime.datetime.now(datetime.UTC).date()}-{name}"
     files.make_folder(out)

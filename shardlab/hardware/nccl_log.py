@@ -16,6 +16,8 @@ from shardlab.files import files
 
 # With these variables, NCCL logs once how its ranks are connected.
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}
+# The marks in the log of a rank before its first and after its last timed step: lines of NCCL between them are of these steps.
+TIMED_STEPS_BEGIN, TIMED_STEPS_END = "shardlab: timed steps begin", "shardlab: timed steps end"
 MOST_BYTES = 8 << 20  # at most this many bytes are read, from the beginning of a log
 MOST_DEVICES = 32
 # A line about a connection, such as: Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA

@@ -52,6 +52,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_benchmarks": (),
     "test_fake_cuda": (),
     "test_gpu_proof": (),
+    "test_several_gpus": (),
     "test_damaged": (),
     "test_held": (),
     "test_rehearsals": (),

@@ -28,6 +28,7 @@ NEED_TORCH = (
     "project/test_extras.py::test_the_table_has_each_module_of_each_extra_of_pyproject",
     "project/test_fake_cuda.py::*",
     "project/test_gpu_proof.py::*",
+    "project/test_several_gpus.py::*",
     "jobs/test_damaged.py::*",
     "e2e/test_jobs_from_archive.py::*",
     "jobs/rendering/test_frozen_source.py::test_a_run_that_waits_trains_with_the_source_that_it_was_submitted_with",

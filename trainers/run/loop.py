@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import time
 from collections import deque
@@ -17,6 +18,7 @@ import msgspec
 import torch
 
 from shardlab.errors import InputError
+from shardlab.hardware import nccl_log
 from shardlab.matrix.cell import Cell
 from shardlab.runs import instrument_span
 from shardlab.runs.record import SCHEMA, LineWriter, StepRecord
@@ -163,6 +165,8 @@ def _run_steps(
     for phase, steps in phases:
         peers.barrier()  # no rank starts its timed steps before all ranks are ready
         instruments.train_time.start()
+        if phase == TIMED:
+            mark_log(nccl_log.TIMED_STEPS_BEGIN)
         continues = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
         for step in steps:
             is_watched = phase == TIMED and instruments.watches(step + 1)
@@ -183,8 +187,15 @@ def _run_steps(
                 engine.close()
                 raise exception
         recorder.write_remaining()
+    mark_log(nccl_log.TIMED_STEPS_END)
     maker.close()
     return instruments.train_time.read_seconds()
+
+
+def mark_log(mark: str) -> None:
+    """Print a mark into the log of this rank if NCCL logs its collectives there (NCCL_DEBUG_SUBSYS)."""
+    if {"COLL", "ALL"}.intersection(os.environ.get("NCCL_DEBUG_SUBSYS", "").split(",")):
+        print(mark, flush=True)
 
 
 class StepMaker:

@@ -12,6 +12,7 @@
 // defined here are missing for the Python binding too, as in an old driver. OLD_DRIVER: a driver before version 510.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -177,8 +178,11 @@ int nvmlDeviceGetUUID(void* handle, char* text, unsigned size) {
   return SUCCESS;
 }
 
-int nvmlDeviceGetName(void*, char* text, unsigned size) {
-  std::strncpy(text, "NVIDIA Stub", size);
+int nvmlDeviceGetName(void* handle, char* text, unsigned size) {
+  const Gpu& gpu = of(handle);
+  std::string name = gpu.has("name") ? gpu.answers.at("name") : "NVIDIA_Stub";
+  std::replace(name.begin(), name.end(), '_', ' ');  // an answer has no spaces
+  std::strncpy(text, name.c_str(), size);
   return SUCCESS;
 }
 
