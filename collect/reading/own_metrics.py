@@ -85,19 +85,19 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 METRIC_PLUGINS = PluginKind("metric", "metrics", OwnMetrics)
 
 
-def compute_own_metrics(workspace: Workspace, matrix: str | None, *, cache_owner: Workspace | None = None) -> OwnMetrics:
+def compute_own_metrics(workspace: Workspace, matrix: str | None, *, original_workspace: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
-    matrix: the name of the matrix; None: no values are computed. cache_owner: the workspace of which `workspace` is a copy, if
-    it is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and `faults` of
-    the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
+    matrix: the name of the matrix; None: no values are computed. original_workspace: the workspace of which `workspace` is a
+    copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
+    `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
     folder = workspace.path / METRIC_PLUGINS.folder
     plugin_paths = plugin_source.plugin_files(folder)
     if not plugin_paths:
         return OwnMetrics()
     arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
     try:
-        workspace_trust.must_be_allowed(cache_owner or workspace, f"execute {plugin_paths[0]}")
+        workspace_trust.must_be_allowed(original_workspace or workspace, f"execute {plugin_paths[0]}")
         return plugin_process.ask_process(arguments, folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
