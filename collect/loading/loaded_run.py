@@ -13,11 +13,11 @@ from collect.loading.records import RunRecords
 from collect.loading.sample_cache import CachedSamples
 from collect.loading.telemetry import Coverage
 from collect.sources import memory, samples, snapshot, steps
-from collect.sources.device_rows import Counter, Device, DeviceRows
+from collect.sources.device_rows import CounterValues, Device, DeviceRows
 from collect.sources.memory import MemoryCurves
-from collect.sources.samples import INTERFACE, Samples
+from collect.sources.samples import INTERFACE_KEYS, Samples
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
-from collect.sources.steps import Frames, RecordedSteps
+from collect.sources.steps import RecordedSteps, StepFrames
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
@@ -114,7 +114,7 @@ class LoadedRun(RunRecords, dict=True):
         )
 
     @cached_property
-    def step_frames(self) -> Frames:
+    def step_frames(self) -> StepFrames:
         """Three frames of steps: all steps, the timed steps of each rank, and the timed steps over all ranks."""
         return steps.build_step_frames(self.recorded)
 
@@ -232,10 +232,10 @@ class LoadedRun(RunRecords, dict=True):
     def interface_rows(self) -> DeviceRows:
         """The rows of each network interface in `whole_samples.nics`. An interface is named by its host, its kind and its
         name."""
-        return DeviceRows(self.whole_samples.nics, INTERFACE)
+        return DeviceRows(self.whole_samples.nics, INTERFACE_KEYS)
 
     @cached_property
-    def interfaces(self) -> dict[Device, Counter]:
+    def interfaces(self) -> dict[Device, CounterValues]:
         """The counter of sent bytes of each network interface, from `whole_samples.nics`."""
         return self.interface_rows.counters("tx_bytes")
 

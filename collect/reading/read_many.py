@@ -28,7 +28,7 @@ from collect.loading.records import Telemetry
 from collect.loading.telemetry import Coverage
 from collect.sources import samples, steps
 from collect.sources.samples import Samples
-from collect.sources.steps import Frames
+from collect.sources.steps import StepFrames
 from shardlab.runs.rundir import RunDir
 
 MOST_RECORDS = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
@@ -76,7 +76,7 @@ def _read_batches(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetr
     yield batch
 
 
-def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
+def _build_frames(batch: Sequence[LoadedRun]) -> tuple[StepFrames, Samples]:
     """The frames of all runs of a batch. The column `run` contains the index of the run in the batch."""
     frames = (
         steps.build_step_frames_of_runs([run.recorded for run in batch]),
@@ -87,11 +87,11 @@ def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
     return frames
 
 
-def _split_frames(batch: Sequence[LoadedRun], step_frames: Frames, sample_frames: Samples) -> None:
+def _split_frames(batch: Sequence[LoadedRun], step_frames: StepFrames, sample_frames: Samples) -> None:
     """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
     run_frames = zip(*(steps.split_by_run(frame, len(batch)) for frame in (*step_frames, *sample_frames)), strict=True)
     for run, (all_steps, timed_steps, world_steps, *sample_rows) in zip(batch, run_frames, strict=True):
-        run.step_frames, run.samples = Frames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
+        run.step_frames, run.samples = StepFrames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
 
 
 def _read_in_processes(
@@ -148,7 +148,7 @@ def _unpack_runs(packed_parts: PackedRuns) -> list[LoadedRun]:
     )
     frames = [pl.read_ipc_stream(frame_bytes) for frame_bytes in packed_parts[1:]]
     batch = [run for run, _ in runs_with_coverage]
-    _split_frames(batch, Frames(*frames[:3]), Samples(*frames[3:]))
+    _split_frames(batch, StepFrames(*frames[:3]), Samples(*frames[3:]))
     for run, coverage in runs_with_coverage:
         run.coverage = coverage
     return batch

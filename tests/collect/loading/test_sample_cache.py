@@ -260,7 +260,12 @@ def test_the_columns_of_frames_are_fields_of_the_records():
         "List(String)": list[str],
         "List(Int64)": list[int],
     }
-    records = ((samples.HOSTS, Sample), (samples.NICS, NicSample), (samples.GPUS, GpuSample), (samples.RDMA, RdmaSample))
+    records = (
+        (samples.HOST_COLUMNS, Sample),
+        (samples.NIC_COLUMNS, NicSample),
+        (samples.GPU_COLUMNS, GpuSample),
+        (samples.RDMA_COLUMNS, RdmaSample),
+    )
     for columns, record in records:
         fields = typing.get_type_hints(record) | {"busiest_core_pct": float | None}
         for name, kind in columns.items():
