@@ -55,7 +55,7 @@ def _validation_points(run: LoadedRun) -> list[tuple[float, float]]:
 
     Empty if the run was suspended, because the training time of a suspended run is not known.
     """
-    if run.paused:
+    if run.was_suspended:
         return []
     seconds = sum_training_seconds(run.timed)
     return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]

@@ -13,7 +13,7 @@ def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
 
     None if no validation reached this accuracy, or if the run was suspended.
     """
-    if run.paused:
+    if run.was_suspended:
         return None
     seconds = sum_training_seconds(run.timed)
     reaching = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]

@@ -45,7 +45,7 @@ class LivePoints:
         last_step = self._step_numbers[-1] if self._step_numbers else 0
         points: list[TrackedStep] = []
         samples_of_host: dict[str, list[Sample]] = {}
-        pauses = suspension.read_suspensions(self._folder.events())
+        suspensions = suspension.read_suspensions(self._folder.events())
         has_new_records = True
         while has_new_records:
             has_new_records = False
@@ -53,7 +53,7 @@ class LivePoints:
                 if (steps := file.read_new()) is None:
                     return None
                 has_new_records |= bool(steps)
-                points += map(self._build_step_point, self._world_steps.add(suspension.mark_suspended(steps, pauses)))
+                points += map(self._build_step_point, self._world_steps.add(suspension.mark_suspended(steps, suspensions)))
             for host in list_sampled_hosts(self._folder):
                 host_file = self._host_files.setdefault(host, FollowedRecords(str(self._folder.samples_file(host)), Sample))
                 if (new_samples := host_file.read_new()) is None:
