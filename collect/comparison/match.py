@@ -34,14 +34,18 @@ class KeyDifference(msgspec.Struct, frozen=True):
     """
 
     key: str
+    """The key of a cell."""
     a: Any
+    """The value in A."""
     b: Any
+    """The value in B."""
 
 
 class DisjointKey(msgspec.Struct, frozen=True):
     """A key for which A and B have no value in common, so that no cell can be in both."""
 
     key: str
+    """The key of a cell."""
     a: list[Any]
     """The values in the cells of A."""
     b: list[Any]
