@@ -327,7 +327,7 @@ def _describe_doubtful_numbers(loaded: Loaded, rows: list[CellRow]) -> list[str]
         ],
         "resumed from a checkpoint, so telemetry does not cover the whole run": [run.run_id for run in runs if run.resumed],
         "suspended or stopped during timed steps; times that include the pause do not count": [
-            run.run_id for run in runs if run.paused
+            run.run_id for run in runs if run.was_suspended
         ],
         "telemetry covers only a part of the timed window, and so do its means": [
             f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)

@@ -39,28 +39,16 @@ from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
 BLOCK_BYTES = 2**16  # bytes that are searched at a time
-MOST_UNZIPPED = 2**30  # a gzip file whose content, or a file in which one line, has more bytes than this is not archived
-SHORTEST_NAME = 2  # the fewest characters of a name that is replaced: a name of one character occurs in most texts
-LEAST_INSIDE = 5  # the fewest bytes of a name that is searched within words: shorter names occur by chance (`vm` in NVML)
+MOST_UNZIPPED_BYTES = 2**30  # a gzip file whose content, or a file in which one line, has more bytes than this is not archived
+SHORTEST_NAME = 2  # characters of a name that is replaced: a name of one character occurs in most texts
+SHORTEST_INNER_NAME = 5  # bytes of a name that is searched within words: shorter names occur by chance (`vm` in NVML)
 # Paths that are not replaced by pseudonyms: they are usual on Linux systems, so they identify nobody.
-SYSTEM_PATHS = (
-    "/",
-    "/tmp",
-    "/usr",
-    "/usr/local",
-    "/srv",
-    "/opt",
-    "/home",
-    "/root",
-    "/var",
-    "/etc",
-    "/data",
-    "/mydata",
-    "/scratch",
+SYSTEM_PATHS = {
+    "/", "/tmp", "/usr", "/usr/local", "/srv", "/opt", "/home", "/root", "/var", "/etc", "/data", "/mydata", "/scratch",
     "/dev/shm",
-)
+}  # fmt: skip
 COMMON_NAMES = {"root", "localhost", "local", "localhost.localdomain", "127.0.0.1", "0.0.0.0", "::1"}  # noqa: S104
-FORM_PATTERNS = {
+IDENTIFIER_PATTERNS = {
     "gpu": re.compile(rb"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "uuid": re.compile(rb"(?<![0-9A-Za-z-])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9A-Za-z-])"),
     "mac": re.compile(rb"(?<![0-9A-Fa-f:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![0-9A-Fa-f:])"),
@@ -77,69 +65,72 @@ class Pseudonyms:
     """
 
     def __init__(self, names: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
-        """Give each name a pseudonym. Raises InputError if a name equals a text that must not be replaced.
+        """Give each name a pseudonym. Raises InputError if a name equals one of `words` or RESERVED_WORDS.
 
-        names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, in
-        addition to the keys of records (WORDS). A word that only has a name as one of its parts is kept as it is.
+        names: (kind, name) of each name to replace, such as ("host", "gpu1"). words: texts that must not be replaced, also
+        if a name is a part of them.
         """
         self.counts: dict[str, int] = {}
-        self._pseudonym_of: dict[bytes, bytes] = {}
-        spellings: dict[bytes, bytes] = {}
+        self._pseudonym_of_identifier: dict[bytes, bytes] = {}
+        pseudonym_of_spelling: dict[bytes, bytes] = {}
         # Names with a domain come first, so that a host gets one pseudonym for its full and its short name.
         for kind, name in sorted(dict.fromkeys(names), key=lambda kind_and_name: not _domain_of_host(kind_and_name[1])):
             if len(name) < SHORTEST_NAME or name.lower() in COMMON_NAMES or name in SYSTEM_PATHS:
                 continue
-            if name in WORDS or name in words:
+            if name in RESERVED_WORDS or name in words:
                 raise InputError(
                     f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it cannot be "
                     "replaced. Allowed: other names, or an archive without --anonymous."
                 )
-            if name.lower().encode() in spellings:
+            if name.lower().encode() in pseudonym_of_spelling:
                 continue
-            pseudonym = self._next_pseudonym(kind)
+            pseudonym = self._make_pseudonym(kind)
             short_name = name.partition(".")[0] if kind == "host" and _domain_of_host(name) else name
             for spelling in _list_spellings(name) | _list_spellings(short_name):
-                spellings.setdefault(spelling.lower(), pseudonym)
-        self._spelled = spellings
-        kept_words = {word.encode() for word in (*KEYS, *words)}
-        standalone = {text: _standalone_pattern(text) for text in spellings}
-        joined_pattern = _join_patterns(standalone)
-        patterns = {
+                pseudonym_of_spelling.setdefault(spelling.lower(), pseudonym)
+        self._pseudonym_of_spelling = pseudonym_of_spelling
+        kept_words = {word.encode() for word in (*KEPT_WORDS, *words)}
+        standalone_patterns = {text: _standalone_pattern(text) for text in pseudonym_of_spelling}
+        joined_pattern = _join_patterns(standalone_patterns)
+        kept_patterns = {
             word: _standalone_pattern(word)
             for word in kept_words
-            if word.lower() not in spellings and joined_pattern and joined_pattern.search(word)
+            if word.lower() not in pseudonym_of_spelling and joined_pattern and joined_pattern.search(word)
         }
-        patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in kept_words if word.lower() in spellings}
-        self._names = _join_patterns(standalone | patterns)
-        self._inside = _join_patterns({text: re.escape(text) for text in spellings if len(text) >= LEAST_INSIDE} | patterns)
+        equal_words = [word for word in kept_words if word.lower() in pseudonym_of_spelling]
+        kept_patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in equal_words}
+        self._name_pattern = _join_patterns(standalone_patterns | kept_patterns)
+        inner_names = [text for text in pseudonym_of_spelling if len(text) >= SHORTEST_INNER_NAME]
+        self._inner_name_pattern = _join_patterns({text: re.escape(text) for text in inner_names} | kept_patterns)
 
-    def _next_pseudonym(self, kind: str) -> bytes:
+    def _make_pseudonym(self, kind: str) -> bytes:
         number = self.counts[kind] = self.counts.get(kind, 0) + 1
         return f"/{kind}{number}".encode() if kind == "path" else f"{kind}{number}".encode()
 
     def replace_names(self, content: bytes, *, is_log: bool = False) -> bytes:
         """The text `content` with pseudonyms in place of names. is_log: whether all IPv4 addresses are replaced, too."""
-        if self._names is not None:
-            content = self._names.sub(lambda match: self._spelled.get(match[0].lower(), match[0]), content)
-        for kind, pattern in (*FORM_PATTERNS.items(), *([("address", IPV4)] if is_log else [])):
-            content = pattern.sub(lambda match, kind=kind: self._pseudonym_of_form(kind, match[0]), content)  # type: ignore[misc]
+        if self._name_pattern is not None:
+            content = self._name_pattern.sub(lambda match: self._pseudonym_of_spelling.get(match[0].lower(), match[0]), content)
+        for kind, pattern in (*IDENTIFIER_PATTERNS.items(), *([("address", IPV4)] if is_log else [])):
+            content = pattern.sub(lambda match, kind=kind: self._find_or_make_pseudonym(kind, match[0]), content)  # type: ignore[misc]
         return content
 
     def replace_names_in_text(self, text: str) -> str:
         """As `replace_names`, for a text in memory, such as the name of a file."""
         return self.replace_names(text.encode()).decode()
 
-    def _pseudonym_of_form(self, kind: str, text: bytes) -> bytes:
+    def _find_or_make_pseudonym(self, kind: str, text: bytes) -> bytes:
         if text.decode() in COMMON_NAMES:
             return text
-        if text.lower() not in self._pseudonym_of:
-            self._pseudonym_of[text.lower()] = self._next_pseudonym(kind)
-        return self._pseudonym_of[text.lower()]
+        if text.lower() not in self._pseudonym_of_identifier:
+            self._pseudonym_of_identifier[text.lower()] = self._make_pseudonym(kind)
+        return self._pseudonym_of_identifier[text.lower()]
 
     def find_remaining(self, content: bytes) -> set[str]:
         """Names that should be replaced, but still stand in `content` inside longer words. Returned in lower case."""
-        matches = self._inside.finditer(content) if self._inside is not None else ()
-        return {match[0].decode("utf-8", "replace").lower() for match in matches if match[0].lower() in self._spelled}
+        matches = self._inner_name_pattern.finditer(content) if self._inner_name_pattern is not None else ()
+        spellings = {match[0].lower() for match in matches} & self._pseudonym_of_spelling.keys()
+        return {spelling.decode("utf-8", "replace").lower() for spelling in spellings}
 
 
 def _standalone_pattern(text: bytes) -> bytes:
@@ -158,14 +149,15 @@ def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> P
     readable, or is a part of the name of the matrix."""
     names = [*_list_paths(workspace, loaded, cluster), *_list_cluster_names(cluster)]
     names += [*_list_run_names(loaded), *_list_machine_names(workspace)]
-    cells = msgspec.json.encode([[cell.cell for cell in loaded.cells], [cell.cell for cell in loaded.expansion.excluded]])
-    values = {text.decode() for text in re.findall(rb'"([^"\\]+)"', cells)}
+    cells_json = msgspec.json.encode([[cell.cell for cell in loaded.cells], [cell.cell for cell in loaded.expansion.excluded]])
+    kept_texts = {text.decode() for text in re.findall(rb'"([^"\\]+)"', cells_json)}
     own_names = {cell.cell.workload for cell in loaded.cells if cell.cell.workload_code is not None}
     own_names |= {cell.cell.strategy for cell in loaded.cells if cell.cell.strategy_code is not None}
-    values |= {text for entry in loaded.runs for event in entry.events for text in (event.event, event.writer)}
-    values |= {text for entry in loaded.runs for text in (entry.run_id, entry.result.unit if entry.result is not None else "")}
+    kept_texts |= {text for loaded_run in loaded.runs for event in loaded_run.events for text in (event.event, event.writer)}
+    kept_texts |= {loaded_run.run_id for loaded_run in loaded.runs}
+    kept_texts |= {loaded_run.result.unit for loaded_run in loaded.runs if loaded_run.result is not None}
     pseudonyms = Pseudonyms(
-        names, {*STATE_MEANINGS, *(text for text in values if not any(own_name in text for own_name in own_names))}
+        names, {*STATE_MEANINGS, *(text for text in kept_texts if not any(own_name in text for own_name in own_names))}
     )
     if pseudonyms.replace_names_in_text(loaded.expansion.name) != loaded.expansion.name:
         reason = f"--anonymous: the name of the matrix {loaded.expansion.name!r} contains a name that must be replaced"
@@ -173,15 +165,12 @@ def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> P
     return pseudonyms
 
 
-class Unsearchable(ShardlabError):
-    """Names in a file cannot be found. The message is the reason, as a clause."""
+class UnsearchableFile(ShardlabError):
+    """Raised if names in a file cannot be found. The message is the reason, as a clause."""
 
 
 def copy_with_pseudonyms(name: str, source: IO[bytes], target: IO[bytes], pseudonyms: Pseudonyms) -> None:
-    """Copy a text file or gzip file, with pseudonyms in place of names. Raises Unsearchable, and OSError.
-
-    name: the path of the file in the archive.
-    """
+    """Copy a text file or gzip file, whose path in the archive is `name`. Raises UnsearchableFile, and OSError."""
     is_log = "/log/" in name or "/events." in name
     try:
         with contextlib.ExitStack() as zip_files:
@@ -189,32 +178,32 @@ def copy_with_pseudonyms(name: str, source: IO[bytes], target: IO[bytes], pseudo
                 source = cast("IO[bytes]", zip_files.enter_context(gzip.GzipFile(fileobj=source)))
                 target = cast("IO[bytes]", zip_files.enter_context(gzip.GzipFile("", "wb", 6, target, mtime=0)))
             for lines in read_whole_lines(source):
-                if is_zipped and source.tell() > MOST_UNZIPPED:
-                    raise Unsearchable(f"it has more than {MOST_UNZIPPED / 2**30:g} GiB when it is unzipped")
+                if is_zipped and source.tell() > MOST_UNZIPPED_BYTES:
+                    raise UnsearchableFile(f"it has more than {MOST_UNZIPPED_BYTES / 2**30:g} GiB when it is unzipped")
                 lines.decode()
                 target.write(pseudonyms.replace_names(lines, is_log=is_log))
     except UnicodeDecodeError:
-        raise Unsearchable("it is not text, so names in it cannot be found") from None
+        raise UnsearchableFile("it is not text, so names in it cannot be found") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise Unsearchable(f"it cannot be unzipped: {error}") from None
+        raise UnsearchableFile(f"it cannot be unzipped: {error}") from None
 
 
 def read_whole_lines(source: IO[bytes]) -> Iterator[bytes]:
     """The content of a file in parts of whole lines, so that a name is never in two parts and few lines are in memory.
 
-    Raises Unsearchable if a line is longer than MOST_UNZIPPED.
+    Raises UnsearchableFile if a line is longer than MOST_UNZIPPED_BYTES.
     """
     while lines := source.read(BLOCK_BYTES):
-        lines += source.readline(MOST_UNZIPPED)
-        if len(lines) > MOST_UNZIPPED:
-            raise Unsearchable(f"it has a line of more than {MOST_UNZIPPED / 2**30:g} GiB")
+        lines += source.readline(MOST_UNZIPPED_BYTES)
+        if len(lines) > MOST_UNZIPPED_BYTES:
+            raise UnsearchableFile(f"it has a line of more than {MOST_UNZIPPED_BYTES / 2**30:g} GiB")
         yield lines
 
 
 def _list_spellings(name: str) -> set[bytes]:
     """All ways in which files write a name: as plain text, and with characters escaped as in JSON, shell scripts and HTML."""
-    ascii_, unicode_ = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
-    return {text.encode() for text in (name, ascii_, unicode_, shlex.quote(name), html.escape(name))}
+    ascii_json, unicode_json = json.dumps(name)[1:-1], json.dumps(name, ensure_ascii=False)[1:-1]
+    return {text.encode() for text in (name, ascii_json, unicode_json, shlex.quote(name), html.escape(name))}
 
 
 def _list_paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[tuple[str, str]]:
@@ -300,6 +289,7 @@ OTHER_WORDS = frozenset((
     "result", "run", "samples", "shardlab", "tiny", "trace", "traceEvents", "virtual",
 ))  # fmt: skip
 # A name that equals one of these words is refused, because texts and expressions contain these words too.
-WORDS = _list_keys(expansion, host, record, run, study, matrix) | {entry.name for entry in metric.all_metrics()} | OTHER_WORDS
+RESERVED_WORDS = _list_keys(expansion, host, record, run, study, matrix) | OTHER_WORDS
+RESERVED_WORDS |= {known_metric.name for known_metric in metric.all_metrics()}
 # Further keys of JSON files. A name may equal such a key, which stays in place.
-KEYS = WORDS | _list_keys(cluster_file, event)
+KEPT_WORDS = RESERVED_WORDS | _list_keys(cluster_file, event)

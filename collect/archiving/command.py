@@ -26,7 +26,7 @@ from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.archive import ArchiveIndex, LeftOutFile
 from shardlab.workspace.workspace import Workspace
 
-SUMMARY = "report/summary.json"
+SUMMARY_NAME = "report/summary.json"
 
 
 class WrittenArchive(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,36 +87,36 @@ def write_archive(
     if not 0 < most_gib <= 2**20:
         raise InputError(f"--max-gib: found {most_gib:.12g}. Allowed: more than 0, up to {2**20}.")
     loaded = load_matrix(workspace, matrix)
-    name = loaded.expansion.name
-    target = Path(out).absolute() if out else workspace.path / f"{name}{archive.ARCHIVE_SUFFIX}"
+    matrix_name = loaded.expansion.name
+    target = Path(out).absolute() if out else workspace.path / f"{matrix_name}{archive.ARCHIVE_SUFFIX}"
     pack.must_be_replaceable(target)
     cluster_config = cluster.find_cluster(None, workspace.path)
     sources, left_out = contents.choose_files(workspace, loaded, int(most_gib * 2**30))
     pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster_config) if anonymize else None
     with files.as_workspace_error("write"):
-        nearest = next(parent for parent in target.parents if parent.is_dir())
-        staged = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=nearest)
-    with staged as name_of_folder:
-        folder = Path(name_of_folder)
+        nearest_folder = next(parent for parent in target.parents if parent.is_dir())
+        staging_folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=nearest_folder)
+    with staging_folder as staging_path:
+        folder = Path(staging_path)
         left_out += staging.copy_files(folder, sources, pseudonyms)
         left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
-        staging.finish_workspace(folder, name, workspace)
+        staging.finish_workspace(folder, matrix_name, workspace)
         runs = Workspace(folder).run_ids()
         if pseudonyms is not None:
-            replaced_text = pseudonyms.replace_names_in_text
-            left_out = [LeftOutFile(replaced_text(file.name), file.bytes, replaced_text(file.why)) for file in left_out]
-        index = pack.build_index(folder, name, runs, left_out, anonymous=anonymize)
+            replace_names = pseudonyms.replace_names_in_text
+            left_out = [LeftOutFile(replace_names(file.name), file.bytes, replace_names(file.why)) for file in left_out]
+        index = pack.build_index(folder, matrix_name, runs, left_out, anonymous=anonymize)
         secret_scan.must_contain_no_secret(folder, index)
-        remaining_names = _find_remaining(folder, index, pseudonyms) if pseudonyms is not None else {}
+        remaining_names = _find_remaining_names(folder, index, pseudonyms) if pseudonyms is not None else {}
         with files.as_workspace_error("write"):
             target.parent.mkdir(parents=True, exist_ok=True)
         size = pack.write_zip(target, folder, index)
     replaced_counts = pseudonyms.counts if pseudonyms is not None else {}
-    _print_written(output, target, size, index, replaced_counts, remaining_names)
+    _print_written_archive(output, target, size, index, replaced_counts, remaining_names)
     output.print_document(
         WrittenArchive(
-            schema=1, file=str(target), bytes=size, matrix=name, runs=len(runs), files=len(index.files), left_out=left_out,
-            replaced=replaced_counts, remaining=remaining_names,
+            schema=1, file=str(target), bytes=size, matrix=matrix_name, runs=len(runs), files=len(index.files),
+            left_out=left_out, replaced=replaced_counts, remaining=remaining_names,
         )
     )  # fmt: skip
     return 1 if remaining_names else 0
@@ -133,10 +133,10 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
     folder = Path(out or stem).absolute()
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")
-    with atomic_folder.replace_folder(folder, frozenset(), "an archive") as fresh:
-        index = _unpack_files(path, fresh, _is_unpacked)
-        archived = files.read(fresh / SUMMARY) if (fresh / SUMMARY).exists() else b""
-        shutil.rmtree(fresh / "report", ignore_errors=True)
+    with atomic_folder.replace_folder(folder, frozenset(), "an archive") as new_folder:
+        index = _unpack_files(path, new_folder, _is_unpacked)
+        archived_summary = files.read(new_folder / SUMMARY_NAME) if (new_folder / SUMMARY_NAME).exists() else b""
+        shutil.rmtree(new_folder / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
     code_files = [
         source for name in plugin_source.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
@@ -144,12 +144,14 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
     if trusted and code_files:
         workspace_trust.store_consent(opened_workspace, output.print_remark)
     staging.write_matrix_report(opened_workspace, index.matrix, opened_workspace)
-    is_same = _read_numbers(archived) == _read_numbers(files.read(opened_workspace.path / SUMMARY))
-    _print_opened(output, opened_workspace, index, is_same=is_same, code=[] if trusted else code_files)
+    new_summary = files.read(opened_workspace.path / SUMMARY_NAME)
+    is_same_report = _decode_without_time(archived_summary) == _decode_without_time(new_summary)
+    unexecuted_files = [] if trusted else code_files
+    _print_opened_archive(output, opened_workspace, index, unexecuted_files, is_same_report=is_same_report)
     output.print_document(
         OpenedArchive(
             schema=1, folder=str(folder), matrix=index.matrix, runs=len(index.runs), created=index.created,
-            shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=is_same,
+            shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=is_same_report,
         )
     )  # fmt: skip
     return 0
@@ -157,25 +159,22 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
 
 @contextmanager
 def unpack_as_workspace(file: Path) -> Iterator[Workspace]:
-    """Unpack an archive into a temporary folder, and provide the workspace in it. The folder is removed at the end of the
-    block."""
+    """Unpack an archive into a temporary folder, which is a workspace until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
         _unpack_files(file, Path(folder), lambda name: not name.startswith("report/"))
         yield Workspace(Path(folder))
 
 
 def _unpack_files(file: Path, folder: Path, is_wanted: Callable[[str], bool]) -> ArchiveIndex:
-    """Unpack an archive into an empty folder. The folder becomes a workspace whose last matrix is the matrix of the archive.
-
-    is_wanted: a function that says, for the name of each file in the archive, whether the file is unpacked.
-    """
+    """Unpack the files of an archive whose names `is_wanted` accepts. The empty folder becomes a workspace whose last matrix
+    is the matrix of the archive."""
     index = archive.unpack_archive(file, folder, is_wanted)
     files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
     return index
 
 
-def _read_numbers(summary: bytes) -> dict[str, Any] | None:
-    """The content of a summary.json, without the time at which it was written. None if the content cannot be read."""
+def _decode_without_time(summary: bytes) -> dict[str, Any] | None:
+    """The content of a summary.json without the time at which it was written; None if it cannot be read."""
     try:
         content = msgspec.json.decode(summary, type=dict[str, Any])
     except DECODE_FAULTS:
@@ -184,15 +183,12 @@ def _read_numbers(summary: bytes) -> dict[str, Any] | None:
 
 
 def _is_unpacked(name: str) -> bool:
-    """Whether the file `name` of an archive is unpacked when the archive is opened.
-
-    Of the report in the archive, only summary.json is unpacked, to compare its numbers with the new report. The other files of
-    the report are not unpacked, because a page of another person could contain any script. The report is written anew.
-    """
-    return not name.startswith("report/") or name == SUMMARY
+    """Whether `collect open` unpacks a file. Of the report only summary.json is unpacked, to compare it with the new report:
+    a page of another person could contain any script."""
+    return not name.startswith("report/") or name == SUMMARY_NAME
 
 
-def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
+def _find_remaining_names(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
     """Search the files of an archive for names that should be replaced, but still stand within longer words.
 
     Compressed files are not searched. The pages of the report are not searched either: their words stand in its tables too, or
@@ -200,16 +196,16 @@ def _find_remaining(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -
     """
     files_of_name: dict[str, list[str]] = {}
     for name in index.files:
-        if not name.endswith((*pack.STORED, ".html")):
+        if not name.endswith((*pack.STORED_SUFFIXES, ".html")):
             with files.open_regular(folder / name.removeprefix(archive.WORKSPACE_PREFIX)) as source:
-                leftovers = {text for lines in anonymous.read_whole_lines(source) for text in pseudonyms.find_remaining(lines)}
-            for text in sorted(leftovers):
-                files_of_name.setdefault(text, []).append(name)
+                remaining_names = set[str]().union(*map(pseudonyms.find_remaining, anonymous.read_whole_lines(source)))
+            for remaining_name in sorted(remaining_names):
+                files_of_name.setdefault(remaining_name, []).append(name)
     return files_of_name
 
 
-def _print_written(
-    output: Output, target: Path, size: int, index: ArchiveIndex, counts: dict[str, int], leftovers: dict[str, list[str]]
+def _print_written_archive(
+    output: Output, target: Path, size: int, index: ArchiveIndex, counts: dict[str, int], remaining_names: dict[str, list[str]]
 ) -> None:
     output.print_line(f"archive: {target}")
     output.print_line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
@@ -217,18 +213,20 @@ def _print_written(
     if index.anonymous:
         kinds = ", ".join(f"{count} {kind}(s)" for kind, count in counts.items()) or "none was found"
         output.print_line(f"replaced names: {kinds}. Look into the file before you publish it.")
-    for name, paths in leftovers.items():
+    for name, paths in remaining_names.items():
         output.print_remark(
             f"{name!r} still stands within longer words in {len(paths)} file(s), such as {paths[0]}", style="red"
         )
 
 
-def _print_opened(output: Output, workspace: Workspace, index: ArchiveIndex, *, is_same: bool, code: Sequence[Path]) -> None:
+def _print_opened_archive(
+    output: Output, workspace: Workspace, index: ArchiveIndex, unexecuted_files: Sequence[Path], *, is_same_report: bool
+) -> None:
     output.print_line(f"workspace: {workspace.path}")
     output.print_line(f"{index.matrix}: {len(index.runs)} run(s), archived {index.created} by shardlab {index.shardlab}")
     _print_left_out(output, index.left_out)
     output.print_line(f"report: {workspace.report / 'index.html'}")
-    if is_same:
+    if is_same_report:
         output.print_line("The numbers of this report equal those of the report in the archive.")
     else:
         output.print_remark(
@@ -236,9 +234,10 @@ def _print_opened(output: Output, workspace: Workspace, index: ArchiveIndex, *, 
             "shardlab computed them or the archive's own metrics were not executed.",
             style="yellow",
         )
-    if code:
+    if unexecuted_files:
+        count = len(unexecuted_files)
         output.print_remark(
-            f"{len(code)} file(s) with code of the author were not executed. If you have read them, allow them with --trust."
+            f"{count} file(s) with code of the author were not executed. If you have read them, allow them with --trust."
         )
 
 

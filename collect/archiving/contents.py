@@ -1,4 +1,4 @@
-"""Chooses the files of a workspace that go into an archive, and gives the reason for each file of a run that is left out."""
+"""Chooses the files of a workspace that go into an archive, and gives the reason for each file that is left out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace
 
-MATRIX = "matrix"
+MATRIX_FOLDER = "matrix"
 # Files of a run that never go into an archive: checkpoints are large, and no comparison of runs needs them.
 NEVER_ARCHIVED = ("checkpoints/*",)
-# (name of a group, patterns of its files). If the archive would be larger than its limit, the files of the first group are left
-# out; if it is still too large, also those of the second group, and so on. The first groups have the largest files, and no
-# metric needs them. Telemetry is the last group, because metrics of memory, energy and network need telemetry.
-GROUPS = (
+# (name of a group, patterns of its files). While the archive is larger than its limit, group after group is left out. The first
+# groups have the largest files, and no metric needs them. Metrics of memory, energy and network need the last one, telemetry.
+DISPENSABLE_GROUPS = (
     ("memory snapshots", ("memory/*.snapshot.json.gz",)),
     ("profiler traces", ("trace/*",)),
     ("logs", ("log/*",)),
@@ -38,7 +37,6 @@ class ArchiveSource(msgspec.Struct, frozen=True):
     name: str
     """The path of the file in the archive, below `workspace/`."""
     path: Path
-    """The path of the file in the workspace."""
     bytes: int
 
 
@@ -51,11 +49,11 @@ def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple
     sources, left_out = _choose_run_files(loaded)
     sources += _choose_matrix_files(loaded, left_out)
     sources += _choose_code_files(workspace)
-    for group, patterns in GROUPS:
+    for group, patterns in DISPENSABLE_GROUPS:
         if sum(file.bytes for file in sources) <= most_bytes:
             break
-        why = f"{group} were left out to keep the archive below its limit"
-        left_out += [LeftOutFile(file.name, file.bytes, why) for file in sources if _matches_in_run(file.name, patterns)]
+        reason = f"{group} were left out to keep the archive below its limit"
+        left_out += [LeftOutFile(file.name, file.bytes, reason) for file in sources if _matches_in_run(file.name, patterns)]
         sources = [file for file in sources if not _matches_in_run(file.name, patterns)]
     needed_bytes = sum(file.bytes for file in sources)
     if needed_bytes > most_bytes:
@@ -68,8 +66,8 @@ def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple
 
 def _matches_in_run(name: str, patterns: Sequence[str]) -> bool:
     """Whether a path, such as `runs/ID/trace/rank-00000.json.gz`, is a file of a run that matches a pattern."""
-    top, _, rest = name.partition("/")
-    return top == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
+    top_folder, _, rest = name.partition("/")
+    return top_folder == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
 
 
 def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
@@ -98,21 +96,19 @@ def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut
 
 
 def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
-    """The matrix file, and the model files that it names. If the matrix file cannot be read, the reason is added to
-    `left_out`."""
+    """The matrix file, and the model files that it names. If it cannot be read, the reason is added to `left_out`."""
     path = Path(loaded.expansion.path)
     try:
         loaded_matrix = matrix_file.load_matrix(path)
     except ShardlabError as error:
-        left_out.append(LeftOutFile(f"{MATRIX}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
+        left_out.append(LeftOutFile(f"{MATRIX_FOLDER}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
         return []
     names = [path.name, *(model.path for model in loaded_matrix.models.values() if model.path is not None)]
-    return _build_sources(MATRIX, path.parent, dict.fromkeys(names))
+    return _build_sources(MATRIX_FOLDER, path.parent, dict.fromkeys(names))
 
 
 def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
-    """The Python files of the workspace that define workloads, strategies and metrics, and the helper files that they
-    import."""
+    """The Python files of the workspace's own workloads, strategies and metrics, and the helper files that they import."""
     sources = []
     for folder in plugin_source.CODE_FOLDERS:
         paths = plugin_source.python_files(workspace.path / folder)
@@ -120,6 +116,6 @@ def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     return sources
 
 
-def _build_sources(top: str, folder: Path, names: Iterable[str]) -> list[ArchiveSource]:
+def _build_sources(top_folder: str, folder: Path, names: Iterable[str]) -> list[ArchiveSource]:
     with files.as_workspace_error("read"):
-        return [ArchiveSource(f"{top}/{name}", folder / name, (folder / name).stat().st_size) for name in names]
+        return [ArchiveSource(f"{top_folder}/{name}", folder / name, (folder / name).stat().st_size) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import zipfile
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from shardlab.workspace import archive
 from shardlab.workspace.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 
 EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
-STORED = (".gz", ".png", ".parquet")  # suffixes of files that zip does not compress, because they are already compressed
+STORED_SUFFIXES = (".gz", ".png", ".parquet")  # of files that are already compressed, so that zip stores them as they are
 
 
 def must_be_replaceable(out: Path) -> None:
@@ -33,27 +34,19 @@ def must_be_replaceable(out: Path) -> None:
 def build_index(
     folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool
 ) -> ArchiveIndex:
-    """Make the index (archive.json) of an archive that contains all files in `folder`.
-
-    matrix: name of the matrix. runs: ids of the runs in the folder. left_out: files that are not in the archive. anonymous:
-    whether names were replaced by pseudonyms.
-    """
+    """Make the index (archive.json) of an archive of all files in `folder`. anonymous: whether names were replaced."""
     archived_files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and archive.may_contain(name):
             archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.file_sha256(path))
-    matrices = [
-        name.removeprefix(archive.WORKSPACE_PREFIX)
-        for name in archived_files
-        if name.startswith(f"{archive.WORKSPACE_PREFIX}matrix/")
-    ]
+    workspace_paths = (name.removeprefix(archive.WORKSPACE_PREFIX) for name in archived_files)
     return ArchiveIndex(
         schema=archive.SCHEMA,
         shardlab=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         matrix=matrix,
-        matrix_file=next((name for name in matrices if name.endswith((".yaml", ".yml"))), None),
+        matrix_file=next((path for path in workspace_paths if re.fullmatch(r"matrix/.*\.ya?ml", path)), None),
         anonymous=anonymous,
         runs=list(runs),
         files=archived_files,
@@ -62,22 +55,22 @@ def build_index(
 
 
 def write_zip(out: Path, folder: Path, archive_index: ArchiveIndex) -> int:
-    """Write the files of `folder` as an archive to `out`, completely or not at all. Returns the size of the archive in bytes.
+    """Write the files of `folder` that the index names to `out`, completely or not at all. Returns the size in bytes.
 
-    archive_index: the index of the archive, which names the files. Raises WorkspaceError if `out` cannot be written.
+    Raises WorkspaceError if `out` cannot be written.
     """
-    with files.open_atomic(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zipped:
-        with zipped.open(_build_entry(archive.INDEX_FILE), "w") as member:
+    with files.open_atomic(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zip_file:
+        with zip_file.open(_build_entry(archive.INDEX_FILE), "w") as member:
             member.write(files.encode_json(archive_index))
         for name in archive_index.files:
             path = folder / name.removeprefix(archive.WORKSPACE_PREFIX)
-            with files.open_regular(path) as source, zipped.open(_build_entry(name), "w", force_zip64=True) as member:
+            with files.open_regular(path) as source, zip_file.open(_build_entry(name), "w", force_zip64=True) as member:
                 shutil.copyfileobj(source, member, archive.BLOCK_BYTES)
     return out.stat().st_size
 
 
 def _build_entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, EARLIEST_TIME)
-    entry.compress_type = zipfile.ZIP_STORED if name.endswith(STORED) else zipfile.ZIP_DEFLATED
+    entry.compress_type = zipfile.ZIP_STORED if name.endswith(STORED_SUFFIXES) else zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     return entry

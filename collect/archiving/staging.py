@@ -1,5 +1,4 @@
-"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a new report of its
-runs."""
+"""Makes the folder whose files become an archive: a workspace with the chosen files, the cluster, and a new report."""
 
 from __future__ import annotations
 
@@ -29,9 +28,8 @@ from shardlab.workspace.workspace import Workspace
 
 # Why cluster.yaml is left out: the values that the archived cluster file lacks, because they may be secret.
 MISSING_VALUES = (
-    f"{archive.CLUSTER_FILE} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings "
-    "and the portal_url of "
-    "cloudlab, and without users, passwords and queries of URLs"
+    f"{archive.CLUSTER_FILE} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings and the portal_url "
+    "of cloudlab, and without users, passwords and queries of URLs"
 )
 
 
@@ -53,9 +51,9 @@ class ArchivedEnvironment(msgspec.Struct, frozen=True):
 
 
 def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
-    """Copy the chosen files into `folder`. Returns the files that were not copied because names in them cannot be replaced.
+    """Copy files into `folder`. Returns the files that were not copied because names in them cannot be replaced.
 
-    sources: the files to copy. pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
+    pseudonyms: replaces names in contents and file names; None: files are copied unchanged.
     """
     left_out = []
     for source in sources:
@@ -67,51 +65,54 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
                     shutil.copyfileobj(original, copy)
                 else:
                     anonymous.copy_with_pseudonyms(source.name, original, copy, pseudonyms)
-        except anonymous.Unsearchable as error:
+        except anonymous.UnsearchableFile as error:
             target.unlink()
             left_out.append(LeftOutFile(source.name, source.bytes, str(error)))
     return left_out
 
 
-def write_descriptions(folder: Path, loaded: Loaded, config: Cluster, pseudonyms: Pseudonyms | None) -> list[LeftOutFile]:
+def write_descriptions(
+    folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None
+) -> list[LeftOutFile]:
     """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
 
     Returns cluster.yaml with the reason why it is left out, if the archived cluster is not the same.
     """
     expansion = loaded.expansion
-    archived_expansion = msgspec.structs.replace(expansion, path=f"{contents.MATRIX}/{Path(expansion.path).name}")
-    public_file = _build_public_file(config)
+    archived_expansion = msgspec.structs.replace(expansion, path=f"{contents.MATRIX_FOLDER}/{Path(expansion.path).name}")
+    public_cluster = _encode_public_cluster(cluster_config)
     documents = {
         f".shardlab/matrices/{expansion.name}.json": msgspec.json.encode(archived_expansion),
         archive.ENVIRONMENT_FILE: msgspec.json.encode(_collect_environment(loaded)),
-        archive.CLUSTER_FILE: public_file,
+        archive.CLUSTER_FILE: public_cluster,
     }
     for name, content in documents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        published = content if pseudonyms is None else pseudonyms.replace_names(content)
-        files.write_new(path, msgspec.json.format(published, indent=2) + b"\n")
-    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)] if public_file != cluster.encode_resolved_file(config) else []
+        archived_content = content if pseudonyms is None else pseudonyms.replace_names(content)
+        files.write_new(path, msgspec.json.format(archived_content, indent=2) + b"\n")
+    return (
+        [LeftOutFile("cluster.yaml", None, MISSING_VALUES)]
+        if public_cluster != cluster.encode_resolved_file(cluster_config)
+        else []
+    )
 
 
-def finish_workspace(folder: Path, matrix: str, owner: Workspace) -> Summary:
+def finish_workspace(folder: Path, matrix: str, original_workspace: Workspace) -> Summary:
     """Write the manifests of the runs in `folder` and the report of the matrix. Returns the summary of the report.
 
-    owner: the workspace that is archived. If its own metrics may be executed, the report contains them.
+    original_workspace: the workspace that is archived. If its own metrics may be executed, the report contains them.
     """
     staged_workspace = Workspace(folder)
     for run in staged_workspace.all_runs():
         manifest.write_manifest(run, manifest.make_manifest(run, manifest.list_files(run.path), is_complete=True))
-    return write_matrix_report(staged_workspace, matrix, owner)
+    return write_matrix_report(staged_workspace, matrix, original_workspace)
 
 
-def write_matrix_report(workspace: Workspace, matrix: str, owner: Workspace) -> Summary:
-    """Write the report of a matrix, and return its summary.
-
-    owner: as in `finish_workspace`.
-    """
+def write_matrix_report(workspace: Workspace, matrix: str, original_workspace: Workspace) -> Summary:
+    """Write the report of a matrix, and return its summary. original_workspace: as in `finish_workspace`."""
     loaded = load_matrix(workspace, matrix)
-    workspace_metrics = own_metrics.compute_own_metrics(workspace, matrix, cache_owner=owner)
+    workspace_metrics = own_metrics.compute_own_metrics(workspace, matrix, original_workspace=original_workspace)
     workspace_metrics.add_to_runs(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
     summary.remarks.extend(workspace_metrics.remarks())
@@ -132,7 +133,7 @@ def _collect_environment(loaded: Loaded) -> ArchivedEnvironment:
     return ArchivedEnvironment(1, software, hosts)
 
 
-def _build_public_file(cluster_config: Cluster) -> bytes:
+def _encode_public_cluster(cluster_config: Cluster) -> bytes:
     """The content of the archived cluster file, without the values that MISSING_VALUES names."""
     replace, slurm, experiment = msgspec.structs.replace, cluster_config.slurm, cluster_config.cloudlab
     public_cluster = replace(

@@ -1,2 +1,1 @@
-"""Computes from the measurements which strategy to choose: ranks cells that do the same work by speed, memory and other
-criteria."""
+"""Computes which strategy to choose: ranks cells that do the same work by speed, memory and other measured criteria."""

@@ -16,23 +16,17 @@ from collect.findings.row import CellRow, flatten_cell
 from shardlab.matrix.cell import STRATEGY_OPTIONS
 
 Outcome = Literal[
-    "measured",
-    "does not fit",
-    "over the limit",
-    "other work",
-    "gpu trouble",
-    "looked into",
-    "not ranked",
-    "failed",
+    "measured", "does not fit", "over the limit", "other work", "gpu trouble", "looked into", "not ranked", "failed",
     "not measured",
-]
-RESULTS = ("measured", "does not fit", "over the limit")  # outcomes from which a reader learns something about a strategy
-UNRANKED = ("other work", "gpu trouble", "looked into", "not ranked")  # outcomes of cells that were measured but not ranked
+]  # fmt: skip
+# From which a reader learns something about a strategy.
+INFORMATIVE_OUTCOMES = ("measured", "does not fit", "over the limit")
+UNRANKED_OUTCOMES = ("other work", "gpu trouble", "looked into", "not ranked")  # of cells that were measured
 # The reason that is given for a measured cell that is not ranked because a cell with fewer instruments is ranked instead.
-PLAINER = "the same cell was also measured with fewer instruments, and that measurement is ranked"
-_UNFINISHED = {"planned", "pending", "running", "unknown"}
+FEWER_INSTRUMENTS_REASON = "the same cell was also measured with fewer instruments, and that measurement is ranked"
+_UNFINISHED_STATES = {"planned", "pending", "running", "unknown"}
 # families of a workload are named by the cell keys in which they differ; these keys are tried first
-_USUAL = ("options.data", "precision", "seq_len", "steps", "epochs", "launcher", "optimizer.name")
+_USUAL_NAMING_KEYS = ("options.data", "precision", "seq_len", "steps", "epochs", "launcher", "optimizer.name")
 
 
 class Contender(msgspec.Struct, omit_defaults=True):
@@ -66,8 +60,8 @@ class Contest(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a reader can choose between cells: whether two or more contenders have an outcome in RESULTS."""
-        return sum(contender.outcome in RESULTS for contender in self.contenders) > 1
+        """Whether a reader can choose between cells: whether two or more contenders have one of INFORMATIVE_OUTCOMES."""
+        return sum(contender.outcome in INFORMATIVE_OUTCOMES for contender in self.contenders) > 1
 
     def contender_names(self, outcome: Outcome) -> list[str]:
         """The names of the contenders with this outcome."""
@@ -80,32 +74,32 @@ class ComparableCells(NamedTuple):
 
     workload: str
     values_text: str
-    """In words, the values that distinguish this ground from other grounds of the workload."""
+    """In words, the values that distinguish these cells from other cells of the workload."""
     contests: dict[tuple[int, int, int], list[CellRow]]
     """(ranks, nodes, global batch size) -> rows that may be compared."""
 
 
 def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:
-    """Group rows of the summary into grounds. Each row is in exactly one ground, except that imported rows are in none, because
-    their work is not known. The order of `rows` does not matter."""
+    """Group rows of the summary, in any order. Each row is in one group; imported rows are in none, because their work is not
+    known."""
     rows = [row for row in rows if not row.cell.get("imported")]
-    options = _shared_options(rows)
-    by_work: dict[bytes, list[CellRow]] = defaultdict(list)
+    options_of_workload = _find_shared_options(rows)
+    rows_by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):
-        description = comparability.describe_work(row.cell, options[row.cell["workload"]])
+        description = comparability.describe_work(row.cell, options_of_workload[row.cell["workload"]])
         for item in (description, description["rehearses"] or {}):
             item.pop("global_batch_size", None)
-        by_work[msgspec.json.encode(description, order="deterministic")].append(row)
+        rows_by_work[msgspec.json.encode(description, order="deterministic")].append(row)
     naming_values: dict[str, dict[bytes, dict[str, Any]]] = defaultdict(dict)
-    for key, members in by_work.items():
-        naming_values[members[0].cell["workload"]][key] = _naming_values(members[0], options)
+    for key, members in rows_by_work.items():
+        naming_values[members[0].cell["workload"]][key] = _collect_naming_values(members[0], options_of_workload)
     groups = []
     for workload, families in sorted(naming_values.items()):
-        naming_keys = find_telling_keys(list(families.values()), (), _USUAL)
+        naming_keys = find_telling_keys(list(families.values()), (), _USUAL_NAMING_KEYS)
         for key, cell in sorted(families.items(), key=lambda family: ("fault" in family[1], family[0])):  # ordinary cells first
             values_text = ", ".join(filter(None, (_value_text(item, cell.get(item)) for item in naming_keys)))
             contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
-            for row in by_work[key]:
+            for row in rows_by_work[key]:
                 contests[row.cell["gpus"], _represented_cell(row)["nnodes"], row.cell["global_batch_size"]].append(row)
             groups.append(ComparableCells(workload, values_text, dict(sorted(contests.items()))))
     return groups
@@ -113,25 +107,22 @@ def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:
 
 def list_contenders(rows: Sequence[CellRow]) -> list[Contender]:
     """The rows of one contest as contenders, ordered by their names."""
-    entries = []
-    least_instrumented = _least_instrumented(rows)
+    contenders = []
+    least_instrumented = _find_least_instrumented(rows)
     for name, row in _name_rows(rows):
         partly = row.state if len(row.states) > 1 and row.n else ""
         why = row.same_work.why if row.same_work else "no same-work proof was made"
         outcome = _row_outcome(row)
         if outcome == "measured" and row.id not in least_instrumented:
-            outcome, why = "looked into", PLAINER
+            outcome, why = "looked into", FEWER_INSTRUMENTS_REASON
         if outcome == "gpu trouble":
             why = row.gpu_trouble
-        entries.append(Contender(row.id, name, outcome, partly, why if outcome in UNRANKED else ""))
-    return sorted(entries, key=lambda contender: (natural_sort_key(contender.name), contender.cell))
+        contenders.append(Contender(row.id, name, outcome, partly, why if outcome in UNRANKED_OUTCOMES else ""))
+    return sorted(contenders, key=lambda contender: (natural_sort_key(contender.name), contender.cell))
 
 
-def _least_instrumented(rows: Sequence[CellRow]) -> set[str]:
-    """The ids of the measured cells with the fewest instruments.
-
-    If several measured cells differ only in their instruments, only the cell with the fewest instruments is ranked.
-    """
+def _find_least_instrumented(rows: Sequence[CellRow]) -> set[str]:
+    """The ids of the measured cells of which no equal cell has fewer instruments. Only these cells are ranked."""
     rows_by_cell: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in rows:
         if row.n:
@@ -157,19 +148,16 @@ def _row_outcome(row: CellRow) -> Outcome:
         return "does not fit"
     if "timeout" in row.states:
         return "over the limit"
-    return "not measured" if row.states.keys() <= _UNFINISHED else "failed"
+    return "not measured" if row.states.keys() <= _UNFINISHED_STATES else "failed"
 
 
 def _name_rows(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
-    """Name each row of a contest. Returns (name, row) for each row.
-
-    The name is the strategy of the cell and, if several rows have this strategy, the values in which these rows differ.
-    """
-    by_strategy: dict[str, list[CellRow]] = defaultdict(list)
+    """(name, row) for each row of a contest: its strategy and, if several rows have it, the values in which these differ."""
+    rows_by_strategy: dict[str, list[CellRow]] = defaultdict(list)
     for row in rows:
-        by_strategy[row.cell["strategy"]].append(row)
+        rows_by_strategy[row.cell["strategy"]].append(row)
     named_rows = []
-    for strategy, members in by_strategy.items():
+    for strategy, members in rows_by_strategy.items():
         cells = [row.flat for row in members]
         keys = [key for key in find_distinguishing_keys(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
         for row, cell in zip(members, cells):
@@ -185,15 +173,12 @@ def _key_text(key: str, cell: dict[str, Any]) -> str:
 
 
 def natural_sort_key(name: str) -> list[str | int]:
-    """A sort key that puts names in natural order: numbers inside names are compared by value, so that 2 comes before 10."""
+    """A sort key that compares numbers inside names by value, so that 2 comes before 10."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]
 
 
-def _shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
-    """For each workload, the names of the options that all its cells have: {workload: names}.
-
-    An option that only some cells have belongs to a strategy.
-    """
+def _find_shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
+    """{workload: names of the options that all its cells have}. An option that only some cells have belongs to a strategy."""
     options_by_workload: dict[str, set[str]] = {}
     for row in rows:
         option_names = row.cell["options"].keys() - STRATEGY_OPTIONS.keys()
@@ -207,16 +192,16 @@ def _represented_cell(row: CellRow) -> dict[str, Any]:
     return cell
 
 
-def _naming_values(row: CellRow, options: dict[str, set[str]]) -> dict[str, Any]:
-    """The values by which a row may be named: {dotted key: value}, for keys whose values are equal in all rows of the row's
-    ground.
+def _collect_naming_values(row: CellRow, options_of_workload: dict[str, set[str]]) -> dict[str, Any]:
+    """The values by which a row may be named: {dotted key: value}, for keys whose values are equal in all rows of its group.
 
-    options: the result of `_shared_options`. For a tiny twin, the values are those of the large cell that the tiny twin
-    represents; the values of the tiny twin itself follow, with the prefix `rehearses.` before their keys.
+    options_of_workload: from `_find_shared_options`. For a tiny twin, the values are those of the large cell that it
+    represents; its own values follow, with the prefix `rehearses.` before their keys.
     """
     values: dict[str, Any] = {}
     for prefix, cell in (("", _represented_cell(row)), ("rehearses.", row.cell)):
-        work = comparability.describe_work(cell, options[row.cell["workload"]] & cell["options"].keys()) | {"rehearses": None}
+        options = options_of_workload[row.cell["workload"]] & cell["options"].keys()
+        work = comparability.describe_work(cell, options) | {"rehearses": None}
         work.pop("global_batch_size")
         values |= {prefix + key: value for key, value in flatten_cell(work).items()}
     return values | {"launcher": row.cell["launcher"]}

@@ -1,5 +1,4 @@
-"""Answers which strategy to choose for a workload, as a decision tree. Contests with the same answer are one branch of the
-tree."""
+"""Answers which strategy to choose for a workload. Contests with the same answer share it."""
 
 from __future__ import annotations
 
@@ -8,12 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from collect.choices.contest import UNRANKED, Contender, Contest, group_comparable_cells, list_contenders, natural_sort_key
-from collect.choices.standing import CRITERIA, SENT, Standing, Word, rank_cells
+from collect.choices import contest as contest_groups
+from collect.choices.contest import Contender, Contest, natural_sort_key
+from collect.choices.standing import CRITERIA, SENT_BYTES, Standing, StandingWord, rank_cells
 from collect.findings.row import CellRow
 from collect.verdicts.selection import Measurements
 
-Chosen = Word | Literal["only one fits", "only one", "none fits", "not measured"]
+ChoiceWord = StandingWord | Literal["only one fits", "only one", "none fits", "not measured"]
 
 
 class MemoryFit(msgspec.Struct):
@@ -36,7 +36,7 @@ class CriterionAnswer(msgspec.Struct):
 
     contests: list[int]
     """The contests in which it is so, as indexes in `ChoiceFamily.contests`."""
-    word: Chosen
+    word: ChoiceWord
     """How certain the choice is (`Standing.word`); if no cells were ranked: the reason, such as `only one`."""
     best: list[str]
     """Names of the best cells."""
@@ -74,8 +74,8 @@ class ChoiceFamily(msgspec.Struct):
 
 
 def choose_strategies(measurements: Measurements) -> list[ChoiceFamily]:
-    """The families of a matrix. A family is a set of cells of one workload that can be compared."""
-    return [_build_choice_family(measurements, *ground) for ground in group_comparable_cells(measurements.rows)]
+    """The families of a matrix."""
+    return [_build_choice_family(measurements, *group) for group in contest_groups.group_comparable_cells(measurements.rows)]
 
 
 def _build_choice_family(
@@ -83,16 +83,16 @@ def _build_choice_family(
 ) -> ChoiceFamily:
     contests = []
     for (rank_count, nodes, batch), members in rows.items():
-        entrants = list_contenders(members)
-        measured_ids = {contender.cell for contender in entrants if contender.outcome == "measured"}
-        ranked_standings = rank_cells(measurements, [row for row in members if row.id in measured_ids])
-        contests.append(Contest(rank_count, nodes, batch, entrants, ranked_standings))
+        contenders = contest_groups.list_contenders(members)
+        measured_ids = {contender.cell for contender in contenders if contender.outcome == "measured"}
+        standings = rank_cells(measurements, [row for row in members if row.id in measured_ids])
+        contests.append(Contest(rank_count, nodes, batch, contenders, standings))
     one_rank = [index for index, contest in enumerate(contests) if contest.ranks == 1]
     more_ranks = [index for index, contest in enumerate(contests) if contest.ranks > 1]
     criteria = [
         name for name in CRITERIA if any(name == entry.criterion for contest in contests for entry in contest.standings)
     ]
-    questions = [_build_question(contests, name) for name in criteria]
+    questions = [_build_criterion_choice(contests, name) for name in criteria]
     return ChoiceFamily(
         workload, values, contests, _group_fits(contests, one_rank), _group_fits(contests, more_ranks), questions
     )
@@ -122,7 +122,7 @@ def _add_by_outcome(contender: Contender, fits: list[str], rest: MemoryFit) -> N
     """
     if "oom" in contender.partly:
         rest.does_not_fit.append(contender.name)
-    elif contender.outcome in ("measured", *UNRANKED):
+    elif contender.outcome in ("measured", *contest_groups.UNRANKED_OUTCOMES):
         fits.append(contender.name)
     elif contender.outcome == "does not fit":
         rest.does_not_fit.append(contender.name)
@@ -132,21 +132,22 @@ def _add_by_outcome(contender: Contender, fits: list[str], rest: MemoryFit) -> N
         rest.unknown.append(contender.name)
 
 
-def _build_question(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
+def _build_criterion_choice(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
     answers: dict[Hashable, CriterionAnswer] = {}
     for index, contest in enumerate(contests):
-        if criterion == SENT and contest.ranks == 1:
+        if criterion == SENT_BYTES and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
-        answer = _contest_answer(contest, criterion)
-        same = answers.setdefault((answer.word, () if answer.word in ("only one", "same work") else tuple(answer.best)), answer)
-        same.contests.append(index)
-        same.best = sorted({*same.best, *answer.best}, key=natural_sort_key)
+        answer = _answer_contest(contest, criterion)
+        best_names = () if answer.word in ("only one", "same work") else tuple(answer.best)
+        equal_answer = answers.setdefault((answer.word, best_names), answer)
+        equal_answer.contests.append(index)
+        equal_answer.best = sorted({*equal_answer.best, *answer.best}, key=natural_sort_key)
     return CriterionChoice(
         criterion, sorted(answers.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
     )
 
 
-def _contest_answer(contest: Contest, criterion: str) -> CriterionAnswer:
+def _answer_contest(contest: Contest, criterion: str) -> CriterionAnswer:
     standing: Standing | None = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is not None:
         names = {contender.cell: contender.name for contender in contest.contenders}

@@ -8,15 +8,15 @@ import msgspec
 
 from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import ChoiceFamily
-from collect.choices.standing import Word
+from collect.choices.standing import StandingWord
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from shardlab.matrix import cell_names
 from shardlab.matrix.study import PrintedTable
 
 # The criteria by which a table shows the best cells. It has no room for more criteria.
-CRITERIA = ("throughput_per_s", "peak_memory_bytes")
-NO_ORDER: tuple[Word, ...] = ("same work", "equal")  # standings in which no cell is ahead
+TABLE_CRITERIA = ("throughput_per_s", "peak_memory_bytes")
+UNORDERED_WORDS: tuple[StandingWord, ...] = ("same work", "equal")  # standings in which no cell is ahead
 
 
 class ComparisonsWon(msgspec.Struct, frozen=True):
@@ -87,13 +87,13 @@ def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], familie
             table.columns,
             table.measured,
             table.choice,
-            [_build_row(table, row.texts, _matching_rows(row.cell, rows), contests) for row in table.rows],
+            [_build_row(table, row.texts, _select_matching_rows(row.cell, rows), contests) for row in table.rows],
         )
         for table in tables
     ]
 
 
-def _matching_rows(cell_filter: dict[str, object], rows: Sequence[CellRow]) -> list[CellRow]:
+def _select_matching_rows(cell_filter: dict[str, object], rows: Sequence[CellRow]) -> list[CellRow]:
     return [row for row in rows if cell_names.matches_cell(row.cell, cell_filter)] if cell_filter else []
 
 
@@ -103,15 +103,15 @@ def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow
     row_beside = RowBeside(texts, matched_row.id if matched_row else None, values)
     ids = {row.id for row in matching}
     if table.choice == "wins":
-        row_beside.wins = [won for name in CRITERIA if (won := _count_wins(name, ids, contests)).of]
+        row_beside.wins = [won for name in TABLE_CRITERIA if (won := _count_wins(name, ids, contests)).of]
     elif table.choice == "best":
-        row_beside.best = [best for name in CRITERIA if (best := _best_of_most_ranks(name, ids, contests))]
+        row_beside.best = [best for name in TABLE_CRITERIA if (best := _best_of_most_ranks(name, ids, contests))]
     return row_beside
 
 
 def _count_wins(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
-    bests = [best for contest in contests for best in _best_cell_ids(contest, criterion, ids)]
-    return ComparisonsWon(criterion, sum(not ids.isdisjoint(best) for best in bests), len(bests))
+    best_of_contests = [best for contest in contests for best in _best_cell_ids(contest, criterion, ids)]
+    return ComparisonsWon(criterion, sum(not ids.isdisjoint(best) for best in best_of_contests), len(best_of_contests))
 
 
 def _best_of_most_ranks(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
@@ -132,6 +132,6 @@ def _best_cell_ids(contest: Contest, criterion: str, ids: set[str]) -> list[list
         standing.best
         for standing in contest.standings
         if standing.criterion == criterion
-        and standing.word not in NO_ORDER
+        and standing.word not in UNORDERED_WORDS
         and not ids.isdisjoint(ranked_cell.cell for ranked_cell in standing.placed)
     ]

@@ -18,12 +18,12 @@ from collect.verdicts.draws import DRAW_COUNT, DrawnValues, draw_mean, half_widt
 from collect.verdicts.selection import Measurements
 
 ACCURACY = "final_accuracy_pct"
-SENT = "sent_counted_bytes"
-CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT, ACCURACY, "energy_per_unit_j")
+SENT_BYTES = "sent_counted_bytes"
+CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT_BYTES, ACCURACY, "energy_per_unit_j")
 # Two counts (e.g. of sent bytes) are called equal up to this relative difference, because a strategy may send a few more bytes
 # than another, e.g. to sum one number over all ranks.
 EQUAL_TOLERANCE = 1e-3
-Word = Literal["best", "not told apart", "equal", "same work", "as measured"]
+StandingWord = Literal["best", "not told apart", "equal", "same work", "as measured"]
 
 
 class RankedCell(msgspec.Struct, omit_defaults=True):
@@ -54,7 +54,7 @@ class Standing(msgspec.Struct, omit_defaults=True):
     criterion: str
     """The name of the metric."""
     unit: str
-    word: Word
+    word: StandingWord
     """How certain the order is: one of the words above."""
     best: list[str]
     """Ids of the first cell and of the cells that are not significantly worse."""
@@ -67,7 +67,7 @@ class Standing(msgspec.Struct, omit_defaults=True):
 
 
 class _Mean:
-    """The mean of a metric over the repeats of a cell, with the error of this mean. Verdicts compute the error in the same way.
+    """The mean of a metric over the repeats of a cell, with its error, computed as for verdicts.
 
     error_and_degrees: (standard error of the mean, degrees of freedom), or None if the scatter of the repeats is not known.
     """
@@ -82,15 +82,14 @@ class _Mean:
 
     @property
     def interval(self) -> tuple[float, float] | tuple[None, None]:
-        """The 95 % interval of the mean as (lower end, upper end), or (None, None) if the error of the mean is not known."""
+        """The 95 % interval of the mean; (None, None) if its error is not known."""
         if self.error_and_degrees is None:
             return None, None
         half_interval = t_975(self.error_and_degrees[1]) * self.error_and_degrees[0]
         return self.value - half_interval, self.value + half_interval
 
     def draws(self) -> DrawnValues:
-        """Random draws of the mean. A claim of a study about the same metric and cell uses the same draws. The error must be
-        known."""
+        """Random draws of the mean, whose error must be known. A claim about the same metric and cell uses the same draws."""
         assert self.error_and_degrees is not None
         mean_draws = draw_mean(self.value, *self.error_and_degrees, f"{self.metric.name} {self.row.id}")
         return mean_draws if isinstance(mean_draws, np.ndarray) else np.full(DRAW_COUNT, mean_draws)
@@ -117,24 +116,25 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
         return None
     higher_is_better = metric.direction == "higher is better"
-    numbers = [_Mean(measurements, metric, row) for row in rows]
-    if metric.exact and not any(number.value for number in numbers):
+    means = [_Mean(measurements, metric, row) for row in rows]
+    if metric.exact and not any(mean.value for mean in means):
         return None  # nothing to rank: all values are 0, for example the bytes sent on one rank
-    numbers.sort(key=lambda number: (-number.value if higher_is_better else number.value, number.row.id))
-    first, others = numbers[0], numbers[1:]
-    word: Word
-    ahead = [_is_ahead(first, other, ERROR_LEVEL) for other in others]
+    means.sort(key=lambda mean: (-mean.value if higher_is_better else mean.value, mean.row.id))
+    first, others = means[0], means[1:]
+    word: StandingWord
+    is_ahead_of_other = [_is_ahead(first, other, ERROR_LEVEL) for other in others]
     best, word = [first], "best"
-    if not all(ahead):
+    if not all(is_ahead_of_other):
         level = ERROR_LEVEL / len(others)
-        best += [other for other, is_ahead in zip(others, ahead) if not (is_ahead and _is_ahead(first, other, level))]
-        have_no_scatter = all(number.error_and_degrees is not None and number.error_and_degrees[0] == 0 for number in best)
+        pairs = zip(others, is_ahead_of_other)
+        best += [other for other, is_ahead in pairs if not (is_ahead and _is_ahead(first, other, level))]
+        have_no_scatter = all(mean.error_and_degrees is not None and mean.error_and_degrees[0] == 0 for mean in best)
         word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first.value) else "not told apart"
-        if name == ACCURACY and all(_is_proven(number) for number in best):
+        if name == ACCURACY and all(_is_proven(mean) for mean in best):
             word = "same work"
-    if None in ahead:
-        best, word = [number for number in numbers if number.value == first.value], "as measured"
-    runner_up = next((number for number in others if number not in best), None)
+    if None in is_ahead_of_other:
+        best, word = [mean for mean in means if mean.value == first.value], "as measured"
+    runner_up = next((mean for mean in others if mean not in best), None)
     margin = None
     if runner_up is not None and runner_up.value and word != "not told apart":
         margin = 100 * abs(first.value - runner_up.value) / abs(runner_up.value)
@@ -142,8 +142,8 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
         criterion=name,
         unit=estimates[0].unit,
         word=word,
-        best=[number.row.id for number in best],
-        placed=[RankedCell(number.row.id, number.value, *number.interval) for number in numbers],
+        best=[mean.row.id for mean in best],
+        placed=[RankedCell(mean.row.id, mean.value, *mean.interval) for mean in means],
         kind=estimates[0].kind,
         margin_pct=margin,
     )
@@ -175,6 +175,6 @@ def _is_ahead(best: _Mean, other: _Mean, level: float) -> bool | None:
     return ahead_count >= (1 - level) * DRAW_COUNT
 
 
-def _is_proven(number: _Mean) -> bool:
-    proof = number.row.same_work
+def _is_proven(mean: _Mean) -> bool:
+    proof = mean.row.same_work
     return proof is not None and proof.verdict == "proven"

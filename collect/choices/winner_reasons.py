@@ -15,8 +15,7 @@ _LEAST_SHARE = 5  # percent: a part with a smaller share of the difference is no
 
 
 def explain_winners(loaded: Loaded, families: Sequence[ChoiceFamily]) -> list[CellDifference]:
-    """The difference between the steps of the fastest cell and of the fastest cell that is slower, for each contest in which
-    both were profiled."""
+    """The difference between the steps of the two cells of `find_rivals`, for each contest in which both were profiled."""
     cells = {cell.id: cell for cell in loaded.cells}
     pairs = dict.fromkeys(pair for family in families for contest in family.contests if (pair := find_rivals(contest)))
     return [
@@ -28,9 +27,9 @@ def explain_winners(loaded: Loaded, families: Sequence[ChoiceFamily]) -> list[Ce
 
 def find_rivals(contest: Contest) -> tuple[str, str] | None:
     """The ids of the fastest cell and of the fastest cell that is not among the best; None if no cell is slower."""
-    placed = next((standing for standing in contest.standings if standing.criterion == _SPEED), None)
-    rival = next((entry.cell for entry in placed.placed if entry.cell not in placed.best), None) if placed else None
-    return (placed.placed[0].cell, rival) if placed and rival is not None else None
+    standing = next((standing for standing in contest.standings if standing.criterion == _SPEED), None)
+    rival = next((entry.cell for entry in standing.placed if entry.cell not in standing.best), None) if standing else None
+    return (standing.placed[0].cell, rival) if standing and rival is not None else None
 
 
 def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:

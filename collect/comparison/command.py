@@ -17,7 +17,7 @@ from collect.comparison.compare import (
     Comparison,
     MetricComparison,
     compare_matrices,
-    differing_metrics,
+    select_differing_metrics,
 )
 from collect.reading.load import load_matrix
 from collect.report import verdict_text
@@ -30,7 +30,7 @@ from shardlab.workspace.workspace import Workspace
 MOST_VALUES = 6  # the most values of a key that a sentence lists
 SHOWN_METRICS = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
 # Verdict on B, compared with A -> colour of the row.
-STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
+VERDICT_STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
 def show_comparison(
@@ -107,14 +107,15 @@ def print_comparison(output: Output, comparison: Comparison) -> None:
         letters = [letter for letter, side in (("A", comparison.a), ("B", comparison.b)) if remark in side.remarks]
         output.print_line(f"{' and '.join(letters)}: {remark}", style="yellow")
     _print_pairs(output, comparison)
-    for entry in comparison.differs:
-        texts = [verdict_text.value_text(value) for value in (entry.a, entry.b)]
-        output.print_line(f"cells were matched although {entry.key} differs: {texts[0]} in A, {texts[1]} in B", style="yellow")
+    for difference in comparison.differs:
+        in_a, in_b = (verdict_text.value_text(value) for value in (difference.a, difference.b))
+        output.print_line(f"cells were matched although {difference.key} differs: {in_a} in A, {in_b} in B", style="yellow")
+
     for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         if labels:
             output.print_line(f"only in {letter}: {'; '.join(labels)}")
     if comparison.environment:
-        rows = [[entry.what, ", ".join(entry.a), ", ".join(entry.b)] for entry in comparison.environment]
+        rows = [[difference.what, ", ".join(difference.a), ", ".join(difference.b)] for difference in comparison.environment]
         output.print_table(
             "what else differs (possible reasons; it is not proven that they are the cause)", ["", "A", "B"], rows
         )
@@ -135,10 +136,10 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
         metrics = {metric.metric: metric for metric in pair.metrics}
         shown_metrics = [metrics[name] for name in (*SHOWN_METRICS, *(metrics if output.verbose else ())) if name in metrics]
         shown_metrics = list(dict.fromkeys(shown_metrics))
-        unlisted = [metric for metric in differing_metrics(pair.metrics) if metric not in shown_metrics]
+        unlisted = [metric for metric in select_differing_metrics(pair.metrics) if metric not in shown_metrics]
         other_metrics += [f"{pair.label}: {metric.metric} {metric.verdict}" for metric in unlisted]
         rows += [[pair.label, *_metric_row(metric)] for metric in shown_metrics]
-        styles += [STYLES.get(metric.verdict, "") for metric in shown_metrics]
+        styles += [VERDICT_STYLES.get(metric.verdict, "") for metric in shown_metrics]
         if not pair.metrics:
             rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
             styles.append("dim")
@@ -157,7 +158,7 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
     if other_metrics:
         output.print_line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(other_metrics)}")
     if comparison.by_chance:
-        differing_count = sum(len(differing_metrics(pair.metrics)) for pair in comparison.pairs)
+        differing_count = sum(len(select_differing_metrics(pair.metrics)) for pair in comparison.pairs)
         chance_text = notation.format_number(comparison.by_chance, 2)
         output.print_line(
             f"{differing_count} of all metrics differ at the 95 % level; about {chance_text} would differ by chance alone"

@@ -1,16 +1,15 @@
-"""Compares every metric of the cells that are in both of two matrices, A and B. Cells that did different work are not
-compared."""
+"""Compares every metric of the cells that are in both of two matrices, A and B, and did the same work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from collect.comparison import environment, ratio
 from collect.comparison.match import DisjointKey, KeyDifference, Matches, find_disjoint_keys, match_cells
-from collect.comparison.ratio import Mean, Word
+from collect.comparison.ratio import DifferenceWord, Mean
 from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import standard_error
@@ -21,10 +20,10 @@ from collect.verdicts.selection import Measurements
 from shardlab.workspace.workspace import Workspace
 
 SCHEMA = 1
-ALONE = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
+SCATTER_UNKNOWN = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
 NO_RATIO = "a ratio needs means that are greater than 0"
-MAY_BE_ZERO = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
-CHANCE = 0.05  # the share of two-sided 95 % tests that find a difference by chance
+MEAN_MAY_BE_ZERO = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
+FALSE_POSITIVE_SHARE = 0.05  # the share of two-sided 95 % tests that find a difference by chance
 
 
 class ComparedSide(msgspec.Struct, frozen=True):
@@ -47,9 +46,9 @@ class EnvironmentDifference(msgspec.Struct, frozen=True):
     what: str
     """The property."""
     a: list[str]
-    """The values of the property in the runs of A."""
+    """Its values in the runs of A."""
     b: list[str]
-    """The values of the property in the runs of B."""
+    """Its values in the runs of B."""
 
 
 class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -65,10 +64,10 @@ class MetricComparison(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
     """Number of repeats in A."""
     n_b: int
     """Number of repeats in B."""
-    verdict: Word
+    verdict: DifferenceWord
     """How B differs from A, such as `faster` or `equal`."""
     ratio: float | None = None
-    """B / a."""
+    """B / A."""
     low: float | None = None
     """Lower end of the 95 % interval of the ratio."""
     high: float | None = None
@@ -158,7 +157,7 @@ class ComparedMatrix(msgspec.Struct, frozen=True):
     loaded: Loaded
     summary: Summary
 
-    def side(self) -> ComparedSide:
+    def describe_side(self) -> ComparedSide:
         """The description of this matrix for the output, without its runs."""
         summary = self.summary
         place = str(self.workspace.path)
@@ -168,49 +167,54 @@ class ComparedMatrix(msgspec.Struct, frozen=True):
 def compare_matrices(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
     """Match the cells of matrix A with those of matrix B, and compare the metrics of each matched pair."""
     matches = match_cells(a.loaded.cells, b.loaded.cells)
-    measurements = [Measurements(entry.loaded, entry.summary.rows) for entry in (a, b)]
-    rows = [{row.id: row for row in entry.summary.rows} for entry in (a, b)]
+    measurements = [Measurements(cell_a.loaded, cell_a.summary.rows) for cell_a in (a, b)]
+    rows = [{row.id: row for row in cell_a.summary.rows} for cell_a in (a, b)]
     labels = a.summary.labels_by_cell
     pairs = [
         _compare_pair(
-            labels[entry.id], (entry, rows[0][entry.id], measurements[0]), (other, rows[1][other.id], measurements[1])
+            labels[cell_a.id],
+            _CellResults(cell_a, rows[0][cell_a.id], measurements[0]),
+            _CellResults(cell_b, rows[1][cell_b.id], measurements[1]),
         )
-        for entry, other in matches.pairs
+        for cell_a, cell_b in matches.pairs
     ]
     judged_metrics = [metric for pair in pairs for metric in pair.metrics if metric.verdict not in ("equal", "undecided")]
     return Comparison(
         schema=SCHEMA,
-        a=a.side(),
-        b=b.side(),
+        a=a.describe_side(),
+        b=b.describe_side(),
         pairs=pairs,
         only_a=[labels[cell.id] for cell in matches.only_a],
         only_b=[b.summary.labels_by_cell[cell.id] for cell in matches.only_b],
         differs=matches.differs,
         apart=find_disjoint_keys(matches) if not pairs else [],
-        environment=_environment_differences(matches),
-        by_chance=round(CHANCE * len(judged_metrics), 2),
+        environment=_find_environment_differences(matches),
+        by_chance=round(FALSE_POSITIVE_SHARE * len(judged_metrics), 2),
     )
 
 
-def _environment_differences(matches: Matches) -> list[EnvironmentDifference]:
-    """The known properties of machines and software that differ between the runs of A and B: possible reasons for other
-    results."""
+def _find_environment_differences(matches: Matches) -> list[EnvironmentDifference]:
+    """The known properties of machines and software that differ: possible reasons for other results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
     a, b = (environment.collect_properties(run for cell in cells for run in cell.runs) for cells in sides)
-    return [EnvironmentDifference(*difference) for difference in environment.property_differences(a, b)]
+    return [EnvironmentDifference(*difference) for difference in environment.find_property_differences(a, b)]
 
 
-_CellResults = tuple[LoadedCell, CellRow, Measurements]
+class _CellResults(NamedTuple):
+    cell: LoadedCell
+    row: CellRow
+    measurements: Measurements
+    """Those of the cell's matrix."""
 
 
 def _compare_pair(label: str, a: _CellResults, b: _CellResults) -> ComparedCell:
     different_work = _different_work_reason(a, b)
     return ComparedCell(
-        a=a[1].id,
-        b=b[1].id,
+        a=a.row.id,
+        b=b.row.id,
         label=label,
-        state_a=a[1].state or "planned",
-        state_b=b[1].state or "planned",
+        state_a=a.row.state or "planned",
+        state_b=b.row.state or "planned",
         different_work=different_work,
         remarks=_pair_remarks(a, b),
         metrics=[] if different_work else _compare_metrics(a, b),
@@ -219,7 +223,7 @@ def _compare_pair(label: str, a: _CellResults, b: _CellResults) -> ComparedCell:
 
 def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
     """The reason why a cell in A and its match in B are not compared; '' if they are compared."""
-    proofs = [side[1].same_work for side in (a, b)]
+    proofs = [side.row.same_work for side in (a, b)]
     if any(proof and proof.verdict == "different" for proof in proofs) or (
         proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
     ):
@@ -227,26 +231,26 @@ def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
             f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)
         ]
         return f"the same-work proofs found: {'; '.join(proof_texts)}"
-    data = [{str(run.result.data.get("sha256")) for run in side[0].completed if run.result} for side in (a, b)]
+    data = [{str(run.result.data.get("sha256")) for run in side.cell.completed if run.result} for side in (a, b)]
     if data[0] and data[1] and data[0] != data[1]:
         return f"different data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
-    is_rehearsal = [any(run.is_rehearsal for run in side[0].completed) for side in (a, b)]
-    if a[1].n and b[1].n and is_rehearsal[0] != is_rehearsal[1]:
+    is_rehearsal = [any(run.is_rehearsal for run in side.cell.completed) for side in (a, b)]
+    if a.row.n and b.row.n and is_rehearsal[0] != is_rehearsal[1]:
         return f"{'AB'[is_rehearsal[1]]} is a rehearsal"
-    if trouble := "; ".join(side[1].gpu_trouble for side in (a, b) if side[1].gpu_trouble):
+    if trouble := "; ".join(side.row.gpu_trouble for side in (a, b) if side.row.gpu_trouble):
         return f"other processes used the GPUs, or the GPUs were throttled, while steps were timed ({trouble})"
     return ""
 
 
 def _pair_remarks(a: _CellResults, b: _CellResults) -> list[str]:
-    folders = [{run.run_id: run.run.created for run in side[0].runs if run.run} for side in (a, b)]
-    remarks = ["the same runs in both"] if folders[0] and folders[0] == folders[1] else []
-    proof = a[1].same_work
+    created_at = [{run.run_id: run.run.created for run in side.cell.runs if run.run} for side in (a, b)]
+    remarks = ["the same runs in both"] if created_at[0] and created_at[0] == created_at[1] else []
+    proof = a.row.same_work
     if proof and proof.verdict == "other work":  # as in B, because other pairs are not compared
         remarks.append(f"by design, not the same work as one process ({proof.why})")
-    if (remark := comparability.precision_remark([a[0].cell, b[0].cell])) is not None:
+    if (remark := comparability.precision_remark([a.cell.cell, b.cell.cell])) is not None:
         remarks.append(remark)
-    if not (proof and b[1].same_work):
+    if not (proof and b.row.same_work):
         remarks.append("A, B or both have no same-work proof")
     return remarks
 
@@ -257,15 +261,12 @@ def _compare_metrics(a: _CellResults, b: _CellResults) -> list[MetricComparison]
 
 
 def _compare_metric(metric: Metric, a: _CellResults, b: _CellResults) -> MetricComparison | None:
-    """Compare one metric of two cells.
-
-    None if A or B has no value of the metric, or if the values have different kinds, such as GPU memory and process memory.
-    """
-    estimate_a, estimate_b = a[1].metrics.get(metric.name), b[1].metrics.get(metric.name)
+    """None if A or B has no value of the metric, or if the kinds differ, such as GPU memory and process memory."""
+    estimate_a, estimate_b = a.row.metrics.get(metric.name), b.row.metrics.get(metric.name)
     if estimate_a is None or estimate_b is None or (estimate_a.unit, estimate_a.kind) != (estimate_b.unit, estimate_b.kind):
         return None
     means = [_mean_with_error(metric, side) for side in (a, b)]
-    value, low, high = ratio.mean_ratio(*means)
+    value, low, high = ratio.compute_mean_ratio(*means)
     return MetricComparison(
         metric=metric.name,
         unit=estimate_a.unit,
@@ -286,25 +287,20 @@ def _compare_metric(metric: Metric, a: _CellResults, b: _CellResults) -> MetricC
 def _no_interval_reason(value: float | None, means: list[Mean]) -> str:
     unknown = [name for name, mean in zip("AB", means, strict=True) if mean.error is None]
     if unknown:
-        return ALONE.format(" and ".join(unknown))
-    return NO_RATIO if value is None else MAY_BE_ZERO
+        return SCATTER_UNKNOWN.format(" and ".join(unknown))
+    return NO_RATIO if value is None else MEAN_MAY_BE_ZERO
 
 
 def _mean_with_error(metric: Metric, side: _CellResults) -> Mean:
-    """The mean of a metric of a cell, with the error of the mean.
-
-    The error is computed from the repeats of the cell if there are three or more, else from all repeated cells of the matrix.
-    """
-    _, row, measurements = side
-    values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
-    value = row.metrics[metric.name].value
+    """The mean of a metric of a cell, with its error, from 3 or more repeats, else from all repeated cells of the matrix."""
+    values = [run.metrics[metric.name] for run in side.row.runs if metric.name in run.metrics]
+    value = side.row.metrics[metric.name].value
     if metric.exact and len(set(values)) == 1:
         return Mean(value, 0, 1)
-    error_and_degrees = standard_error(values, measurements.noise(metric))
+    error_and_degrees = standard_error(values, side.measurements.noise(metric))
     return Mean(value, error_and_degrees[0], error_and_degrees[1]) if error_and_degrees else Mean(value, None, 0)
 
 
-def differing_metrics(metrics: Iterable[MetricComparison]) -> list[MetricComparison]:
-    """The metrics whose values in A and B differ by more than the scatter of repeats explains. metrics: the compared
-    metrics."""
+def select_differing_metrics(metrics: Iterable[MetricComparison]) -> list[MetricComparison]:
+    """The metrics whose values in A and B differ by more than the scatter of repeats explains."""
     return [metric for metric in metrics if metric.verdict not in ("equal", "not to be told apart", "undecided")]

@@ -23,10 +23,9 @@ class Condition(msgspec.Struct, frozen=True):
     """A condition under which a comparison fails, such as `throughput < 0.95`: the ratio B / A of throughput is below 0.95."""
 
     text: str
-    """The condition, as given on the command line."""
     metric: str
     """The full name of the metric."""
-    sign: str
+    operator: str
     """<, <=, > or >=."""
     threshold: float
     """The ratio with which B / A is compared."""
@@ -93,15 +92,15 @@ def _judge_cell(condition: Condition, pair: ComparedCell) -> GatedCell:
 
 def _is_failing(condition: Condition, value: float) -> bool:
     if value == condition.threshold:
-        return condition.sign in ("<=", ">=")
-    return (value < condition.threshold) == condition.sign.startswith("<")
+        return condition.operator in ("<=", ">=")
+    return (value < condition.threshold) == condition.operator.startswith("<")
 
 
 def _describe_deciding_repeats(threshold: float, metric: MetricComparison) -> str:
     assert metric.error_a is not None and metric.error_b is not None  # noqa: PT018 - the ratio has an interval
     deviations = (metric.error_a / metric.a * math.sqrt(metric.n_a), metric.error_b / metric.b * math.sqrt(metric.n_b))
-    least = max(2, min(metric.n_a, metric.n_b) + 1)
-    repeats = ratio.count_deciding_repeats(deviations, metric.b / metric.a, threshold, least)
+    least_repeats = max(2, min(metric.n_a, metric.n_b) + 1)
+    repeats = ratio.count_deciding_repeats(deviations, metric.b / metric.a, threshold, least_repeats)
     number_text = f"more than {ratio.MOST_REPEATS}" if repeats is None else f"about {repeats}"
     return (
         f"{number_text} repeats in A and in B would decide, if the ratio and the scatter stay as they are "

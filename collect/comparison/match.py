@@ -1,7 +1,4 @@
-"""Finds the same cells in two matrices, A and B: cells that train the same and differ at most in a few keys.
-
-The output of the comparison names the keys in which they differ.
-"""
+"""Finds the same cells in two matrices, A and B: cells that train the same and differ at most in a few keys."""
 
 from __future__ import annotations
 
@@ -17,15 +14,16 @@ from shardlab.matrix.cell import NEWER_OPTIONS, Role, keys_with_role
 
 # Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
 # not included, because some options belong to the workload and change what is trained.
-_MAY_DIFFER = keys_with_role(
+_DIFFERING_KEYS = keys_with_role(
     Role.NODES, Role.PLATFORM, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION
 )
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
 _IGNORED_KEYS = {"gpu_batch_size"} | keys_with_role(Role.BOOKKEEPING) - {"rehearses"}
 # What a command of the user does is never proven, so another version of its files may be compared, and the output names it.
-_MAY_DIFFER_OF_COMMANDS = _MAY_DIFFER | {"workload_code"}
-_NEWER = {f"options.{name}": value for name, value in NEWER_OPTIONS.items()}  # cells of older versions lack these options
-_Key = tuple[tuple[str, str], ...]
+_DIFFERING_KEYS_OF_COMMANDS = _DIFFERING_KEYS | {"workload_code"}
+# The values of options that cells of older versions lack.
+_NEWER_OPTION_DEFAULTS = {f"options.{name}": value for name, value in NEWER_OPTIONS.items()}
+_MatchKey = tuple[tuple[str, str], ...]
 
 
 class KeyDifference(msgspec.Struct, frozen=True):
@@ -60,9 +58,7 @@ class Matches(msgspec.Struct, frozen=True):
     pairs: list[tuple[LoadedCell, LoadedCell]]
     """(cell of A, the same cell in B)."""
     only_a: list[LoadedCell]
-    """Cells of A without a match."""
     only_b: list[LoadedCell]
-    """Cells of B without a match."""
     differs: list[KeyDifference]
     """Keys in which matched cells differ."""
 
@@ -77,17 +73,18 @@ def match_cells(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
     b_by_hash = {cell.cell.hash(): cell for cell in b}
     pairs = [(cell, b_by_hash[cell.cell.hash()]) for cell in a if cell.cell.hash() in b_by_hash]
     paired_ids = {cell.id for pair in pairs for cell in pair}
-    rest_a, rest_b = ([cell for cell in cells if cell.id not in paired_ids] for cells in (a, b))
-    differs = _constant_differences([_flatten_cell(cell) for cell in rest_a], [_flatten_cell(cell) for cell in rest_b])
-    ignored = {difference.key for difference in differs}
-    keys_a, keys_b = ([_match_key(_flatten_cell(cell), ignored) for cell in cells] for cells in (rest_a, rest_b))
+    unmatched_a, unmatched_b = ([cell for cell in cells if cell.id not in paired_ids] for cells in (a, b))
+    flat_a, flat_b = ([_flatten_cell(cell) for cell in cells] for cells in (unmatched_a, unmatched_b))
+    differs = _find_constant_differences(flat_a, flat_b)
+    ignored_keys = {difference.key for difference in differs}
+    keys_a, keys_b = ([_build_match_key(cell, ignored_keys) for cell in flat_cells] for flat_cells in (flat_a, flat_b))
     unique_keys = {key for key, n in Counter(keys_a).items() if n == 1} & {key for key, n in Counter(keys_b).items() if n == 1}
-    b_by_key = dict(zip(keys_b, rest_b, strict=True))
-    near_pairs = [(cell, b_by_key[key]) for cell, key in zip(rest_a, keys_a, strict=True) if key in unique_keys]
+    b_by_key = dict(zip(keys_b, unmatched_b, strict=True))
+    near_pairs = [(cell, b_by_key[key]) for cell, key in zip(unmatched_a, keys_a, strict=True) if key in unique_keys]
     return Matches(
         [*pairs, *near_pairs],
-        [cell for cell, key in zip(rest_a, keys_a, strict=True) if key not in unique_keys],
-        [cell for cell, key in zip(rest_b, keys_b, strict=True) if key not in unique_keys],
+        [cell for cell, key in zip(unmatched_a, keys_a, strict=True) if key not in unique_keys],
+        [cell for cell, key in zip(unmatched_b, keys_b, strict=True) if key not in unique_keys],
         differs if near_pairs else [],
     )
 
@@ -95,7 +92,7 @@ def match_cells(a: Sequence[LoadedCell], b: Sequence[LoadedCell]) -> Matches:
 def find_disjoint_keys(matches: Matches) -> list[DisjointKey]:
     """The keys for which the unmatched cells of A and B have no value in common. Each of these keys alone prevents a match."""
     a, b = ([_flatten_cell(cell) for cell in cells] for cells in (matches.only_a, matches.only_b))
-    keys = sorted({key for cell in (*a, *b) for key in cell} - _MAY_DIFFER)
+    keys = sorted({key for cell in (*a, *b) for key in cell} - _DIFFERING_KEYS)
     disjoint_keys = []
     for key in keys:
         values_a, values_b = ({repr(cell.get(key)): cell.get(key) for cell in cells} for cells in (a, b))
@@ -104,13 +101,13 @@ def find_disjoint_keys(matches: Matches) -> list[DisjointKey]:
     return disjoint_keys
 
 
-def _constant_differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[KeyDifference]:
-    # Finds the keys in _MAY_DIFFER that have the same value in all cells of `a`, and another value in all cells of `b`.
+def _find_constant_differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> list[KeyDifference]:
+    """The keys that may differ, with one value in all cells of `a` and another value in all cells of `b`."""
     differences = []
-    may_differ = _MAY_DIFFER_OF_COMMANDS if all(cell["command"] is not None for cell in (*a, *b)) else _MAY_DIFFER
+    differing_keys = _DIFFERING_KEYS_OF_COMMANDS if all(cell["command"] is not None for cell in (*a, *b)) else _DIFFERING_KEYS
     for key in sorted({key for cell in (*a, *b) for key in cell}):
         values = [{repr(cell.get(key)) for cell in cells} for cells in (a, b)]
-        if key in may_differ and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
+        if key in differing_keys and len(values[0]) == len(values[1]) == 1 and values[0] != values[1]:
             differences.append(KeyDifference(key, a[0].get(key), b[0].get(key)))
     return differences
 
@@ -123,8 +120,11 @@ def _flatten_cell(cell: LoadedCell) -> dict[str, Any]:
         "instruments": plain_cell["instruments"],
         "rehearses": plain_cell["rehearses"],
     }
-    return {key: value for key, value in flat_cell.items() if key not in _IGNORED_KEYS and _NEWER.get(key, ...) != value}
+    kept_keys = flat_cell.keys() - _IGNORED_KEYS
+    return {
+        key: value for key, value in flat_cell.items() if key in kept_keys and _NEWER_OPTION_DEFAULTS.get(key, ...) != value
+    }
 
 
-def _match_key(flat_cell: Mapping[str, Any], ignored: set[str]) -> _Key:
-    return tuple((key, repr(value)) for key, value in sorted(flat_cell.items()) if key not in ignored)
+def _build_match_key(flat_cell: Mapping[str, Any], ignored_keys: set[str]) -> _MatchKey:
+    return tuple((key, repr(value)) for key, value in sorted(flat_cell.items()) if key not in ignored_keys)

@@ -1,4 +1,4 @@
-"""Compares two means: their ratio, its 95 % interval, and whether the means differ significantly."""
+"""Compares two means: their ratio, its 95 % interval, and whether they differ significantly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from collect.findings.statistics import t_975
 
 MOST_REPEATS = 1000  # the most runs of a cell that a matrix may ask for
-Word = Literal["faster", "slower", "higher", "lower", "equal", "not to be told apart", "undecided"]
+DifferenceWord = Literal["faster", "slower", "higher", "lower", "equal", "not to be told apart", "undecided"]
 
 
 class Mean(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class Mean(msgspec.Struct, frozen=True):
     """Degrees of freedom of the standard error."""
 
 
-def mean_ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
+def compute_mean_ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | None]:
     """The ratio of two means, b / a. Returns (ratio, lower end, upper end of the 95 % interval of the ratio).
 
     The ratio is None if a mean is not greater than 0. The ends are None if the error of a mean is not known, or if the error is
@@ -41,11 +41,11 @@ def mean_ratio(a: Mean, b: Mean) -> tuple[float | None, float | None, float | No
     variances = [(a.error / a.value) ** 2, (b.error / b.value) ** 2]
     if any(mean.error and mean.error * t_975(mean.degrees) >= mean.value for mean in (a, b)):
         return quotient, None, None
-    half_width = _welch_quantile(variances, [a.degrees, b.degrees]) * math.sqrt(sum(variances))
-    return quotient, quotient * math.exp(-half_width), quotient * math.exp(half_width)
+    log_half_width = _welch_quantile(variances, [a.degrees, b.degrees]) * math.sqrt(sum(variances))
+    return quotient, quotient * math.exp(-log_half_width), quotient * math.exp(log_half_width)
 
 
-def difference_word(a: Mean, b: Mean, unit: str) -> Word:
+def difference_word(a: Mean, b: Mean, unit: str) -> DifferenceWord:
     """The word that says how the mean b differs from the mean a, such as `faster` or `equal`. unit: the unit of both means.
 
     Times and rates are `faster` or `slower`. Other metrics are `higher` or `lower`, which does not say whether the change is
@@ -53,18 +53,18 @@ def difference_word(a: Mean, b: Mean, unit: str) -> Word:
     """
     if a.error is None or b.error is None:
         return "undecided"
-    _, low, high = mean_ratio(a, b)
+    _, low, high = compute_mean_ratio(a, b)
     if low is None or high is None:  # the ratio has no interval, so Welch's test of the difference b - a is used
         variances = [a.error**2, b.error**2]
         half_width = _welch_quantile(variances, [a.degrees, b.degrees]) * math.sqrt(sum(variances))
-        low, high, equal_value = b.value - a.value - half_width, b.value - a.value + half_width, 0.0
+        low, high, value_if_equal = b.value - a.value - half_width, b.value - a.value + half_width, 0.0
     else:
-        equal_value = 1.0
-    if low == high == equal_value:
+        value_if_equal = 1.0
+    if low == high == value_if_equal:
         return "equal"
-    if low <= equal_value <= high:
+    if low <= value_if_equal <= high:
         return "not to be told apart"
-    is_higher = low > equal_value
+    is_higher = low > value_if_equal
     if unit.endswith("/s"):
         return "faster" if is_higher else "slower"
     if unit in ("s", "ms"):
@@ -72,14 +72,13 @@ def difference_word(a: Mean, b: Mean, unit: str) -> Word:
     return "higher" if is_higher else "lower"
 
 
-def count_deciding_repeats(deviations: tuple[float, float], ratio: float, threshold: float, least: int) -> int | None:
-    """The number of repeats in A and in B with which the interval of the ratio would exclude `threshold`, if the ratio and the
-    scatter stay as they are. None: more than MOST_REPEATS. `threshold` must be greater than 0.
+def count_deciding_repeats(deviations: tuple[float, float], ratio: float, threshold: float, least_repeats: int) -> int | None:
+    """The number of repeats in A and in B with which the interval of the ratio would exclude `threshold`, which is above 0, if
+    the ratio and the scatter stay as they are. None: more than MOST_REPEATS.
 
-    deviations: the standard deviation of the repeats in A and in B, relative to their means. least: the smallest answer, at
-    least 2."""
+    deviations: the standard deviation of the repeats in A and in B, relative to their means. least_repeats: at least 2."""
     distance = abs(math.log(ratio / threshold))
-    for n in range(least, MOST_REPEATS + 1):
+    for n in range(least_repeats, MOST_REPEATS + 1):
         variances = [deviation**2 / n for deviation in deviations]
         if _welch_quantile(variances, [n - 1, n - 1]) * math.sqrt(sum(variances)) < distance:
             return n
@@ -87,9 +86,8 @@ def count_deciding_repeats(deviations: tuple[float, float], ratio: float, thresh
 
 
 def _welch_quantile(variances: list[float], degrees: list[int]) -> float:
-    """The 97.5 % quantile of Student's t for a sum of variances (Welch, Biometrika 34, 1947).
+    """The 97.5 % quantile of Student's t for a sum of variances with these degrees of freedom (Welch, Biometrika 34, 1947).
 
-    variances: the variances. degrees: the degrees of freedom of each variance. The degrees of freedom of the sum are rounded
-    down, so that an interval may be too wide, but never too narrow."""
+    The degrees of freedom of the sum are rounded down, so that an interval may be too wide, but never too narrow."""
     denominator = sum(variance**2 / degree for variance, degree in zip(variances, degrees, strict=True) if variance)
     return t_975(max(int(sum(variances) ** 2 / denominator), 1)) if denominator else 0.0

@@ -222,7 +222,7 @@ def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) 
         why = "" if quantity is not None else "the file of the workspace gave no value"
     else:
         run_again = LoadedRun.read(run.folder)
-        run_again.verdict, run_again.reads_traces = run.verdict, run.reads_traces
+        run_again.verdict, run_again.trace_method = run.verdict, run.trace_method
         files_read = read_files.read_files(run_again, reads)
         if quantity is None:
             why = _explain_missing_value(run_again, reads, files_read)

@@ -111,7 +111,7 @@ def check_run(
     fetched_run = FetchedRun(
         run=run_dir.run_id,
         state=downloaded_run.state if downloaded_run and records.verdict == NO_FOLDER_STATE else state,
-        complete=state in FINAL_STATES and not records.waits and not part_sentences,
+        complete=state in FINAL_STATES and not records.was_requeued and not part_sentences,
         parts=list(part_sentences),
         files=0,
         bytes=0,

@@ -91,7 +91,7 @@ def _refusal_reason(run_dir: RunDir, resuming_runs: dict[str, str], *, is_part: 
     if is_part:
         return "this is the folder in which its parts are gathered" if run_dir.claim.exists() else ""
     records = RunRecords.read(run_dir, "open")
-    if records.verdict.state not in FINAL_STATES or records.waits:
+    if records.verdict.state not in FINAL_STATES or records.was_requeued:
         return f"it has not ended: {records.verdict.state}"
     return f"{resuming_runs[run_dir.run_id]}, which has not ended, resumes from it" if run_dir.run_id in resuming_runs else ""
 

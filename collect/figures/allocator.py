@@ -10,13 +10,13 @@ from collect.drawing.axes import make_axis, make_layout
 from collect.drawing.traces import pick_points, scatter_trace, span_bars
 from collect.figure import LINE, MUTED, SERIES, CellMark, Figure, Group
 from collect.sources import snapshot
-from collect.sources.snapshot import BEFORE, SIZES, AllocatorHistory, AllocatorSnapshot
+from collect.sources.snapshot import BEFORE_STEP, SIZE_CLASSES, AllocatorHistory, AllocatorSnapshot
 from shardlab.terminal import notation
 
 MOST_POINTS = 400  # about the most points of a curve
 HEIGHT_PX = 320  # of the two figures over the history
 MOST_SEGMENTS = 60  # the most segments that are drawn; the largest segments are drawn
-BLOCKS = dict(zip((BEFORE, *SIZES), (SERIES[number] for number in (1, 4, 6, 3, 5)), strict=True))
+BLOCKS = dict(zip((BEFORE_STEP, *SIZE_CLASSES), (SERIES[number] for number in (1, 4, 6, 3, 5)), strict=True))
 USES = {"in use": SERIES[1], "waiting to be freed": SERIES[5], "free": LINE}
 
 
@@ -118,4 +118,4 @@ def draw_state(group: Group) -> Figure | None:
 def _block_use(block_state: str) -> str:
     if block_state == "active_allocated":
         return "in use"
-    return "waiting to be freed" if block_state in snapshot.ACTIVE else "free"
+    return "waiting to be freed" if block_state in snapshot.ACTIVE_STATES else "free"

@@ -10,7 +10,7 @@ from collect.drawing.small_multiples import draw_cell_lines
 from collect.drawing.traces import max_points_per_line, scatter_trace, thin_points
 from collect.figure import MOST_SHOWN, Figure, Group, count_left_out
 from collect.loading.loaded_run import LoadedRun
-from collect.sources.steps import seconds_until
+from collect.sources.steps import sum_training_seconds
 
 MOST_TICKS = 10  # up to so many epochs, each has its tick: else plotly would write fractions such as 1.5
 MIN_EPOCHS = 5  # the fewest epochs for which a cell gets a histogram
@@ -55,9 +55,9 @@ def _validation_points(run: LoadedRun) -> list[tuple[float, float]]:
 
     Empty if the run was suspended, because the training time of a suspended run is not known.
     """
-    if run.paused:
+    if run.was_suspended:
         return []
-    seconds = seconds_until(run.timed)
+    seconds = sum_training_seconds(run.timed)
     return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]
 
 

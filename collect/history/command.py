@@ -19,17 +19,9 @@ from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-HISTORY_HEADINGS = [
-    "Cell",
-    "Date (UTC)",
-    "Workspace",
-    "n",
-    "Step time",
-    "Throughput",
-    "Train time",
-    "Step / first",
-    "What changed",
-]
+HEADINGS = [
+    "Cell", "Date (UTC)", "Workspace", "n", "Step time", "Throughput", "Train time", "Step / first", "What changed",
+]  # fmt: skip
 MOST_CHANGES = 4  # the most changes that a row of the table names
 
 
@@ -70,7 +62,8 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
         history_runs = [
             entry
             for entry in history_runs
-            if (first_moment is None or entry.at >= first_moment) and (last_moment is None or entry.at <= last_moment)
+            if (first_moment is None or entry.created_at >= first_moment)
+            and (last_moment is None or entry.created_at <= last_moment)
         ]
         history = History(1, periods.build_histories(history_runs), skipped_clauses)
     _print_history(output, history)
@@ -87,36 +80,25 @@ def _parse_moment(text: str | None, option: str) -> datetime | None:
     return moment
 
 
-def _print_history(output: Output, history_document: History) -> None:
+def _print_history(output: Output, history: History) -> None:
     period_rows = []
-    for history_of_cell in history_document.cells:
+    for history_of_cell in history.cells:
         for period_number, period in enumerate(history_of_cell.periods):
-            dates_text = (
-                period.first[:10] if period.first[:10] == period.last[:10] else f"{period.first[:10]} to {period.last[:10]}"
-            )
+            dates_text = " to ".join(dict.fromkeys((period.first[:10], period.last[:10])))
             mean_texts = [_mean_text(period.metrics.get(name)) for name in ("step_time_ms", "throughput_per_s", "train_time_s")]
             step_time = period.metrics.get("step_time_ms")
-            ratio_text = (
-                f"{step_time.ratio:.3f}" if step_time is not None and step_time.ratio is not None and period_number else ""
-            )
-            period_rows.append(
-                [
-                    "" if period_number else history_of_cell.cell,
-                    dates_text,
-                    period.place,
-                    str(len(period.runs)),
-                    *mean_texts,
-                    ratio_text,
-                    _changes_text(period.changed),
-                ]
-            )
+            ratio = step_time.ratio if step_time is not None and period_number else None
+            ratio_text = f"{ratio:.3f}" if ratio is not None else ""
+            cell_and_dates = ["" if period_number else history_of_cell.cell, dates_text]
+            changes_text = _changes_text(period.changed)
+            period_rows.append([*cell_and_dates, period.place, str(len(period.runs)), *mean_texts, ratio_text, changes_text])
     if period_rows:
-        output.print_table("", HISTORY_HEADINGS, period_rows)
+        output.print_table("", HEADINGS, period_rows)
     else:
         output.print_line("no run completed in this time.")
-    if any(cell_history.rehearsals for cell_history in history_document.cells):
+    if any(cell_history.rehearsals for cell_history in history.cells):
         output.print_remark("Some runs are rehearsals: their times say nothing about speed.", style="yellow")
-    for sentence in history_document.skipped:
+    for sentence in history.skipped:
         output.print_remark(sentence, style="red")
 
 
@@ -125,9 +107,6 @@ def _mean_text(metric_mean: HistoryMetric | None) -> str:
 
 
 def _changes_text(changes: Sequence[HistoryChange]) -> str:
-    change_texts = [
-        f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]
-    ]
-    return "; ".join(
-        [*change_texts, *([f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else [])]
-    )
+    texts = [f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]]
+    texts += [f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else []
+    return "; ".join(texts)

@@ -25,7 +25,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
     """The workspace or archive, as the user named it."""
     matrix: str
     run: LoadedRun
-    at: datetime
+    created_at: datetime
     """When the run folder was written, before the run was submitted."""
     properties: dict[str, list[str]]
     """The properties of the run's machines and software: name -> values (collect/comparison/environment.py)."""
@@ -90,9 +90,8 @@ def select_history_runs(place: str, loaded: Loaded) -> list[HistoryRun]:
     for run in (run for cell in loaded.cells for run in cell.completed):
         created_at = moments.parse_time_as_utc(run.run.created) if run.run is not None else None
         if created_at is not None:
-            history_runs.append(
-                HistoryRun(place, loaded.expansion.name, run, created_at, environment.collect_properties([run]))
-            )
+            properties = environment.collect_properties([run])
+            history_runs.append(HistoryRun(place, loaded.expansion.name, run, created_at, properties))
     return history_runs
 
 
@@ -104,11 +103,10 @@ def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
     """
     runs_by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
     for history_run in runs:
-        runs_by_cell.setdefault(history_run.run.cell.hash(), {}).setdefault(
-            (history_run.run.run_id, history_run.at), history_run
-        )
+        cell_runs = runs_by_cell.setdefault(history_run.run.cell.hash(), {})
+        cell_runs.setdefault((history_run.run.run_id, history_run.created_at), history_run)
     return [
-        _build_history(sorted(cell_runs.values(), key=lambda dated_run: (dated_run.at, dated_run.run.run_id)))
+        _build_history(sorted(cell_runs.values(), key=lambda dated_run: (dated_run.created_at, dated_run.run.run_id)))
         for cell_runs in runs_by_cell.values()
     ]
 
@@ -127,21 +125,16 @@ def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
     first_means = _compute_means(period_runs[0])
     periods = []
     for index, runs_of_period in enumerate(period_runs):
-        metrics = {
-            name: HistoryMetric(
-                value,
-                unit,
-                run_count,
-                value / first_means[name][0] if name in first_means and value and first_means[name][0] else None,
-            )
-            for name, (value, unit, run_count) in _compute_means(runs_of_period).items()
-        }
+        metrics = {}
+        for name, (value, unit, run_count) in _compute_means(runs_of_period).items():
+            ratio = value / first_means[name][0] if name in first_means and value and first_means[name][0] else None
+            metrics[name] = HistoryMetric(value, unit, run_count, ratio)
         periods.append(
             HistoryPeriod(
                 place=runs_of_period[0].place,
                 matrix=runs_of_period[0].matrix,
-                first=_iso_text(runs_of_period[0].at),
-                last=_iso_text(runs_of_period[-1].at),
+                first=_iso_text(runs_of_period[0].created_at),
+                last=_iso_text(runs_of_period[-1].created_at),
                 runs=[history_run.run.run_id for history_run in runs_of_period],
                 metrics=metrics,
                 changed=_find_changes(period_runs[index - 1][-1], runs_of_period[0]) if index else [],
@@ -161,17 +154,14 @@ def _compute_means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, in
         values: list[Any] = [metric.compute_quantities(history_run.run).get(metric_name) for history_run in runs]
         known_values = [value for value in values if value is not None]
         if known_values and len({(value.unit, value.kind) for value in known_values}) == 1:
-            mean_of_metric[metric_name] = (
-                fmean(value.value for value in known_values),
-                known_values[0].unit,
-                len(known_values),
-            )
+            mean = fmean(value.value for value in known_values)
+            mean_of_metric[metric_name] = (mean, known_values[0].unit, len(known_values))
     return mean_of_metric
 
 
 def _find_changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
     """The properties of machines and software that are known for both runs and differ between them."""
-    return [HistoryChange(*change) for change in environment.property_differences(before.properties, after.properties)]
+    return [HistoryChange(*change) for change in environment.find_property_differences(before.properties, after.properties)]
 
 
 def _iso_text(moment: datetime) -> str:

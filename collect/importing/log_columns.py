@@ -31,7 +31,7 @@ def _name_columns(*entries: tuple[str, LogColumn]) -> dict[str, LogColumn]:
     return {name: column for names, column in entries for name in names.split()}
 
 
-_OF_SAMPLER = {column.query: LogColumn(column.field, MIB if column.query == "memory.used" else 1) for column in COLUMNS}
+_OF_SAMPLER = {column.query: LogColumn(column.sample_field, MIB if column.query == "memory.used" else 1) for column in COLUMNS}
 # Names of nvidia-smi --query-gpu, of nvidia-smi dmon, of dcgmi dmon, and of dcgm-exporter without the prefix DCGM_FI_DEV_.
 GPU_COLUMNS = _OF_SAMPLER | _name_columns(
     ("utilization.gpu gputl gpu_util", LogColumn("utilization_pct")),

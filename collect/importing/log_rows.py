@@ -19,7 +19,7 @@ from shardlab.runs.run import STEP_UNIT
 BOOT_ID = "imported"  # logs do not name the boot of a host
 MOST_DEVICES = 4096  # the most devices of one moment; a log with more is damaged
 DERIVED_TOLERANCE = 2.0  # a step time without a unit is used if it is at most this factor from the times of the lines
-_PARSE_THROTTLED = next(column.parse for column in COLUMNS if column.field == "throttled")
+_PARSE_THROTTLED = next(column.parse for column in COLUMNS if column.sample_field == "throttled")
 
 
 class StepRow(msgspec.Struct):

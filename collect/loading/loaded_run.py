@@ -13,11 +13,11 @@ from collect.loading.records import RunRecords
 from collect.loading.sample_cache import CachedSamples
 from collect.loading.telemetry import Coverage
 from collect.sources import memory, samples, snapshot, steps
-from collect.sources.device_rows import Counter, Device, DeviceRows
+from collect.sources.device_rows import CounterValues, Device, DeviceRows
 from collect.sources.memory import MemoryCurves
-from collect.sources.samples import INTERFACE, Samples
+from collect.sources.samples import INTERFACE_KEYS, Samples
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
-from collect.sources.steps import Frames, RecordedSteps
+from collect.sources.steps import RecordedSteps, StepFrames
 from collect.traces import run_traces
 from collect.traces.breakdown import Breakdown
 from collect.traces.run_traces import RunTraces
@@ -46,7 +46,7 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 class LoadedRun(RunRecords, dict=True):
-    """A run with its records and frames. If it has no run.json, its frames are empty, because the number of ranks is not known.
+    """A run with its records and frames, which are empty without a run.json, because the number of ranks is not known.
 
     `read_many` makes the frames of many runs at once and then drops the records.
     """
@@ -54,22 +54,22 @@ class LoadedRun(RunRecords, dict=True):
     needs_frames: ClassVar[bool] = True
     sample_records: dict[str, list[Sample]] = msgspec.field(default_factory=dict)
     """Name of a host (taken from the name of its file) -> the samples of this host that are not yet in `sample_parts`."""
-    reads_traces: Traces = "exact"
+    trace_method: Traces = "exact"
     quantities: dict[str, Quantity] | None = None
     """Metrics by name, from `collect.metric.compute_quantities`."""
 
     @property
     def repeat(self) -> int:
         """The number of the repeat, from 1, taken from the run id."""
-        return self._parts.repeat
+        return self._id_parts.repeat
 
     @property
     def attempt(self) -> int:
         """The number of the attempt, from 1, taken from the run id."""
-        return self._parts.attempt
+        return self._id_parts.attempt
 
     @property
-    def _parts(self) -> RunIdParts:
+    def _id_parts(self) -> RunIdParts:
         id_parts = parse_run_id(self.run_id)
         assert id_parts is not None, self.run_id
         return id_parts
@@ -86,8 +86,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def cell(self) -> AnyCell:
-        """The cell in run.json. Only for runs that have a run.json, as all completed runs do; other runs raise
-        AssertionError."""
+        """The cell in run.json. Raises AssertionError for a run without one; all completed runs have one."""
         assert self.run is not None
         return self.run.cell
 
@@ -97,13 +96,13 @@ class LoadedRun(RunRecords, dict=True):
         return self.run.cell if self.run is not None and isinstance(self.run.cell, Cell) else None
 
     @property
-    def recorded(self) -> RecordedSteps:
+    def recorded_steps(self) -> RecordedSteps:
         """The step records and the number of ranks, from which the frames of steps are made."""
         if self.run is None:
             return RecordedSteps({})
         if self.cell.command is not None:  # as many ranks as told steps, each with data of its own
-            told_ranks = max(1, sum(map(bool, self.step_records.values())))
-            return RecordedSteps(self.step_records, told_ranks, told_ranks)
+            reporting_ranks = max(1, sum(map(bool, self.step_records.values())))
+            return RecordedSteps(self.step_records, reporting_ranks, reporting_ranks)
         if self.run.imported:  # logs often have the steps of only one rank; a step whose data is not known counts as one unit
             rank_count = len(self.step_records)
             has_data = self.result is not None and self.result.unit != STEP_UNIT
@@ -114,24 +113,23 @@ class LoadedRun(RunRecords, dict=True):
         )
 
     @cached_property
-    def step_frames(self) -> Frames:
-        """Three frames of steps: all steps, the timed steps of each rank, and the timed steps over all ranks."""
-        return steps.build_step_frames(self.recorded)
+    def step_frames(self) -> StepFrames:
+        """All steps, the timed steps of each rank, and the timed steps over all ranks."""
+        return steps.build_step_frames(self.recorded_steps)
 
     @property
     def steps(self) -> pl.DataFrame:
-        """Every recorded step, one row per step and rank."""
+        """`StepFrames.all_steps`: every recorded step, one row per step and rank."""
         return self.step_frames.all_steps
 
     @property
     def timed(self) -> pl.DataFrame:
-        """The steps that were timed on every rank, without warm-up steps; one row per step and rank."""
+        """`StepFrames.timed`: the steps that were timed on every rank, one row per step and rank."""
         return self.step_frames.timed
 
     @property
     def world(self) -> pl.DataFrame:
-        """The steps that were timed on every rank, without warm-up steps; one row per step over all ranks
-        (`steps.join_world_steps`)."""
+        """`StepFrames.world`: the steps that were timed on every rank, one row per step over all ranks."""
         return self.step_frames.world
 
     @cached_property
@@ -149,9 +147,9 @@ class LoadedRun(RunRecords, dict=True):
         return timed_window
 
     @property
-    def count(self) -> int:
+    def record_count(self) -> int:
         """The number of step records and samples that are in memory as records."""
-        return super().count + sum(map(len, self.sample_records.values()))
+        return super().record_count + sum(map(len, self.sample_records.values()))
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
         self.sample_records.setdefault(host, []).extend(samples)
@@ -176,10 +174,8 @@ class LoadedRun(RunRecords, dict=True):
 
     @cached_property
     def predicted(self) -> Prediction | None:
-        """What the planner predicted before the run was submitted; None if there is no prediction, or if it is damaged.
-
-        Also None for a run with a fault on purpose, because a prediction does not contain the fault.
-        """
+        """What the planner predicted before the run was submitted; None if there is no prediction, if it is damaged, or if the
+        run has a fault on purpose, which a prediction does not contain."""
         instruments = self.run.cell.instruments if self.run is not None else None
         if instruments is not None and (instruments.straggler is not None or instruments.lost_worker is not None):
             return None
@@ -202,8 +198,7 @@ class LoadedRun(RunRecords, dict=True):
     def gpu_samples(self) -> pl.DataFrame:
         """The rows of `whole_samples.gpus` for the GPUs on which the ranks trained, without GPUs that a stub of NVML played.
 
-        The result of a run of an older release of shardlab does not name these GPUs; then the rows of all GPUs of the hosts are
-        returned.
+        The result of a run of an older release does not name these GPUs; then the rows of all GPUs of the hosts are returned.
         """
         gpus = samples.select_real_gpus(self.whole_samples.gpus)
         run_gpus = self.result.gpus if self.result else None
@@ -213,29 +208,26 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def plays_gpus(self) -> bool:
-        """Whether a stub of NVML made up the GPU values of this run. Figures mark these values as played, and no metric uses
-        them."""
+        """Whether a stub of NVML made up the GPU values, which figures mark as played and no metric uses."""
         return bool(self.samples.gpus["played"].any())
 
     @cached_property
     def shown_gpu_samples(self) -> pl.DataFrame:
-        """The GPU samples that figures show: the played samples if a stub of NVML played GPUs in this run, else
-        `gpu_samples`."""
+        """The GPU samples that figures show: the played samples if there are any, else `gpu_samples`."""
         return self.whole_samples.gpus.filter("played") if self.plays_gpus else self.gpu_samples
 
     @cached_property
     def gpu_rows(self) -> DeviceRows:
-        """The rows of each GPU in `gpu_samples`. A GPU is named by its host and its UUID."""
+        """The rows of each GPU in `gpu_samples`, named by its host and its UUID."""
         return DeviceRows(self.gpu_samples, ("host", "uuid"))
 
     @cached_property
     def interface_rows(self) -> DeviceRows:
-        """The rows of each network interface in `whole_samples.nics`. An interface is named by its host, its kind and its
-        name."""
-        return DeviceRows(self.whole_samples.nics, INTERFACE)
+        """The rows of each network interface in `whole_samples.nics`, named by its host, its kind and its name."""
+        return DeviceRows(self.whole_samples.nics, INTERFACE_KEYS)
 
     @cached_property
-    def interfaces(self) -> dict[Device, Counter]:
+    def interfaces(self) -> dict[Device, CounterValues]:
         """The counter of sent bytes of each network interface, from `whole_samples.nics`."""
         return self.interface_rows.counters("tx_bytes")
 
@@ -253,9 +245,8 @@ class LoadedRun(RunRecords, dict=True):
         if self.resumed:
             return []
         hosts = [host.host for host in self.hosts]
-        clock_jumps = self.clock_steps
         return telemetry.compute_coverage(
-            self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, clock_jumps
+            self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, self.clock_steps
         )
 
     @cached_property
@@ -265,10 +256,7 @@ class LoadedRun(RunRecords, dict=True):
 
     @property
     def clock_stepped(self) -> bool:
-        """Whether the clock of any host was set while telemetry sampled the host.
-
-        In this case it is not certain which samples lie within the timed window.
-        """
+        """Whether the clock of a sampled host was set, so that it is not certain which samples lie in the timed window."""
         return bool(self.clock_steps)
 
     @cached_property
@@ -291,7 +279,7 @@ class LoadedRun(RunRecords, dict=True):
         """The numbers that are computed from the traces of the profiled ranks."""
         if not self.profiled:
             return RunTraces()
-        return run_traces.read_run_traces(self.folder.path, self.reads_traces, run_traces.ran_on_gpu(self.result))
+        return run_traces.read_run_traces(self.folder.path, self.trace_method, run_traces.ran_on_gpu(self.result))
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:
@@ -302,7 +290,7 @@ class LoadedRun(RunRecords, dict=True):
         return self.traces.judged_breakdowns
 
     def with_breakdowns(self, breakdowns: list[Breakdown]) -> Self:
-        """A copy of the run with other breakdowns, so that two ways of computing them from the same traces can be compared."""
+        """A copy of the run with other breakdowns, to compare two ways of computing them from the same traces."""
         run_copy = msgspec.structs.replace(self, quantities=None)
         run_copy.__dict__.update(self.__dict__, breakdowns=breakdowns)
         return run_copy

@@ -63,7 +63,7 @@ class Damage(msgspec.Struct):
     """Files whose last line is incomplete."""
     corrupt: dict[str, int] = {}
     """Path of a file -> number of its lines that cannot be read."""
-    not_followed: dict[str, str] = {}
+    irregular_entries: dict[str, str] = {}
     """Name of an entry that is no regular file or folder -> its kind, such as "a symlink"."""
 
     def note_damaged_lines(self, file_name: str, record_lines: RecordLines[R]) -> list[R]:
@@ -80,13 +80,13 @@ class Damage(msgspec.Struct):
         return sum(self.corrupt.values())
 
     def __bool__(self) -> bool:
-        return bool(self.truncated or self.corrupt or self.not_followed)
+        return bool(self.truncated or self.corrupt or self.irregular_entries)
 
     def describe(self) -> str:
         """The damage in words: one clause per damaged file."""
         file_clauses = [f"{name}: the last line is incomplete" for name in self.truncated]
         file_clauses += [f"{name}: {count} corrupt line{'s' * (count != 1)}" for name, count in self.corrupt.items()]
-        file_clauses += [f"{name}: {entry_kind}, which was not read" for name, entry_kind in self.not_followed.items()]
+        file_clauses += [f"{name}: {entry_kind}, which was not read" for name, entry_kind in self.irregular_entries.items()]
         return "; ".join(file_clauses)
 
 
@@ -111,8 +111,8 @@ class RunRecords(msgspec.Struct):
     damage: Damage = msgspec.field(default_factory=Damage)
     profiled: bool = False
     """Whether the run folder has a subfolder `trace`."""
-    paused: bool = False
-    """Whether the run was suspended between its first and its last timed step (`_exclude_pauses`)."""
+    was_suspended: bool = False
+    """Whether the run was suspended between its first and its last timed step (`_exclude_suspensions`)."""
     unreadable: str = ""
     """Why the state of the run is unknown: run.json, result.json or an event cannot be read."""
     last_record_s: float = 0.0
@@ -123,7 +123,7 @@ class RunRecords(msgspec.Struct):
     """Host -> `start` or `end` of the run -> offset from the host of rank 0."""
     backend: str = ""
     """Backend of the ranks' process group, such as gloo; '' if the ranks never formed a process group."""
-    waits: bool = False
+    was_requeued: bool = False
     """Whether the run ended with a request of its supervisor to be started again (event `requeued`)."""
 
     @classmethod
@@ -154,7 +154,7 @@ class RunRecords(msgspec.Struct):
         return self.run is not None and was_rehearsal(self.run, self.result, self.events)
 
     @property
-    def count(self) -> int:
+    def record_count(self) -> int:
         """The number of step records in memory."""
         return sum(map(len, self.step_records.values()))
 
@@ -198,19 +198,19 @@ class RunRecords(msgspec.Struct):
         self.hosts = [
             host for name in names_of_subfolder.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None
         ]
-        met_backends = [
+        backends = [
             backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)
         ]
-        self.backend = met_backends[-1] if met_backends else ""
+        self.backend = backends[-1] if backends else ""
         end_events = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
-        last_end = max(end_events, key=lambda event: event.wall_s, default=None)
-        self.waits = last_end is not None and last_end.event == "requeued"
+        last_end_event = max(end_events, key=lambda event: event.wall_s, default=None)
+        self.was_requeued = last_end_event is not None and last_end_event.event == "requeued"
         self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
         self.clocks = _read_clocks(events)
         moments_s = [self.last_record_s, *(event.wall_s for event in events)]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         self.last_record_s = max(moments_s)
-        self._exclude_pauses(suspension.read_suspensions(events))
+        self._exclude_suspensions(suspension.read_suspensions(events))
 
     def _read_samples(self, file_name: str, host: str, telemetry: Telemetry) -> None:
         """Read a file of samples. file_name: its path relative to the run folder. host: the name of the host in this path."""
@@ -238,17 +238,13 @@ class RunRecords(msgspec.Struct):
         self.last_record_s = max(self.last_record_s, last_s)
 
     def _add_samples(self, host: str, samples: list[Sample]) -> None:
-        """Process samples of one file. host: the name of the host, taken from the name of the file.
-
-        This class keeps only the time of the last sample, because the samples of a long run need gigabytes as records.
-        """
+        """Process samples of the file of a host. This class drops them, because those of a long run need gigabytes."""
 
     def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
         """Process the cached samples of one file, which come before its other samples."""
 
     def _read_records(self, file_name: str, record_type: type[R]) -> list[R]:
-        """The records that can be read from a file. Damaged lines are noted in `damage`, and also a file that is not a
-        regular file."""
+        """The records that can be read from a file. Damaged lines, and a file that is not regular, are noted in `damage`."""
         try:
             return self.damage.note_damaged_lines(file_name, read_lines(f"{self.folder.path}/{file_name}", record_type))
         except WorkspaceError as error:
@@ -258,20 +254,19 @@ class RunRecords(msgspec.Struct):
     def _note_unread(self, entry_name: str, error: WorkspaceError) -> None:
         """Note a file that could not be read, or is not a regular file."""
         if isinstance(error.__cause__, NotRegular):
-            self.damage.not_followed[entry_name] = error.__cause__.kind
+            self.damage.irregular_entries[entry_name] = error.__cause__.kind
         if not isinstance(error.__cause__, NotRegular) or _EVENT_FILE.fullmatch(entry_name):
             self._note_unreadable(str(error))
 
     def _list_subfolder(self, subfolder: str) -> list[str] | None:
-        """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such subfolder.
+        """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such folder.
 
-        subfolder: the name of the subfolder. An entry of this name that is not a folder is noted in `damage`. Raises OSError if
-        the subfolder cannot be read."""
+        An entry of this name that is no folder is noted in `damage`. Raises OSError if the subfolder cannot be read."""
         path = f"{self.folder.path}/{subfolder}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except NotADirectoryError:
-            self.damage.not_followed[subfolder] = files.describe_file_kind(os.lstat(path).st_mode)
+            self.damage.irregular_entries[subfolder] = files.describe_file_kind(os.lstat(path).st_mode)
             return None
         except FileNotFoundError:
             return None
@@ -283,23 +278,22 @@ class RunRecords(msgspec.Struct):
         finally:
             os.close(descriptor)
 
-    def _exclude_pauses(self, pauses: Sequence[SuspendedSpan]) -> None:
-        """Ensure that no metric uses a time that includes a pause, if the run was suspended during its timed steps.
-
-        Each step that overlaps a pause is marked as `watched`, so that metrics of time do not use it, and the times in the
-        result are removed. pauses: the times in which the run was suspended.
-        """
+    def _exclude_suspensions(self, suspensions: Sequence[SuspendedSpan]) -> None:
+        """If the run was suspended during its timed steps, mark each step that overlaps a suspension as `watched`, and remove
+        the times in the result, so that no metric uses a time that includes a suspension."""
         timed_records = [record for records in self.step_records.values() for record in records if not record.warmup]
-        if not pauses or not timed_records:
+        if not suspensions or not timed_records:
             return
         if not suspension.overlaps_suspension(
-            min(map(suspension.step_start_s, timed_records)), max(record.wall_s for record in timed_records), pauses
+            min(map(suspension.step_start_s, timed_records)), max(record.wall_s for record in timed_records), suspensions
         ):
             return
-        self.paused = True
-        self.step_records = {rank: list(suspension.mark_suspended(steps, pauses)) for rank, steps in self.step_records.items()}
-        lost_metrics: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
-        self.result = msgspec.structs.replace(self.result, **lost_metrics) if self.result else None
+        self.was_suspended = True
+        self.step_records = {
+            rank: list(suspension.mark_suspended(steps, suspensions)) for rank, steps in self.step_records.items()
+        }
+        removed_values: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
+        self.result = msgspec.structs.replace(self.result, **removed_values) if self.result else None
 
 
 def _read_clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
@@ -312,7 +306,7 @@ def _read_clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
 
 
 def read_host(path: str) -> Host | None:
-    """Read the description of a host from a file in the folder `env`. None if the file is damaged or is not a JSON file."""
+    """The host in a file of the folder `env`; None if the file is damaged or is not a JSON file."""
     try:
         return _decode_host(files.read(path)) if path.endswith(".json") else None
     except (OSError, *DECODE_FAULTS):
@@ -320,6 +314,6 @@ def read_host(path: str) -> Host | None:
 
 
 @lru_cache(maxsize=1024)
-def _decode_host(raw: bytes) -> Host:
-    """Decode the description of a host. The result is cached, because most runs contain the same description."""
-    return get_decoder(Host).decode(raw)
+def _decode_host(content: bytes) -> Host:
+    """Decode the description of a host. It is cached, because most runs contain the same description."""
+    return get_decoder(Host).decode(content)

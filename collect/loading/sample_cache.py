@@ -105,14 +105,8 @@ class SampleLines:
         line_beginning: list[bytes] = []  # the beginning of a line whose end is in a later block
         while end_byte is None or begin_byte < end_byte:
             # One byte more than the file has: fewer bytes than requested are the end of the file.
-            read_size = min(
-                BLOCK_BYTES,
-                end_byte - begin_byte
-                if end_byte is not None
-                else self.size - begin_byte + 1
-                if begin_byte <= self.size
-                else BLOCK_BYTES,
-            )
+            size = self.size + 1 if end_byte is None else end_byte
+            read_size = min(BLOCK_BYTES, size - begin_byte) if begin_byte < size else BLOCK_BYTES
             block = os.pread(self._descriptor, read_size, begin_byte)
             begin_byte += len(block)
             if whole_bytes := block.rfind(b"\n") + 1:
@@ -137,7 +131,7 @@ class SampleLines:
 
 
 def read_cached_samples(lines: SampleLines, *, with_frames: bool, must_verify: bool) -> CachedSamples | None:
-    """The samples of all lines but the last LEAST_NEW bytes. They come from the cache, to which missing lines are added.
+    """The samples of all lines but the last LEAST_NEW_BYTES. They come from the cache, to which missing lines are added.
 
     with_frames: whether frames are needed, and not only the header. must_verify: whether to compare the SHA-256 of the lines
     also if the file has the same size and time as when it was cached. None: all lines must be decoded, because they are few, or
@@ -146,8 +140,8 @@ def read_cached_samples(lines: SampleLines, *, with_frames: bool, must_verify: b
         return None
     lines_state = lines.read_state()
     cached_samples = _load_cached_samples(lines, lines_state, with_frames=with_frames, must_verify=must_verify)
-    can_extend = all(map(importlib.util.find_spec, ("numpy", "polars")))
-    if not can_extend or lines_state.bytes - (cached_samples.header.end if cached_samples else 0) < LEAST_NEW_BYTES:
+    has_frame_packages = all(map(importlib.util.find_spec, ("numpy", "polars")))
+    if not has_frame_packages or lines_state.bytes - (cached_samples.header.end if cached_samples else 0) < LEAST_NEW_BYTES:
         return cached_samples
     if cached_samples is not None and cached_samples.frames is None:
         cached_samples = _load_cached_samples(lines, lines_state, with_frames=True, must_verify=False)
@@ -165,9 +159,9 @@ def _load_cached_samples(
         header = get_decoder(CacheHeader).decode(cache_content[_DIGEST_LENGTH:header_end])
     except (OSError, WorkspaceError, RuntimeError, ValueError, *DECODE_FAULTS):
         return None
-    is_sound = hashlib.sha256(cache_content[_DIGEST_LENGTH:]).hexdigest().encode() == cache_content[:_DIGEST_LENGTH]
-    is_same_path = header.lines.path_sha256 == lines_state.path_sha256 and header.code == _compute_code_digest()
-    if not is_sound or not is_same_path or header.end > lines_state.bytes:
+    is_intact = hashlib.sha256(cache_content[_DIGEST_LENGTH:]).hexdigest().encode() == cache_content[:_DIGEST_LENGTH]
+    matches_lines = header.lines.path_sha256 == lines_state.path_sha256 and header.code == _compute_code_digest()
+    if not is_intact or not matches_lines or header.end > lines_state.bytes:
         return None
     if (must_verify or header.lines != lines_state) and lines.hash_beginning(header.end).hexdigest() != header.sha256:
         return None
@@ -190,18 +184,14 @@ def _load_cached_samples(
 def _extend_cached_samples(
     lines: SampleLines, lines_state: LinesState, cached_samples: CachedSamples | None
 ) -> CachedSamples | None:
-    """Decode the whole lines that the cache does not have, and store all in the cache. Raises OSError if the lines cannot be
-    read."""
+    """Decode the whole lines that the cache lacks, and store all in the cache. Raises OSError if they cannot be read."""
     from collect.sources import samples
 
     begin_byte, corrupt_lines, last_wall_s = 0, 0, 0.0
     sample_parts: list[Samples] = []
     if cached_samples is not None and cached_samples.frames is not None:
-        begin_byte, corrupt_lines, last_wall_s = (
-            cached_samples.header.end,
-            cached_samples.header.corrupt,
-            cached_samples.header.last_wall_s,
-        )
+        header = cached_samples.header
+        begin_byte, corrupt_lines, last_wall_s = header.end, header.corrupt, header.last_wall_s
         sample_parts.append(cached_samples.frames)
     end_byte, digest = begin_byte, lines.hash_beginning(begin_byte)
     for block in lines.read_blocks(begin_byte, lines_state.bytes):
@@ -214,15 +204,8 @@ def _extend_cached_samples(
         return cached_samples
     frames = samples.join_parts(sample_parts)
     parquet_tables = samples.encode_parquet(frames)
-    header = CacheHeader(
-        _compute_code_digest(),
-        lines_state,
-        end_byte,
-        digest.hexdigest(),
-        corrupt_lines,
-        last_wall_s,
-        [len(table) for table in parquet_tables],
-    )
+    sizes, code = [len(table) for table in parquet_tables], _compute_code_digest()
+    header = CacheHeader(code, lines_state, end_byte, digest.hexdigest(), corrupt_lines, last_wall_s, sizes)
     _store_tables(header, parquet_tables)
     return CachedSamples(header, frames)
 
@@ -239,13 +222,12 @@ def _store_tables(header: CacheHeader, tables: list[bytes]) -> None:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Remove the files that were not used for the longest time, until the cache has at most MOST_BYTES. Raises OSError."""
+    """Remove the least recently used files, until the cache has at most MOST_CACHE_BYTES. Raises OSError."""
     with os.scandir(folder) as cache_entries:
-        status_and_path = [(entry.stat(follow_symlinks=False), entry.path) for entry in cache_entries]
+        statuses = [(entry.stat(follow_symlinks=False), entry.path) for entry in cache_entries]
+    files_by_use = sorted(((status.st_mtime_ns, status.st_size, path) for status, path in statuses), reverse=True)
     total_bytes = 0
-    for _, file_bytes, path in sorted(
-        ((status.st_mtime_ns, status.st_size, path) for status, path in status_and_path), reverse=True
-    ):
+    for _, file_bytes, path in files_by_use:
         total_bytes += file_bytes
         if total_bytes > MOST_CACHE_BYTES:
             Path(path).unlink(missing_ok=True)

@@ -13,9 +13,7 @@ from collect.sources.steps import find_timed_window
 from shardlab.record_types import ClockOffset
 
 MOST_CLOCK_OFFSET_S = 0.1  # seconds by which the clocks of two hosts may differ: a fifth of the usual time between two samples
-CLOCK_JUMP_S = (
-    0.1  # a clock that jumps by more seconds than this was set; time daemons adjust a clock gradually, in smaller steps
-)
+CLOCK_JUMP_S = 0.1  # a clock that jumps by more seconds was set; time daemons adjust a clock gradually, in smaller steps
 GAP_PERIODS = 2.0  # if two samples are further apart than this many times the usual distance, there is a gap between them
 # The sampler writes its last sample early, and a short run has few samples. So the usual distance of 0.5 s, with some jitter,
 # is never a gap.
@@ -64,12 +62,9 @@ class Coverage(msgspec.Struct, omit_defaults=True, kw_only=True):
         if self.sampler_ends:
             clauses.append(f"its sampler ended {self.sampler_ends} time{'s' * (self.sampler_ends > 1)} while the run went on")
         if self.clock_step_s is not None:
-            clauses.append(
-                f"its clock was set {'back' if self.clock_step_s < 0 else 'forward'} by {abs(self.clock_step_s):.1f} s"
-            )
-        largest_offset_s = max(
-            (abs(offset) for offset in (self.clock_start_s, self.clock_end_s) if offset is not None), default=0.0
-        )
+            direction = "back" if self.clock_step_s < 0 else "forward"
+            clauses.append(f"its clock was set {direction} by {abs(self.clock_step_s):.1f} s")
+        largest_offset_s = max(abs(self.clock_start_s or 0.0), abs(self.clock_end_s or 0.0))
         if largest_offset_s - (self.clock_within_s or 0.0) > MOST_CLOCK_OFFSET_S:
             clauses.append(f"its clock was {largest_offset_s:.2f} s from the clock of rank 0's host")
         if self.lost_gpus:
@@ -83,19 +78,19 @@ def compute_coverage(
     run_id: str,
     timed_steps: pl.DataFrame,
     samples: Samples,
-    ran_on: Iterable[str],
+    run_hosts: Iterable[str],
     sampler_ends: Mapping[str, int],
     clocks: Mapping[str, Mapping[str, ClockOffset]],
-    clock_jumps: Mapping[str, float],
+    clock_steps: Mapping[str, float],
 ) -> list[Coverage]:
     """The coverage of a run: one entry for each host that wrote samples or on which ranks ran.
 
-    timed_steps: the timed steps, one row per step and rank. ran_on: the names of the hosts on which ranks ran. sampler_ends,
-    clocks: by host, as in `RunRecords`. clock_jumps: the result of `find_clock_steps`.
+    timed_steps: one row per step and rank. run_hosts: the hosts on which ranks ran. sampler_ends, clocks: by host, as in
+    `RunRecords`. clock_steps: the result of `find_clock_steps`.
     """
     timed_window = find_timed_window(timed_steps)
     coverages = []
-    times_of_host = {host: np.empty(0) for host in ran_on}
+    times_of_host = {host: np.empty(0) for host in run_hosts}
     for (host,), host_rows in samples.hosts.select("host", "wall_s").group_by("host", maintain_order=True):
         times_of_host[str(host)] = host_rows["wall_s"].to_numpy()
     hz_of_host = dict(samples.hosts.filter(pl.col("started_hz") > 0).select("host", "started_hz").rows())
@@ -109,7 +104,7 @@ def compute_coverage(
             host_clocks[side_of_run].offset_s if side_of_run in host_clocks else None for side_of_run in ("start", "end")
         )
         coverage.clock_within_s = max((clock.within_s for clock in host_clocks.values()), default=None)
-        coverage.clock_step_s = clock_jumps.get(host)
+        coverage.clock_step_s = clock_steps.get(host)
         coverage.lost_gpus = [uuid for lost_host, uuid in lost_gpus if lost_host == host]
         coverage.unknown_ports = [port for port_host, port in unknown_ports if port_host == host]
         if timed_window is not None:
@@ -140,12 +135,11 @@ def find_clock_steps(hosts: pl.DataFrame) -> dict[str, float]:
     spread_s = pl.col("ahead_s").max() - pl.col("ahead_s").min()
     stepped_rows = clock_rows.filter(spread_s.over("host", "boot_id") > CLOCK_JUMP_S).sort("host", "boot_id", "t_s")
     for (host, _), boot_rows in stepped_rows.group_by("host", "boot_id", maintain_order=True):
-        seconds = boot_rows["ahead_s"].to_list()
-        for before, last_before, first_after, after in zip(seconds, seconds[1:], seconds[2:], seconds[3:]):
-            forward_s, backward_s = (
-                min(first_after, after) - max(before, last_before),
-                max(first_after, after) - min(before, last_before),
-            )
+        ahead_s = boot_rows["ahead_s"].to_list()
+        for before, last_before, first_after, after in zip(ahead_s, ahead_s[1:], ahead_s[2:], ahead_s[3:]):
+            forward_s = min(first_after, after) - max(before, last_before)
+            backward_s = max(first_after, after) - min(before, last_before)
+
             if forward_s > CLOCK_JUMP_S or backward_s < -CLOCK_JUMP_S:
                 step_of_host[str(host)] = step_of_host.get(str(host), 0.0) + first_after - last_before
     return step_of_host
@@ -164,26 +158,25 @@ def _find_unknown_ports(rdma: pl.DataFrame) -> list[tuple[str, str]]:
 def _explain_incomplete(times: np.ndarray, timed_window: tuple[float, float]) -> str:
     """The reason why the samples of a host do not reach from the start to the end of the timed window; '' if they do.
 
-    times: the times of the samples, in ascending order. timed_window: start and end of the timed window.
+    times: the times of the samples, in ascending order.
     """
     if len(times) < 2:
         return "one sample" if len(times) else "no samples"
-    longest_s = _longest_distance(np.diff(times))
-    if (missing_s := timed_window[1] - times[-1]) > longest_s:
+    longest_covered_s = _longest_covered_distance(np.diff(times))
+    if (missing_s := timed_window[1] - times[-1]) > longest_covered_s:
         return f"no samples in the last {missing_s:.1f} s"
-    if (missing_s := times[0] - timed_window[0]) > longest_s:
+    if (missing_s := times[0] - timed_window[0]) > longest_covered_s:
         return f"no samples in the first {missing_s:.1f} s"
     return ""
 
 
-def _longest_distance(distances_s: np.ndarray) -> float:
-    """The longest distance between two samples that is not a gap, in seconds. distances_s: the distances."""
+def _longest_covered_distance(distances_s: np.ndarray) -> float:
+    """The longest distance between two samples that is not a gap, in seconds."""
     return max(GAP_PERIODS * _usual_distance(distances_s), LEAST_GAP_S)
 
 
 def _usual_distance(distances_s: np.ndarray) -> float:
-    """The usual distance between two samples: the median of `distances_s`, or the smaller middle value if the number is
-    even."""
+    """The median of `distances_s`, or the smaller middle value if their number is even."""
     middle_index = (len(distances_s) - 1) // 2
     return float(np.partition(distances_s, middle_index)[middle_index])
 
@@ -192,7 +185,7 @@ def measure_coverage(times: Sequence[float] | np.ndarray, timed_window: tuple[fl
     """Returns (percent of the span that the samples cover, longest time without a sample within the span, in seconds).
 
     times: the times of the samples in seconds, in ascending order. The time between two samples is covered if their distance is
-    at most GAP_PERIODS times the median distance, or at most NEVER_A_GAP_S. With fewer than two samples, nothing is covered.
+    at most GAP_PERIODS times the median distance, or at most LEAST_GAP_S. With fewer than two samples, nothing is covered.
     """
     start, end = timed_window
     sample_times = np.asarray(times, float)
@@ -209,4 +202,6 @@ def compute_covered_pct(times: np.ndarray, timed_window: tuple[float, float]) ->
     if not len(distances_s):
         return 0.0
     covered_s = np.minimum(times[1:], end) - np.maximum(times[:-1], start)
-    return 100 * float(covered_s[(covered_s > 0) & (distances_s <= _longest_distance(distances_s))].sum()) / (end - start)
+    return (
+        100 * float(covered_s[(covered_s > 0) & (distances_s <= _longest_covered_distance(distances_s))].sum()) / (end - start)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
 from collect.metric_values import result_metric
-from collect.sources.steps import seconds_until
+from collect.sources.steps import sum_training_seconds
 
 
 def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
@@ -13,9 +13,9 @@ def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
 
     None if no validation reached this accuracy, or if the run was suspended.
     """
-    if run.paused:
+    if run.was_suspended:
         return None
-    seconds = seconds_until(run.timed)
+    seconds = sum_training_seconds(run.timed)
     reaching = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
     return Quantity(seconds[min(record.step for record in reaching)], "s") if reaching else None
 

@@ -24,7 +24,7 @@ def energy(run: LoadedRun) -> Quantity | None:
     The energy is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has
     neither, if its samples cover less than 80 % of this time, or if the run was suspended or the clock of a host was set.
     """
-    if run.paused or run.clock_stepped or run.gpu_samples.is_empty() or (timed_window := run.window) is None:
+    if run.was_suspended or run.clock_stepped or run.gpu_samples.is_empty() or (timed_window := run.window) is None:
         return None
     run_gpus = run.result.gpus if run.result else None
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):

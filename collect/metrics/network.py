@@ -10,8 +10,8 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.loading.telemetry import compute_covered_pct
 from collect.metric import Metric, MetricColumn, Reads
-from collect.sources.device_rows import Counter, Device, DeviceRows
-from collect.sources.samples import INTERFACE
+from collect.sources.device_rows import CounterValues, Device, DeviceRows
+from collect.sources.samples import INTERFACE_KEYS
 
 PAUSE_COUNTERS = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
 PORT_COLUMNS = ("host", "device", "port")  # the columns that identify a port of an RDMA device
@@ -45,12 +45,12 @@ def network_faults(run: LoadedRun) -> Quantity | None:
 
 def pause_frames(run: LoadedRun) -> Quantity | None:
     """Pause frames of all kinds, sent and received, from the counters that network drivers have for pause frames."""
-    return _count_events(run, run.whole_samples.nics, INTERFACE, PAUSE_COUNTERS, "frames")
+    return _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, PAUSE_COUNTERS, "frames")
 
 
 def limited_packets(run: LoadedRun) -> Quantity | None:
     """Packets that the cloud delayed or dropped above a limit of the machine, from the counters of its network driver."""
-    return _count_events(run, run.whole_samples.nics, INTERFACE, LIMIT_COUNTERS, "packets")
+    return _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, LIMIT_COUNTERS, "packets")
 
 
 def rdma_retransmissions(run: LoadedRun) -> Quantity | None:
@@ -90,7 +90,7 @@ def rdma_bytes(run: LoadedRun) -> Quantity | None:
     has_driver_counter = pl.col("host").is_in(nics["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
     port_samples = port_samples.filter(~has_driver_counter.fill_null(value=False))
     counter_groups = (
-        DeviceRows(nics, INTERFACE).counters("rdma_tx_bytes"),
+        DeviceRows(nics, INTERFACE_KEYS).counters("rdma_tx_bytes"),
         DeviceRows(port_samples, PORT_COLUMNS).counters("tx_bytes"),
     )
     return _sum_growth(run, [counter for counters in counter_groups for counter in counters.values()], "bytes")
@@ -122,7 +122,7 @@ def select_loopback_samples(nics: pl.DataFrame) -> pl.DataFrame:
     return nics.filter(pl.col("kind") == "loopback")
 
 
-def _select_counters(interfaces: Mapping[Device, Counter], kind_of: Callable[[Set[str]], str]) -> list[Counter]:
+def _select_counters(interfaces: Mapping[Device, CounterValues], kind_of: Callable[[Set[str]], str]) -> list[CounterValues]:
     """The values of a counter of the interfaces of the wanted kind.
 
     interfaces: the values of the counter of each interface. kind_of: a function that returns the wanted kind of interfaces of a
@@ -157,7 +157,7 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
     )
 
 
-def growth_bounds(counter: Counter, timed_window: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
+def growth_bounds(counter: CounterValues, timed_window: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
     """Returns (lower bound, upper bound) of the growth of one counter within `timed_window`.
 
     apart_s: by how many seconds the edges of `timed_window` may be wrong.
@@ -188,7 +188,7 @@ def growth_bounds(counter: Counter, timed_window: tuple[float, float], apart_s: 
     return max(low, 0), high
 
 
-def _sum_growth(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quantity | None:
+def _sum_growth(run: LoadedRun, counters: Iterable[CounterValues], unit: str) -> Quantity | None:
     """The growth of all counters together while steps were timed; None if the growth of any counter is not known."""
     if run.window is None or run.clock_stepped:
         return None
@@ -197,7 +197,7 @@ def _sum_growth(run: LoadedRun, counters: Iterable[Counter], unit: str) -> Quant
     return Quantity(sum(known_growths), unit) if known_growths and len(known_growths) == len(growth_or_none) else None
 
 
-def counter_growth(counter: Counter, timed_window: tuple[float, float]) -> float | None:
+def counter_growth(counter: CounterValues, timed_window: tuple[float, float]) -> float | None:
     """The growth of one counter within `timed_window`; the values at both edges are interpolated between samples.
 
     None if the counter went backwards (reset, overflow, reboot), or if the samples cover less than LEAST_COVERAGE of the span.

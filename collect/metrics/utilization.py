@@ -34,7 +34,7 @@ def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
 
     None if a step record does not contain cpu_s, or if the run was suspended.
     """
-    if run.paused or run.timed.is_empty() or run.timed["cpu_s"].null_count():
+    if run.was_suspended or run.timed.is_empty() or run.timed["cpu_s"].null_count():
         return None
     growth_of_rank = run.timed.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")

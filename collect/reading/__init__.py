@@ -1,1 +1,1 @@
-"""Reads all runs of a workspace side by side, with the metrics of the user."""
+"""Loads a matrix with all its runs, in several processes if they are many, and computes the workspace's own metrics."""

@@ -1,4 +1,4 @@
-"""Loads a matrix and its run folders as typed values and frames. A damaged file raises no error; it is listed with a reason."""
+"""Loads a matrix with all its runs."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ class LoadedCell(msgspec.Struct):
 
     @property
     def completed(self) -> list[LoadedRun]:
-        """The runs in `runs` that completed. Earlier attempts are not included."""
+        """The runs in `runs` that completed."""
         return [run for run in self.runs if run.completed]
 
 
 class Loaded(msgspec.Struct):
     """A matrix of a workspace with all its runs.
 
-    If a cell has a search for its batch size, `cells` contains one cell for each batch size that the search tried, in place of
-    the cell with the search.
+    In place of a cell with a search for its batch size, `cells` has one cell for each batch size that the search tried.
     """
 
     expansion: Expansion
@@ -63,21 +62,20 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
     """
     expansion, searches = _split_searched_cells(workspace, _add_imported_cells(workspace, workspace.read_expansion(matrix)))
-    ids_of_repeat: dict[str, list[str]] = {}
+    ids_of_cell: dict[str, list[str]] = {}
     for run_id in workspace.run_ids():
         if id_parts := parse_run_id(run_id):
-            ids_of_repeat.setdefault(id_parts.cell, []).append(run_id)
+            ids_of_cell.setdefault(id_parts.cell, []).append(run_id)
     run_ids_of_cells: list[set[str]] = []
     for expanded_cell in expansion.cells:
-        run_ids_of_cells.append(
-            {run_id for run_id in (*expanded_cell.runs, *ids_of_repeat.get(expanded_cell.id, ())) if parse_run_id(run_id)}
-        )
+        cell_run_ids = (*expanded_cell.runs, *ids_of_cell.get(expanded_cell.id, ()))
+        run_ids_of_cells.append({run_id for run_id in cell_run_ids if parse_run_id(run_id)})
     with gc_pause.pause_collector():
         run_ids = sorted(set().union(*run_ids_of_cells))
         runs = {run.run_id: run for run in read_many.read_runs(workspace.runs, run_ids, telemetry)}
     lease, current_time = inventory.read_lease(workspace), datetime.now(UTC)
     for run in runs.values():
-        run.reads_traces = expansion.traces
+        run.trace_method = expansion.traces
         last_record = datetime.fromtimestamp(run.last_record_s, UTC)
         run.verdict = lease_cutoff.judge_by_records(run.verdict, lease, last_record, current_time)
     cells = zip(expansion.cells, run_ids_of_cells, strict=True)
@@ -89,8 +87,8 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
 
 
 def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion:
-    """The expansion with the cells of the runs that `collect import` put into this matrix. Their runs alone remember them,
-    because `jobs` writes the expansion of a matrix again whenever it renders the matrix."""
+    """The expansion with the cells of imported runs. The runs alone remember them, because `jobs` writes the expansion of a
+    matrix again whenever it renders the matrix."""
     imported_cells = {cell.id: cell for cell in expansion.cells}
     for run_id in workspace.run_ids():
         if run_id.startswith(IMPORTED_PREFIX):
@@ -102,11 +100,11 @@ def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion
 
 
 def _build_cell(cell_id: str, cell: AnyCell, runs: Iterable[LoadedRun]) -> LoadedCell:
-    by_repeat: dict[int, list[LoadedRun]] = {}
+    attempts_of_repeat: dict[int, list[LoadedRun]] = {}
     for run in runs:
-        by_repeat.setdefault(run.repeat, []).append(run)
+        attempts_of_repeat.setdefault(run.repeat, []).append(run)
     latest_runs, earlier_runs = [], []
-    for _, repeat_attempts in sorted(by_repeat.items()):
+    for _, repeat_attempts in sorted(attempts_of_repeat.items()):
         repeat_attempts.sort(key=lambda run: run.attempt)
         latest_runs.append(repeat_attempts[-1])
         earlier_runs += repeat_attempts[:-1]
@@ -114,31 +112,24 @@ def _build_cell(cell_id: str, cell: AnyCell, runs: Iterable[LoadedRun]) -> Loade
 
 
 def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[Expansion, list[SearchPath]]:
-    """Replace each cell that has a search for its batch size. Returns (the expansion with a cell for each batch size that was
-    tried so far, all search paths).
-
-    The cell for a batch size has the runs of all repeats that tried this batch size. There is one search path for each repeat
-    of a cell that has a search.
-    """
+    """Replace each cell that has a search for its batch size by a cell for each batch size that was tried so far, with the
+    runs of all repeats that tried it. Returns (the expansion, one search path for each repeat of a cell with a search)."""
     cells: list[ExpandedCell] = []
     search_paths: list[SearchPath] = []
     for expanded_cell in expansion.cells:
         if expanded_cell.search is None:
             cells.append(expanded_cell)
             continue
-        repeat_numbers = range(1, len(expanded_cell.runs) + 1)
+        training_cell = expanded_cell.cell.require_training()
         paths = [
-            search_path.follow_search(workspace.runs, expanded_cell.cell.require_training(), expanded_cell.search, repeat)
-            for repeat in repeat_numbers
+            search_path.follow_search(workspace.runs, training_cell, expanded_cell.search, repeat)
+            for repeat in range(1, len(expanded_cell.runs) + 1)
         ]
         runs: dict[int, list[str]] = {}
         for path in paths:
-            for attempt in path.tries:
-                runs.setdefault(attempt.size, []).append(attempt.run)
-        tried_cells = [
-            (try_cell(expanded_cell.cell.require_training(), batch_size), run_ids)
-            for batch_size, run_ids in sorted(runs.items())
-        ]
+            for batch_try in path.tries:
+                runs.setdefault(batch_try.size, []).append(batch_try.run)
+        tried_cells = [(try_cell(training_cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
         cells += [ExpandedCell(cell.name(), cell, run_ids, expanded_cell.search) for cell, run_ids in tried_cells] or [
             expanded_cell
         ]

@@ -26,7 +26,7 @@ from shardlab.plugins.plugin_kind import PluginKind
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
+METRIC_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,47}")
 TIME_LIMIT_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
 
 
@@ -58,8 +58,8 @@ class OwnMetrics(msgspec.Struct, frozen=True):
     def remarks(self) -> list[str]:
         """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""
         names_of_code: dict[tuple[str, str], list[str]] = {}
-        for described in self.metrics:
-            names_of_code.setdefault((described.file, described.code), []).append(described.name)
+        for described_metric in self.metrics:
+            names_of_code.setdefault((described_metric.file, described_metric.code), []).append(described_metric.name)
         remark_texts = [
             f"own metrics of the workspace: {', '.join(names)} by {file} (digest {code})"
             for (file, code), names in names_of_code.items()
@@ -69,9 +69,9 @@ class OwnMetrics(msgspec.Struct, frozen=True):
     def add_to_menu(self) -> None:
         """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
         metric.set_workspace_metrics([
-            Metric(name=described.name, unit=described.unit, direction=described.direction,
-                   definition=described.definition, column=described.column, reads=described.reads)
-            for described in self.metrics
+            Metric(name=described_metric.name, unit=described_metric.unit, direction=described_metric.direction,
+                   definition=described_metric.definition, column=described_metric.column, reads=described_metric.reads)
+            for described_metric in self.metrics
         ])  # fmt: skip
 
     def add_to_runs(self, loaded: Loaded) -> None:
@@ -85,32 +85,32 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 METRIC_PLUGINS = PluginKind("metric", "metrics", OwnMetrics)
 
 
-def compute_own_metrics(workspace: Workspace, matrix: str | None, *, cache_owner: Workspace | None = None) -> OwnMetrics:
+def compute_own_metrics(workspace: Workspace, matrix: str | None, *, original_workspace: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
-    matrix: the name of the matrix; None: no values are computed. cache_owner: the workspace of which `workspace` is a copy, if
-    it is one. If the user may not act in the owner (shardlab.workspace.workspace_trust), no file is executed, and `faults` of
-    the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
+    matrix: the name of the matrix; None: no values are computed. original_workspace: the workspace of which `workspace` is a
+    copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
+    `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
     folder = workspace.path / METRIC_PLUGINS.folder
     plugin_paths = plugin_source.plugin_files(folder)
     if not plugin_paths:
         return OwnMetrics()
     arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
     try:
-        workspace_trust.must_be_allowed(cache_owner or workspace, f"execute {plugin_paths[0]}")
+        workspace_trust.must_be_allowed(original_workspace or workspace, f"execute {plugin_paths[0]}")
         return plugin_process.ask_process(arguments, folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
 
 
-def main(workspace: str, matrix: str, *path_words: str) -> None:
+def main(workspace: str, matrix: str, *file_arguments: str) -> None:
     """Write the metrics, their values, and the faults to a JSON file, in the form of `OwnMetrics`.
 
-    workspace: the path of the workspace. matrix: the name of the matrix for whose runs values are computed; '': no values.
-    path_words: the files that define metrics, then `--out`, then the JSON file.
+    workspace: its path. matrix: the name of the matrix for whose runs values are computed; '': no values. file_arguments: the
+    files that define metrics, then `--out`, then the JSON file.
     """
-    *paths, _, answer_path = path_words
-    describeds: list[DescribedMetric] = []
+    *paths, _, answer_path = file_arguments
+    described_metrics: list[DescribedMetric] = []
     faults: list[str] = []
     defined_metrics: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
     for path in map(Path, paths):
@@ -121,24 +121,18 @@ def main(workspace: str, matrix: str, *path_words: str) -> None:
                     path, own_metric.name, list_shipped_names(), {name: file for name, (file, _) in defined_metrics.items()}
                 )
                 defined_metrics[own_metric.name] = (str(path), own_metric)
-                described_values = (
-                    own_metric.name,
-                    own_metric.unit,
-                    own_metric.direction,
-                    own_metric.definition,
-                    own_metric.column,
-                )
-                describeds.append(DescribedMetric(*described_values, str(path), source.digest, own_metric.reads))
+                description = (own_metric.name, own_metric.unit, own_metric.direction, own_metric.definition, own_metric.column)
+                described_metrics.append(DescribedMetric(*description, str(path), source.digest, own_metric.reads))
         except InputError as error:
             faults.append(str(error))
-    value_of_run: dict[str, dict[str, Quantity]] = {}
+    values_of_run: dict[str, dict[str, Quantity]] = {}
     runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined_metrics else []
     for run in (run for run in runs if run.completed):
         run_values = {
             name: _compute_value(file, own_metric, run, faults) for name, (file, own_metric) in defined_metrics.items()
         }
-        value_of_run[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
-    files.write_json(Path(answer_path), OwnMetrics(describeds, value_of_run, list(dict.fromkeys(faults))), sync=False)
+        values_of_run[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
+    files.write_json(Path(answer_path), OwnMetrics(described_metrics, values_of_run, list(dict.fromkeys(faults))), sync=False)
 
 
 def list_shipped_names() -> set[str]:
@@ -147,8 +141,7 @@ def list_shipped_names() -> set[str]:
 
 
 def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:
-    """Check the value of the variable METRICS of a file, and return its metrics as a list. path: the file. metrics_value: the
-    value.
+    """The metrics in the variable METRICS of the file `path`. metrics_value: the value of the variable.
 
     Raises InputError if the value is not a tuple or list of metrics, or if a metric is not a function of one run.
     """
@@ -159,9 +152,9 @@ def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:
     ):
         raise InputError(f"{path}: METRICS is no tuple of metrics. Needed: METRICS = (Metric(...),) of collect.metric.")
     for own_metric in metrics_value:
-        if not isinstance(own_metric.name, str) or not METRIC_NAME.fullmatch(own_metric.name):
+        if not isinstance(own_metric.name, str) or not METRIC_NAME_PATTERN.fullmatch(own_metric.name):
             raise InputError(
-                f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {METRIC_NAME.pattern}."
+                f"{path}: {str(own_metric.name)[:40]!r} cannot be the name of a metric. Allowed: {METRIC_NAME_PATTERN.pattern}."
             )
         if own_metric.of_run is None or own_metric.of_run_at is not None or own_metric.of_cells is not None:
             raise InputError(f"{path}: the metric {own_metric.name} has no `of_run`, or has more. Allowed: metrics of one run.")

@@ -1,4 +1,4 @@
-"""Reads many runs. MANY runs or more are read by several processes, because reading takes most of the time of a report.
+"""Reads many runs, in several processes if they are LEAST_PARALLEL_RUNS or more.
 
 The frames of many runs are made together, because making a frame takes about the same time for one run as for a hundred. The
 processes send each other bytes: MessagePack, which can contain NaN (a possible value of a metric), and Arrow streams.
@@ -28,23 +28,16 @@ from collect.loading.records import Telemetry
 from collect.loading.telemetry import Coverage
 from collect.sources import samples, steps
 from collect.sources.samples import Samples
-from collect.sources.steps import Frames
+from collect.sources.steps import StepFrames
 from shardlab.runs.rundir import RunDir
 
 MOST_RECORDS = 50_000  # step records and samples are moved into frames, which need less memory, when there are this many
-PARALLEL_RUNS = (
-    2_000  # with this many runs or more, several processes read; a start of a process takes as long as reading half of them
-)
-RUNS_PER_TASK = (
-    100  # runs that a process reads per task: few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
-)
-MOST_PROCESSES = (
-    4  # largest number of reading processes: more would not help, because one process must receive the runs from all
-)
-# Errors of the pool of processes. After such an error, this process reads the remaining runs itself. Causes of the errors:
-# there is no memory for another process or for the runs that a process sends; a value cannot be part of a message (text that
-# is not UTF-8); or a process died while the next process was started, so that the pool closed a pipe of the next
-# process (ValueError).
+LEAST_PARALLEL_RUNS = 2_000  # fewer are read by this process: a start of a process takes as long as reading 1,000 runs
+RUNS_PER_TASK = 100  # few, so that Ctrl-C does not wait long and the ids fit into a pipe's buffer
+MOST_PROCESSES = 4  # more would not help, because one process must receive the runs from all
+# Errors of the pool of processes, after which this process reads the remaining runs itself: there is no memory for another
+# process or for the runs that it sends; a value cannot be part of a message (text that is not UTF-8); or a process died while
+# the next one was started, so that the pool closed a pipe of the next one (ValueError).
 _POOL_ERRORS = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueError)
 
 PackedRuns = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
@@ -54,7 +47,7 @@ def read_runs(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry = 
     """Read these runs of the folder `runs_folder`, in the order of `run_ids`."""
     read_count = 0
     process_count = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
-    if len(run_ids) >= PARALLEL_RUNS and process_count > 1:
+    if len(run_ids) >= LEAST_PARALLEL_RUNS and process_count > 1:
         with contextlib.suppress(*_POOL_ERRORS):  # after an error of the pool, this process reads the remaining runs
             for run in _read_in_processes(runs_folder, run_ids, telemetry, process_count):
                 read_count += 1
@@ -69,17 +62,17 @@ def _read_batches(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetr
     record_count = 0
     for run_id in run_ids:
         batch.append(run := LoadedRun.read(RunDir(runs_folder / run_id), telemetry))
-        record_count += run.count
+        record_count += run.record_count
         if record_count > MOST_RECORDS:
             yield batch
             batch, record_count = [], 0
     yield batch
 
 
-def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
+def _build_frames(batch: Sequence[LoadedRun]) -> tuple[StepFrames, Samples]:
     """The frames of all runs of a batch. The column `run` contains the index of the run in the batch."""
     frames = (
-        steps.build_step_frames_of_runs([run.recorded for run in batch]),
+        steps.build_step_frames_of_runs([run.recorded_steps for run in batch]),
         samples.build_frames_of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
     )
     for run in batch:
@@ -87,11 +80,11 @@ def _build_frames(batch: Sequence[LoadedRun]) -> tuple[Frames, Samples]:
     return frames
 
 
-def _split_frames(batch: Sequence[LoadedRun], step_frames: Frames, sample_frames: Samples) -> None:
+def _split_frames(batch: Sequence[LoadedRun], step_frames: StepFrames, sample_frames: Samples) -> None:
     """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
     run_frames = zip(*(steps.split_by_run(frame, len(batch)) for frame in (*step_frames, *sample_frames)), strict=True)
     for run, (all_steps, timed_steps, world_steps, *sample_rows) in zip(batch, run_frames, strict=True):
-        run.step_frames, run.samples = Frames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
+        run.step_frames, run.samples = StepFrames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
 
 
 def _read_in_processes(
@@ -148,7 +141,7 @@ def _unpack_runs(packed_parts: PackedRuns) -> list[LoadedRun]:
     )
     frames = [pl.read_ipc_stream(frame_bytes) for frame_bytes in packed_parts[1:]]
     batch = [run for run, _ in runs_with_coverage]
-    _split_frames(batch, Frames(*frames[:3]), Samples(*frames[3:]))
+    _split_frames(batch, StepFrames(*frames[:3]), Samples(*frames[3:]))
     for run, coverage in runs_with_coverage:
         run.coverage = coverage
     return batch

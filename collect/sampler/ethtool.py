@@ -13,12 +13,11 @@ import socket
 import struct
 
 SIOCETHTOOL = 0x8946
-# In linux/ethtool.h, the names of these numbers are ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO and ETH_SS_STATS.
+# ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO and ETH_SS_STATS of linux/ethtool.h.
 GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37
-STATISTICS = 1
-NAME_BYTES = 32  # the length of the name of a counter in bytes, including zeros that fill it up
-INTERFACE_BYTES = 16  # the length of the name of an interface in bytes, including zeros that fill it up
-MOST = 1 << 16  # the most counters of one interface; a driver that reports more counters is treated as faulty
+STATISTICS_SET = 1
+COUNTER_NAME_BYTES, INTERFACE_NAME_BYTES = 32, 16  # the lengths of these names, including zeros that fill them up
+MOST_COUNTERS = 1 << 16  # the most counters of one interface; a driver that reports more counters is treated as faulty
 # How many more counters a buffer has room for than the driver reported. Between two calls the driver may get more queues, and
 # so more counters, and the kernel writes all counters into the buffer.
 SPARE_COUNTERS = 4096
@@ -26,7 +25,7 @@ SPARE_COUNTERS = 4096
 # The recorded counters: field of NicSample -> names that drivers give the counter; the first name that a driver has is used.
 # The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
 # wire, `vport_rdma` counts RDMA alone; the two are never added up.
-COUNTERS = {
+RECORDED_COUNTERS = {
     "wire_rx_bytes": ("rx_bytes_phy", "port.rx_bytes", "rx_bytes.nic"),
     "wire_tx_bytes": ("tx_bytes_phy", "port.tx_bytes", "tx_bytes.nic"),
     "rdma_rx_bytes": ("rx_vport_rdma_unicast_bytes",),
@@ -61,14 +60,14 @@ def find_counters(names: list[str]) -> dict[str, list[int]]:
     counters are added up.
     """
     index_of_name = {name: index for index, name in reversed(list(enumerate(names)))}
-    recorded_counters = {}
-    for field, driver_names in COUNTERS.items():
+    indexes_of_field = {}
+    for field, driver_names in RECORDED_COUNTERS.items():
         if (name := next((name for name in driver_names if name in index_of_name), None)) is not None:
-            recorded_counters[field] = [index_of_name[name]]
+            indexes_of_field[field] = [index_of_name[name]]
     for index, name in enumerate(names):
         if match := _PRIORITY_PAUSES.fullmatch(name):
-            recorded_counters.setdefault(f"{match[match.lastindex or 1]}_priority_pauses", []).append(index)
-    return recorded_counters
+            indexes_of_field.setdefault(f"{match[match.lastindex or 1]}_priority_pauses", []).append(index)
+    return indexes_of_field
 
 
 class DriverCounters:
@@ -77,7 +76,7 @@ class DriverCounters:
     def __init__(self, interface: str) -> None:
         """Find the counters of an interface.
 
-        Raises OSError if the driver has no counters, ValueError if the driver reports more than MOST counters.
+        Raises OSError if the driver has no counters, ValueError if it reports more than MOST_COUNTERS.
         """
         self._interface = interface.encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -92,14 +91,14 @@ class DriverCounters:
 
         Raises OSError, such as ENODEV if the interface was removed.
         """
-        if not self._indexes:
+        if not self._indexes_of_field:
             return {}
         if self._read_count() != self._count:
             self._locate_counters()
-        struct.pack_into("II", self._buffer, 0, GET_STATISTICS, self._count)
-        self._call_driver(self._buffer)
-        values = memoryview(self._buffer).cast("B")[8 : 8 + 8 * self._count].cast("Q")
-        return {name: sum(values[index] for index in indexes) for name, indexes in self._indexes.items()}
+        struct.pack_into("II", self._values_buffer, 0, GET_STATISTICS, self._count)
+        self._call_driver(self._values_buffer)
+        values = memoryview(self._values_buffer).cast("B")[8 : 8 + 8 * self._count].cast("Q")
+        return {field: sum(values[index] for index in indexes) for field, indexes in self._indexes_of_field.items()}
 
     def close(self) -> None:
         """Close the socket through which the kernel is asked for the counters."""
@@ -108,24 +107,25 @@ class DriverCounters:
     def _locate_counters(self) -> None:
         """Find the indexes of the recorded counters. The indexes change if the number of queues of the interface changes."""
         self._count = self._read_count()
-        if self._count > MOST:
+        if self._count > MOST_COUNTERS:
             raise ValueError(f"a driver with {self._count} counters")
-        strings = array.array("B", bytes(12 + NAME_BYTES * (self._count + SPARE_COUNTERS)))
-        struct.pack_into("III", strings, 0, GET_STRINGS, STATISTICS, self._count)
-        self._call_driver(strings)
-        raw = strings.tobytes()[12 : 12 + NAME_BYTES * self._count]
-        fields = [raw[start : start + NAME_BYTES] for start in range(0, len(raw), NAME_BYTES)]
-        self._indexes = find_counters([field.partition(b"\0")[0].decode(errors="replace") for field in fields])
-        self._buffer = array.array("B", bytes(8 + 8 * (self._count + SPARE_COUNTERS)))
+        names_buffer = array.array("B", bytes(12 + COUNTER_NAME_BYTES * (self._count + SPARE_COUNTERS)))
+        struct.pack_into("III", names_buffer, 0, GET_STRINGS, STATISTICS_SET, self._count)
+        self._call_driver(names_buffer)
+        joined_names = names_buffer.tobytes()[12 : 12 + COUNTER_NAME_BYTES * self._count]
+        starts = range(0, len(joined_names), COUNTER_NAME_BYTES)
+        padded_names = [joined_names[start : start + COUNTER_NAME_BYTES] for start in starts]
+        self._indexes_of_field = find_counters([name.partition(b"\0")[0].decode(errors="replace") for name in padded_names])
+        self._values_buffer = array.array("B", bytes(8 + 8 * (self._count + SPARE_COUNTERS)))
 
     def _read_count(self) -> int:
-        request = array.array("B", struct.pack("IIQI", GET_COUNTS, 0, 1 << STATISTICS, 0))
+        request = array.array("B", struct.pack("IIQI", GET_COUNTS, 0, 1 << STATISTICS_SET, 0))
         self._call_driver(request)
-        _, _, mask, count = struct.unpack("IIQI", request)
-        return int(count) if mask else 0
+        _, _, reported_sets, count = struct.unpack("IIQI", request)
+        return int(count) if reported_sets else 0
 
     def _call_driver(self, request: array.array[int]) -> None:
         address, _ = request.buffer_info()
-        padding = bytes(64 - INTERFACE_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer is allowed
-        ifreq = struct.pack(f"{INTERFACE_BYTES}sQ", self._interface[: INTERFACE_BYTES - 1], address) + padding
+        padding = bytes(64 - INTERFACE_NAME_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer is allowed
+        ifreq = struct.pack(f"{INTERFACE_NAME_BYTES}sQ", self._interface[: INTERFACE_NAME_BYTES - 1], address) + padding
         fcntl.ioctl(self._socket, SIOCETHTOOL, ifreq)

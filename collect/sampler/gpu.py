@@ -21,56 +21,50 @@ from shardlab.runs.record import GpuSample, Sample
 KIB = 1024
 MOST_EVENTS = 64  # the most events that one sample reads: a faulty GPU may report errors faster than they can be read
 ALL_LINKS = 0xFFFFFFFF  # the scope with which NVML returns the sum over all NVLinks of a GPU
-UNSIGNED_INT = 1
+UNSIGNED_INT_TYPE = 1
 # The members of NVML's union for values (nvmlValue_t). The number `valueType` of a value is the index of its member here.
-_VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+_VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-class GpuQuestion(NamedTuple):
+class GpuQuery(NamedTuple):
     """A query for which NVML has its own function, such as nvmlDeviceGetPowerUsage."""
 
     name: str
     """The key of this query in `failures` and `unsupported`."""
-    field: str
+    sample_field: str
     """The field of GpuSample that gets the answer."""
-    ask: Callable[[Any], Any]
-    """Calls the function of NVML with the NVML handle of a GPU."""
+    send: Callable[[Any], Any]
+    """Takes the NVML handle of a GPU, and returns the answer."""
 
 
-class FieldQuestion(NamedTuple):
-    """A query by the number of an NVML field; one call of nvmlDeviceGetFieldValues answers many such queries."""
+class FieldQuery(NamedTuple):
+    """A query by the number of an NVML field, as in `GpuQuery`. One call of nvmlDeviceGetFieldValues answers many of them."""
 
     name: str
-    """The key of this query in `failures` and `unsupported`."""
-    field: str
-    """The field of GpuSample that gets the answer."""
-    number: int
+    sample_field: str
+    field_id: int
     """The number of the NVML field."""
     scope: int
-    """The scope of the NVML field."""
-    unit: int
-    """The factor by which the answer is multiplied, such as KIB."""
+    factor: int
+    """By which the answer is multiplied, such as KIB."""
 
 
-class OpenGpu(msgspec.Struct):
+class SampledGpu(msgspec.Struct):
     """A GPU or a MIG instance that is sampled."""
 
     uuid: str
-    """Its UUID."""
     handle: Any
     """Its NVML handle."""
-    questions: list[GpuQuestion]
-    """The queries that NVML has not refused for this GPU so far."""
-    fields: list[FieldQuestion]
-    """The fields that NVML has not refused for this GPU so far."""
+    queries: list[GpuQuery]
+    """The queries that NVML has not refused for this GPU so far; the same holds for `field_queries`."""
+    field_queries: list[FieldQuery]
     mig_of: str | None = None
     """The UUID of the GPU to which a MIG instance belongs; None for a GPU."""
     lost: bool = False
-    """Whether NVML reported the GPU as lost."""
 
     @property
     def address(self) -> int | None:
-        """The address in the NVML handle. An event of NVML contains this address to say which GPU the event is about."""
+        """The address in the NVML handle, by which an event of NVML says which GPU it is about."""
         return ctypes.cast(self.handle, ctypes.c_void_p).value
 
 
@@ -80,19 +74,19 @@ class GpuSource(Source):
     why_absent: why NVML cannot be used; None if NVML can be used.
     """
 
-    def __init__(self, played_file: Path | None = None) -> None:
+    def __init__(self, stub_file: Path | None = None) -> None:
         """Open NVML and all GPUs. Raises InputError if a stub of NVML cannot be loaded.
 
-        played_file: a stub of NVML that is loaded in place of the driver's library. The stub makes up GPUs and their values, so
-        all samples are marked as played. None: the library of the driver is used.
+        stub_file: a stub of NVML, which makes up GPUs and their values, so that all samples are marked as played. None: the
+        library of the driver is used.
         """
         super().__init__()
         import pynvml
 
-        self._nvml, self._played, self._is_first_sample = pynvml, played_file is not None, True
-        if played_file is not None:
+        self._nvml, self._played, self._is_first_sample = pynvml, stub_file is not None, True
+        if stub_file is not None:
             try:
-                pynvml.nvmlLib = ctypes.CDLL(str(played_file.absolute()))
+                pynvml.nvmlLib = ctypes.CDLL(str(stub_file.absolute()))
             except OSError as error:
                 raise InputError(f"--played: {error}. Allowed: a shared library with NVML's functions.") from None
         self._permanent_errors = {
@@ -101,16 +95,16 @@ class GpuSource(Source):
             pynvml.NVML_ERROR_NO_PERMISSION,
             pynvml.NVML_ERROR_INVALID_ARGUMENT,
         }
-        self._gpus: list[OpenGpu] = []
-        self._events: Any = None
+        self._gpus: list[SampledGpu] = []
+        self._event_set: Any = None
         self.why_absent: str | None = None
         try:
             pynvml.nvmlInit()
-            count = pynvml.nvmlDeviceGetCount()
+            gpu_count = pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
             self.why_absent = f"NVML: {error}"
             return
-        for index in range(count):
+        for index in range(gpu_count):
             try:
                 self._open_gpu(pynvml.nvmlDeviceGetHandleByIndex(index))
             except pynvml.NVMLError as error:  # this GPU is not sampled, but the other GPUs are
@@ -120,15 +114,16 @@ class GpuSource(Source):
     def fill(self, sample: Sample) -> None:
         """Set the field `gpus` of the sample: one entry per GPU and MIG instance of this machine."""
         if self._gpus:
-            xids = self._read_xids() if self._events is not None else {}
-            sample.gpus = [self._read(gpu, xids) for gpu in self._gpus]
+            xids_by_address = self._read_xids() if self._event_set is not None else {}
+            sample.gpus = [self._read_gpu(gpu, xids_by_address) for gpu in self._gpus]
             self._is_first_sample = False
 
     def _open_gpu(self, handle: Any) -> None:
         """Start to sample a GPU and its MIG instances. Raises NVMLError if NVML does not return the UUID of the GPU."""
         nvml = self._nvml
         uuid = nvml.nvmlDeviceGetUUID(handle)
-        self._gpus.append(OpenGpu(uuid, handle, [*self._instance_questions(), *self._gpu_questions()], self._field_questions()))
+        queries = [*self._list_instance_queries(), *self._list_gpu_queries()]
+        self._gpus.append(SampledGpu(uuid, handle, queries, self._list_field_queries()))
         try:
             if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return
@@ -137,132 +132,129 @@ class GpuSource(Source):
             return
         for index in range(most_instances):
             try:
-                mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-                self._gpus.append(OpenGpu(nvml.nvmlDeviceGetUUID(mig), mig, self._instance_questions(), [], mig_of=uuid))
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+                instance_uuid = nvml.nvmlDeviceGetUUID(instance)
+                self._gpus.append(SampledGpu(instance_uuid, instance, self._list_instance_queries(), [], mig_of=uuid))
             except nvml.NVMLError:  # there is no instance with this index
                 continue
 
-    def _instance_questions(self) -> list[GpuQuestion]:
-        """The queries that both GPUs and MIG instances support. NVML reports power, clocks and utilization only for a whole
-        GPU."""
+    def _list_instance_queries(self) -> list[GpuQuery]:
+        """The queries that both GPUs and MIG instances support. Power, clocks and utilization are known only for whole GPUs."""
         nvml = self._nvml
         return [
-            GpuQuestion("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
-            GpuQuestion("processes", "processes", lambda handle: len(read_compute_processes(handle))),
+            GpuQuery("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
+            GpuQuery("processes", "processes", lambda handle: len(read_compute_processes(handle))),
         ]
 
-    def _gpu_questions(self) -> list[GpuQuestion]:
+    def _list_gpu_queries(self) -> list[GpuQuery]:
         nvml = self._nvml
-        sm, memory, core = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU
-        energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption
+        sm_clock, memory_clock, gpu_sensor = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU
+        read_energy_mj = nvml.nvmlDeviceGetTotalEnergyConsumption
         return [
-            GpuQuestion("utilization", "utilization_pct", lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
-            GpuQuestion("power", "power_w", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),  # mW to W
-            GpuQuestion("energy", "energy_j", lambda gpu: energy_mj(gpu) / 1000),
-            GpuQuestion("temperature", "temperature_c", lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, core))),
-            GpuQuestion("SM clock", "sm_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, sm))),
-            GpuQuestion("memory clock", "memory_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, memory))),
-            GpuQuestion("throttling", "throttled", read_throttle_reasons),
+            GpuQuery("utilization", "utilization_pct", lambda gpu: float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)),
+            GpuQuery("power", "power_w", lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000),  # mW to W
+            GpuQuery("energy", "energy_j", lambda gpu: read_energy_mj(gpu) / 1000),
+            GpuQuery("temperature", "temperature_c", lambda gpu: float(nvml.nvmlDeviceGetTemperature(gpu, gpu_sensor))),
+            GpuQuery("SM clock", "sm_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, sm_clock))),
+            GpuQuery("memory clock", "memory_clock_mhz", lambda gpu: float(nvml.nvmlDeviceGetClockInfo(gpu, memory_clock))),
+            GpuQuery("throttling", "throttled", read_throttle_reasons),
         ]
 
-    def _field_questions(self) -> list[FieldQuestion]:
+    def _list_field_queries(self) -> list[FieldQuery]:
         nvml = self._nvml
         return [
-            FieldQuestion("corrected ECC errors", "ecc_corrected", nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, 0, 1),
-            FieldQuestion("uncorrected ECC errors", "ecc_uncorrected", nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, 1),
+            FieldQuery("corrected ECC errors", "ecc_corrected", nvml.NVML_FI_DEV_ECC_SBE_VOL_TOTAL, 0, 1),
+            FieldQuery("uncorrected ECC errors", "ecc_uncorrected", nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, 1),
             # Older GPUs have no such counters. They only support nvmlDeviceGetPcieThroughput, which is not used, because each
             # call measures for 20 ms and blocks the sampler meanwhile.
-            FieldQuestion("PCIe bytes sent", "pcie_tx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
-            FieldQuestion("PCIe bytes received", "pcie_rx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
-            FieldQuestion("NVLink bytes sent", "nvlink_tx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
-            FieldQuestion(
-                "NVLink bytes received", "nvlink_rx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, KIB
-            ),
+            FieldQuery("PCIe bytes sent", "pcie_tx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
+            FieldQuery("PCIe bytes received", "pcie_rx_bytes", nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
+            FieldQuery("NVLink bytes sent", "nvlink_tx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
+            FieldQuery("NVLink bytes received", "nvlink_rx_bytes", nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, KIB),
         ]
 
     def _register_events(self) -> None:
         """Make NVML collect the XIDs (error codes of the driver) of every GPU. Each sample then reads the new XIDs."""
         nvml = self._nvml
         try:
-            self._events = nvml.nvmlEventSetCreate()
+            self._event_set = nvml.nvmlEventSetCreate()
         except nvml.NVMLError:
             self.unsupported["gpu XIDs"] += len(self._gpus)
             return
         for gpu in self._gpus:
             if gpu.mig_of is None:
                 try:
-                    nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+                    nvml.nvmlDeviceRegisterEvents(gpu.handle, nvml.nvmlEventTypeXidCriticalError, self._event_set)
                 except nvml.NVMLError:
                     self.unsupported["gpu XIDs"] += 1
 
     def _read_xids(self) -> dict[int | None, list[int]]:
-        """Read the XIDs (error codes of the driver) since the last sample. Returns {address in the NVML handle of a GPU: its
-        XIDs}."""
-        xids_of_gpu: dict[int | None, list[int]] = {}
+        """Read the XIDs since the last sample. Returns {address in the NVML handle of a GPU: its XIDs}."""
+        xids_by_address: dict[int | None, list[int]] = {}
         for _ in range(MOST_EVENTS):
             try:
-                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                event = self._nvml.nvmlEventSetWait_v2(self._event_set, 0)
             except self._nvml.NVMLError as error:
                 if error.value != self._nvml.NVML_ERROR_TIMEOUT:
                     self.failures["gpu XIDs"] += 1
                 break
             if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
                 address = ctypes.cast(event.device, ctypes.c_void_p).value
-                xids_of_gpu.setdefault(address, []).append(int(event.eventData))
-        return xids_of_gpu
+                xids_by_address.setdefault(address, []).append(int(event.eventData))
+        return xids_by_address
 
-    def _read(self, gpu: OpenGpu, xids: dict[int | None, list[int]]) -> GpuSample:
+    def _read_gpu(self, gpu: SampledGpu, xids_by_address: dict[int | None, list[int]]) -> GpuSample:
         gpu_sample = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of, played=self._played)
         if self._is_first_sample:
             with contextlib.suppress(self._nvml.NVMLError):
                 gpu_sample.memory_total_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
-        if xids and gpu.mig_of is None:
-            gpu_sample.xids = xids.get(gpu.address)
-        for question in tuple(gpu.questions):
+        if xids_by_address and gpu.mig_of is None:
+            gpu_sample.xids = xids_by_address.get(gpu.address)
+        for query in tuple(gpu.queries):
             if gpu.lost:
                 break
             try:
-                setattr(gpu_sample, question.field, question.ask(gpu.handle))
+                setattr(gpu_sample, query.sample_field, query.send(gpu.handle))
             except self._nvml.NVMLError as error:
-                if self._record_error(gpu, question.name, error.value):
-                    gpu.questions.remove(question)
-        if gpu.fields and not gpu.lost:
+                if self._record_error(gpu, query.name, error.value):
+                    gpu.queries.remove(query)
+        if gpu.field_queries and not gpu.lost:
             self._read_fields(gpu, gpu_sample)
         gpu_sample.lost = gpu.lost
         return gpu_sample
 
-    def _read_fields(self, gpu: OpenGpu, gpu_sample: GpuSample) -> None:
-        field_ids = [(question.number, question.scope) for question in gpu.fields]
+    def _read_fields(self, gpu: SampledGpu, gpu_sample: GpuSample) -> None:
+        field_ids = [(query.field_id, query.scope) for query in gpu.field_queries]
         try:
             values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, field_ids)
         except self._nvml.NVMLError as error:
-            refused_fields = [question for question in gpu.fields if self._record_error(gpu, question.name, error.value)]
-            gpu.fields = [question for question in gpu.fields if question not in refused_fields]
+            refused_queries = [query for query in gpu.field_queries if self._record_error(gpu, query.name, error.value)]
+            gpu.field_queries = [query for query in gpu.field_queries if query not in refused_queries]
             return
-        for question, value in zip(tuple(gpu.fields), values, strict=True):
+        for query, value in zip(tuple(gpu.field_queries), values, strict=True):
             if value.nvmlReturn != self._nvml.NVML_SUCCESS:
-                if self._record_error(gpu, question.name, value.nvmlReturn):
-                    gpu.fields.remove(question)
-            elif value.valueType == UNSIGNED_INT and question.name.startswith("PCIe"):
+                if self._record_error(gpu, query.name, value.nvmlReturn):
+                    gpu.field_queries.remove(query)
+            elif value.valueType == UNSIGNED_INT_TYPE and query.name.startswith("PCIe"):
                 # A counter of 32 bits is useless: it overflows after 4 GiB, possibly several times between two samples.
-                self.unsupported[f"gpu {question.name} (a counter of 32 bits)"] += 1
-                gpu.fields.remove(question)
+                self.unsupported[f"gpu {query.name} (a counter of 32 bits)"] += 1
+                gpu.field_queries.remove(query)
             else:
-                number = getattr(value.value, _VALUE_TYPES[value.valueType])
-                setattr(gpu_sample, question.field, int(number) * question.unit)
+                answer = getattr(value.value, _VALUE_MEMBERS[value.valueType])
+                setattr(gpu_sample, query.sample_field, int(answer) * query.factor)
 
-    def _record_error(self, gpu: OpenGpu, name: str, error: int) -> bool:
+    def _record_error(self, gpu: SampledGpu, query_name: str, error_code: int) -> bool:
         """Record the error that NVML returned for a query of a GPU. Returns whether the GPU will never answer this query.
 
         A GPU that is lost is not queried again.
         """
-        if error == self._nvml.NVML_ERROR_GPU_IS_LOST:
+        if error_code == self._nvml.NVML_ERROR_GPU_IS_LOST:
             if not gpu.lost:
-                self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error)}")
+                self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error_code)}")
             gpu.lost = True
-        elif error in self._permanent_errors:
-            self.unsupported[f"gpu {name}"] += 1
+        elif error_code in self._permanent_errors:
+            self.unsupported[f"gpu {query_name}"] += 1
             return True
         else:
-            self.failures[f"gpu {name}"] += 1
+            self.failures[f"gpu {query_name}"] += 1
         return False

@@ -18,21 +18,21 @@ KIB = 1024
 
 
 class HostSource(Source):
-    """Fills the fields of a sample about the machine as a whole: processors, cores, memory, pressure, disks and NFS."""
+    """Fills the fields of a sample about the machine as a whole, and not about its devices."""
 
     def __init__(self, proc: Path = Path("/proc"), sys_block: Path = Path("/sys/block")) -> None:
         super().__init__()
-        self._ticks: list[tuple[int, int]] = []
+        self._previous_ticks: list[tuple[int, int]] = []
         self._disks = list_physical_disks(sys_block)
         self._files: list[tuple[str, KernelFile, Callable[[Sample, bytes], None]]] = []
-        fields: dict[str, Callable[[Sample, bytes], None]] = {
+        fill_functions: dict[str, Callable[[Sample, bytes], None]] = {
             "stat": self._fill_processors,
             "meminfo": _fill_memory,
             "diskstats": self._fill_disk,
             "self/mountstats": _fill_nfs,
         }
-        fields |= {f"pressure/{resource}": partial(_fill_pressure, resource) for resource in ("cpu", "memory", "io")}
-        for name, fill in fields.items():
+        fill_functions |= {f"pressure/{resource}": partial(_fill_pressure, resource) for resource in ("cpu", "memory", "io")}
+        for name, fill in fill_functions.items():
             try:
                 file = KernelFile(proc / name)
                 text = file.read()  # if the kernel was started with psi=0, the files of pressure exist but cannot be read
@@ -40,7 +40,7 @@ class HostSource(Source):
                 self.unsupported[name] += 1
                 continue
             # Without NFS mounts, mountstats contains no data, and reading it would be a quarter of the cost of each sample.
-            if fill is not _fill_nfs or nfs_bytes(text)[0] is not None:
+            if fill is not _fill_nfs or parse_nfs_bytes(text)[0] is not None:
                 self._files.append((name, file, fill))
 
     def fill(self, sample: Sample) -> None:
@@ -52,23 +52,24 @@ class HostSource(Source):
                 self.failures[name] += 1
 
     def _fill_processors(self, sample: Sample, text: bytes) -> None:
-        ticks = processor_ticks(text)
-        if len(ticks) == len(self._ticks):  # the lengths differ if a processor went online or offline, which changes indexes
-            shares = [_busy_share(before, after) for before, after in zip(self._ticks, ticks, strict=True)]
-            sample.cpu_pct = shares[0]
-            if len(shares) > 1 and None not in shares:
-                sample.cores_pct = [round(share, 1) for share in shares[1:] if share is not None]
-        self._ticks = ticks
+        ticks = parse_processor_ticks(text)
+        # The lengths differ if a processor went online or offline, which changes indexes.
+        if len(ticks) == len(self._previous_ticks):
+            busy_pcts = [_compute_busy_pct(before, after) for before, after in zip(self._previous_ticks, ticks, strict=True)]
+            sample.cpu_pct = busy_pcts[0]
+            if len(busy_pcts) > 1 and None not in busy_pcts:
+                sample.cores_pct = [round(busy_pct, 1) for busy_pct in busy_pcts[1:] if busy_pct is not None]
+        self._previous_ticks = ticks
 
     def _fill_disk(self, sample: Sample, text: bytes) -> None:
-        sample.disk_read_bytes, sample.disk_write_bytes = disk_bytes(text, self._disks)
+        sample.disk_read_bytes, sample.disk_write_bytes = parse_disk_bytes(text, self._disks)
 
 
-def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
-    """Count clock ticks since boot, from the content of /proc/stat. Returns a list of (busy ticks, all ticks).
+def parse_processor_ticks(stat: bytes) -> list[tuple[int, int]]:
+    """The clock ticks since boot, from the content of /proc/stat, as (busy ticks, all ticks): first of all processors
+    together, then of each processor.
 
-    The first entry is for all processors together, each other entry for one processor. The columns `idle` and `iowait` do not
-    count as busy. The column `guest` is not added, because the column `user` already includes it.
+    The columns `idle` and `iowait` do not count as busy. The column `guest` is not added: the column `user` includes it.
     """
     ticks = []
     for line in stat.splitlines():
@@ -82,12 +83,12 @@ def processor_ticks(stat: bytes) -> list[tuple[int, int]]:
     return ticks
 
 
-def _busy_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
+def _compute_busy_pct(before: tuple[int, int], after: tuple[int, int]) -> float | None:
     """The busy ticks between two samples, in percent; None if no tick passed. before, after: (busy ticks, all ticks)."""
     if after[1] <= before[1]:
         return None
-    share = 100 * (after[0] - before[0]) / (after[1] - before[1])
-    return round(min(max(share, 0.0), 100.0), 2)  # iowait may decrease by a tick (see proc(5)), so the share may be above 100
+    busy_pct = 100 * (after[0] - before[0]) / (after[1] - before[1])
+    return round(min(max(busy_pct, 0.0), 100.0), 2)  # iowait may decrease by a tick (proc(5)), so it may be above 100
 
 
 def _fill_memory(sample: Sample, text: bytes) -> None:
@@ -95,21 +96,20 @@ def _fill_memory(sample: Sample, text: bytes) -> None:
 
 
 def _fill_pressure(resource: str, sample: Sample, text: bytes) -> None:
-    setattr(sample, f"{resource}_pressure_s", pressure_s(text))
+    setattr(sample, f"{resource}_pressure_s", parse_pressure_s(text))
 
 
 def _fill_nfs(sample: Sample, mountstats: bytes) -> None:
-    sample.nfs_read_bytes, sample.nfs_write_bytes = nfs_bytes(mountstats)
+    sample.nfs_read_bytes, sample.nfs_write_bytes = parse_nfs_bytes(mountstats)
 
 
-def pressure_s(text: bytes) -> float:
-    """Seconds since boot during which at least one task waited for a resource, from the line `some` of a file in
-    /proc/pressure."""
-    some = next(line for line in text.splitlines() if line.startswith(b"some "))
-    return int(some.rpartition(b"total=")[2]) / 1e6
+def parse_pressure_s(text: bytes) -> float:
+    """Seconds since boot in which a task waited for a resource, from the line `some` of a file in /proc/pressure."""
+    some_line = next(line for line in text.splitlines() if line.startswith(b"some "))
+    return int(some_line.rpartition(b"total=")[2]) / 1e6
 
 
-def nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
+def parse_nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
     """Returns (bytes received from NFS servers, bytes sent to NFS servers) since the NFS folders were mounted.
 
     (None, None) if no NFS folder is mounted. If an NFS folder is mounted at several places, its bytes count once, because the
@@ -149,7 +149,7 @@ def list_physical_disks(sys_block: Path) -> frozenset[bytes]:
         return frozenset()
 
 
-def disk_bytes(diskstats: bytes, disks: frozenset[bytes]) -> tuple[int | None, int | None]:
+def parse_disk_bytes(diskstats: bytes, disks: frozenset[bytes]) -> tuple[int | None, int | None]:
     """Returns (bytes read, bytes written) on these disks since boot.
 
     (None, None) if diskstats, the content of /proc/diskstats, has no line for any of these disks.

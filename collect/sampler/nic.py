@@ -16,7 +16,10 @@ from collect.sampler.source import KernelFile, Source
 from shardlab.hardware import host
 from shardlab.runs.record import NicSample, RdmaSample, Sample
 
-COUNTERS = (*("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"), *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"))
+KERNEL_COUNTERS = (
+    *("rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
+    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
+)
 # Field of RdmaSample -> (name of the counter in sysfs, bytes or events per count). The counters port_*_data count words of four
 # bytes (see the ABI document sysfs-class-infiniband of the kernel).
 RDMA_COUNTERS = {
@@ -39,27 +42,25 @@ DRIVER_RDMA_COUNTERS = {
     "retransmitted_packets": ("retrans_pkts", 1),
     "retransmission_timeouts": ("retrans_timeout_events", 1),
 }
-# The greatest value of a counter of 32 bits. A counter that reaches this value stops, so a sample with this value is not
-# recorded.
-STOPPED = 0xFFFFFFFF
+# A counter of 32 bits stops at its greatest value, so this value is not recorded.
+STOPPED_COUNT = 0xFFFFFFFF
 
 
-class OpenNic(msgspec.Struct):
+class SampledNic(msgspec.Struct):
     """A network interface whose counters are open for reading."""
 
     nic: host.Nic
-    """The description of the interface."""
     counters: dict[str, KernelFile]
     """{name of a counter of the kernel: its open file}."""
-    driver: DriverCounters | None = None
+    driver_counters: DriverCounters | None = None
     """The counters of the driver; None if the driver has no counter that is recorded."""
 
     def close(self) -> None:
-        """Close the files of all counters."""
+        """Close all counters."""
         for file in self.counters.values():
             file.close()
-        if self.driver is not None:
-            self.driver.close()
+        if self.driver_counters is not None:
+            self.driver_counters.close()
 
 
 class NicSource(Source):
@@ -68,8 +69,8 @@ class NicSource(Source):
     def __init__(self, root: Path = Path("/sys/class/net")) -> None:
         super().__init__()
         self._root = root
-        self._open_nics: dict[str, OpenNic] = {}
-        self._listed: frozenset[str] = frozenset()
+        self._sampled_nics: dict[str, SampledNic] = {}
+        self._listed_names: frozenset[str] = frozenset()
 
     def fill(self, sample: Sample) -> None:
         """Set the field `nics` of the sample: one entry per interface whose counters could be read."""
@@ -78,53 +79,50 @@ class NicSource(Source):
         except OSError:
             self.failures["nics"] += 1
             return
-        nic_samples = [nic_sample for name in list(self._open_nics) if (nic_sample := self._read(name)) is not None]
+        nic_samples = [nic_sample for name in list(self._sampled_nics) if (nic_sample := self._read_nic(name)) is not None]
         sample.nics = nic_samples or None
 
     def _update_interfaces(self) -> None:
         """Open the counters of new interfaces, and close the counters of interfaces that disappeared."""
         listed_names = frozenset(os.listdir(self._root))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
-        if listed_names == self._listed:
+        if listed_names == self._listed_names:
             return
-        self._listed = listed_names
+        self._listed_names = listed_names
         present_nics = {nic.name: nic for nic in host.list_nics(self._root)}
-        for name in sorted(self._open_nics.keys() - present_nics.keys()):
-            self._open_nics.pop(name).close()
-        for name in sorted(present_nics.keys() - self._open_nics.keys()):
-            counters = open_counters(self._root / name / "statistics", COUNTERS)
+        for name in sorted(self._sampled_nics.keys() - present_nics.keys()):
+            self._sampled_nics.pop(name).close()
+        for name in sorted(present_nics.keys() - self._sampled_nics.keys()):
+            counters = open_counters(self._root / name / "statistics", KERNEL_COUNTERS)
             if not {"rx_bytes", "tx_bytes"} & counters.keys():
                 self.failures[name] += 1
                 continue
-            self._open_nics[name] = OpenNic(present_nics[name], counters, self._open_driver(present_nics[name]))
+            self._sampled_nics[name] = SampledNic(present_nics[name], counters, self._open_driver_counters(present_nics[name]))
 
-    def _open_driver(self, nic: host.Nic) -> DriverCounters | None:
-        """Open the counters of the driver of an interface. None if the driver has no counter that is recorded.
-
-        Also None for the loopback interface, which has no driver.
-        """
+    def _open_driver_counters(self, nic: host.Nic) -> DriverCounters | None:
+        """None if the driver has no counter that is recorded, and for the loopback interface, which has no driver."""
         if nic.kind == "loopback":
             return None
         try:
-            driver = DriverCounters(nic.name)
-            if driver.read():
-                return driver
+            driver_counters = DriverCounters(nic.name)
+            if driver_counters.read():
+                return driver_counters
         except (OSError, ValueError):
             return None
-        driver.close()
+        driver_counters.close()
         return None
 
-    def _read(self, name: str) -> NicSample | None:
-        entry = self._open_nics[name]
+    def _read_nic(self, name: str) -> NicSample | None:
+        sampled_nic = self._sampled_nics[name]
         try:
-            values = {counter: int(file.read()) for counter, file in entry.counters.items()}
-            if entry.driver is not None:
-                values |= entry.driver.read()
+            values = {counter: int(file.read()) for counter, file in sampled_nic.counters.items()}
+            if sampled_nic.driver_counters is not None:
+                values |= sampled_nic.driver_counters.read()
         except (OSError, ValueError):  # e.g. the interface was removed (ENODEV); if it appears again, its counters are opened
             self.failures[name] += 1
-            self._open_nics.pop(name).close()
-            self._listed = frozenset()
+            self._sampled_nics.pop(name).close()
+            self._listed_names = frozenset()
             return None
-        nic = entry.nic
+        nic = sampled_nic.nic
         return NicSample(name=nic.name, kind=nic.kind, mac=nic.mac, pci=nic.pci, **values)
 
 
@@ -164,20 +162,20 @@ class RdmaSource(Source):
         ]
 
     def fill(self, sample: Sample) -> None:
-        """Set the field `rdma` of the sample: one entry per port. The entry of a port without known counters has no values, so
-        that the report can say that its traffic is not measured."""
-        sample.rdma = [self._read(port) for port in self._ports] or None
+        """Set the field `rdma` of the sample: one entry per port. A port without known counters has an entry without values,
+        so that the report can say that its traffic is not measured."""
+        sample.rdma = [self._read_port(port) for port in self._ports] or None
 
-    def _read(self, port: RdmaPort) -> RdmaSample:
+    def _read_port(self, port: RdmaPort) -> RdmaSample:
         rdma_sample = RdmaSample(device=port.device, port=port.port, link_layer=port.link_layer, pci=port.pci)
-        for field, (name, file, unit) in port.counters.items():
+        for field, (name, file, factor) in port.counters.items():
             try:
                 count = int(file.read())
             except (OSError, ValueError):
                 self.failures[f"{port.device} {name}"] += 1
                 continue
-            if count != STOPPED:
-                setattr(rdma_sample, field, count * unit)
+            if count != STOPPED_COUNT:
+                setattr(rdma_sample, field, count * factor)
         return rdma_sample
 
 
@@ -186,15 +184,14 @@ def _open_port_counters(port_folder: Path) -> dict[str, tuple[str, KernelFile, i
     port_counters: dict[str, tuple[str, KernelFile, int]] = {}
     for folder_name, known_counters in (("hw_counters", DRIVER_RDMA_COUNTERS), ("counters", RDMA_COUNTERS)):
         open_files = open_counters(port_folder / folder_name, [name for name, _ in known_counters.values()])
-        for field, (name, unit) in known_counters.items():
+        for field, (name, factor) in known_counters.items():
             if name in open_files:
-                port_counters[field] = (name, open_files[name], unit)
+                port_counters[field] = (name, open_files[name], factor)
     return port_counters
 
 
 def open_counters(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
-    """Open the files with these names in a folder of sysfs. Returns {name: open file}. Files that cannot be opened are left
-    out."""
+    """Open files in a folder of sysfs. Returns {name: open file}, without files that cannot be opened."""
     counters = {}
     for name in names:
         try:

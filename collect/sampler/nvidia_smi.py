@@ -1,8 +1,7 @@
 """Samples GPUs through the program nvidia-smi, if it is installed but the library NVML cannot be loaded.
 
-The output of nvidia-smi is text of another program, so every value is checked; a line with an unexpected format is left out and
-counted. One process of nvidia-smi runs in a loop of its own, because starting nvidia-smi takes half a second to several
-seconds.
+A line with an unexpected format is left out and counted. One process of nvidia-smi runs in a loop of its own, because starting
+nvidia-smi takes half a second to several seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class SmiColumn(NamedTuple):
 
     query: str
     """The name that nvidia-smi gives the column."""
-    field: str
+    sample_field: str
     """The field of GpuSample that gets the value."""
     parse: Callable[[str], Any]
     """Converts the text in the column into the value."""
@@ -73,8 +72,8 @@ class SmiSource(Source):
         super().__init__()
         self.why_absent: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
-        self._lost: set[str] = set()
+        self._unparsed = b""
+        self._lost_uuids: set[str] = set()
         program = shutil.which(PROGRAM)
         if program is None:
             self.why_absent = f"{PROGRAM} is not installed"
@@ -98,11 +97,13 @@ class SmiSource(Source):
 
     def fill(self, sample: Sample) -> None:
         """Set the field `gpus` of the sample from the last line of nvidia-smi for each GPU; None if there is no new line."""
-        latest: dict[str, GpuSample] = {}
-        for line in self._read_lines():
-            if (gpu := self._parse_gpu(line)) is not None and (gpu.uuid in latest or len(latest) < MOST_GPUS):
-                latest[gpu.uuid] = gpu
-        sample.gpus = list(latest.values()) or None
+        latest_samples: dict[str, GpuSample] = {}
+        for line in self._read_new_lines():
+            if (gpu_sample := self._parse_gpu(line)) is not None and (
+                gpu_sample.uuid in latest_samples or len(latest_samples) < MOST_GPUS
+            ):
+                latest_samples[gpu_sample.uuid] = gpu_sample
+        sample.gpus = list(latest_samples.values()) or None
 
     def close(self) -> None:
         """End the process of nvidia-smi."""
@@ -111,16 +112,16 @@ class SmiSource(Source):
             self._process.communicate()
             self._process = None
 
-    def _read_lines(self) -> list[str]:
+    def _read_new_lines(self) -> list[str]:
         """The complete lines that nvidia-smi wrote since the last call of this function."""
         if self._process is None or self._process.stdout is None:
             return []
         with contextlib.suppress(BlockingIOError):
-            while len(self._rest) < MOST_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
-                self._rest += part
-        complete_lines, newline, self._rest = self._rest.rpartition(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            self._rest = b""
+            while len(self._unparsed) < MOST_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
+                self._unparsed += part
+        complete_lines, newline, self._unparsed = self._unparsed.rpartition(b"\n")
+        if len(self._unparsed) > LONGEST_LINE:
+            self._unparsed = b""
             self.failures[f"line of {PROGRAM}"] += 1
         if self._process.poll() is not None:
             self.remarks.append(f"{PROGRAM} ended with code {self._process.returncode}")
@@ -128,10 +129,7 @@ class SmiSource(Source):
         return complete_lines.decode(errors="replace").splitlines() if newline else []
 
     def _parse_gpu(self, line: str) -> GpuSample | None:
-        """Parse a line of the output of nvidia-smi into a sample of a GPU; None if the line does not have the queried columns.
-
-        A field of the sample stays None if its column in the line cannot be parsed.
-        """
+        """None if the line does not have the queried columns. A field stays None if its column cannot be parsed."""
         try:
             (row,) = csv.reader([line[:LONGEST_LINE]], skipinitialspace=True)
         except (csv.Error, ValueError):
@@ -139,21 +137,18 @@ class SmiSource(Source):
         if len(row) != len(COLUMNS) + 1 or not _UUID.fullmatch(row[0]):
             self.failures[f"line of {PROGRAM}"] += 1
             return None
-        gpu = GpuSample(uuid=row[0])
+        gpu_sample = GpuSample(uuid=row[0])
         for column, text in zip(COLUMNS, row[1:], strict=True):
             if "lost" in text.lower():
-                gpu.lost = True
+                gpu_sample.lost = True
             with contextlib.suppress(ValueError):
-                setattr(gpu, column.field, column.parse(text))
-        if gpu.lost and gpu.uuid not in self._lost:
-            self._lost.add(gpu.uuid)
-            self.remarks.append(f"{gpu.uuid} was lost")
-        return GpuSample(uuid=gpu.uuid, lost=True) if gpu.lost else gpu
+                setattr(gpu_sample, column.sample_field, column.parse(text))
+        if gpu_sample.lost and gpu_sample.uuid not in self._lost_uuids:
+            self._lost_uuids.add(gpu_sample.uuid)
+            self.remarks.append(f"{gpu_sample.uuid} was lost")
+        return GpuSample(uuid=gpu_sample.uuid, lost=True) if gpu_sample.lost else gpu_sample
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill nvidia-smi when the sampler ends, even if the sampler is killed.
-
-    This function runs in the new process, before it becomes nvidia-smi.
-    """
+    """Ask the kernel, in the new process, to kill nvidia-smi when the sampler ends, even if the sampler is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,4 @@
-"""Defines the base class of all sources of telemetry, and a class for files of the kernel that stay open.
-
-Opening a file of /proc or /sys takes several times as long as reading it. So each file is opened once, stays open, and is read
-again from its start (with pread) for each sample.
-"""
+"""Defines the base class of all sources of telemetry, and a class for files of the kernel that stay open."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ class Source(ABC):
 
 
 class KernelFile:
-    """A file of /proc or /sys that is opened once and read many times."""
+    """A file of /proc or /sys that is opened once and read for each sample, because opening takes several times as long."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises OSError if the kernel does not provide this file."""

@@ -1,1 +1,1 @@
-"""Reads record files and logs of runs. Each module turns one format into a polars frame or into plain objects."""
+"""Turns step records, telemetry samples and memory records of runs into polars frames or plain objects."""

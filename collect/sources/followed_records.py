@@ -1,7 +1,4 @@
-"""Reads a record file that is still growing: each reading returns only the records that were appended since the last reading.
-
-So each record of a long run is read once.
-"""
+"""Reads a record file that is still growing, each record once."""
 
 from __future__ import annotations
 
@@ -13,51 +10,48 @@ from shardlab.files import files
 from shardlab.runs.record import Record, decode_lines
 from shardlab.runs.rundir import RunDir
 
-_HOST = re.compile(r"([^/]+)\.jsonl")
+_HOST_FILE = re.compile(r"([^/]+)\.jsonl")
 R = TypeVar("R", bound=Record)
 MOST_BYTES = 1 << 20  # the most bytes of one reading, which are several thousand records
 
 
 class FollowedRecords(Generic[R]):
-    """A record file that grows while a run writes to it. kind: the type of the records in the file, such as StepRecord."""
+    """A record file that grows while a run writes to it. record_type: such as StepRecord."""
 
-    def __init__(self, path: str, kind: type[R]) -> None:
+    def __init__(self, path: str, record_type: type[R]) -> None:
         self.path = path
-        self._kind = kind
+        self._record_type = record_type
         self._inode = 0
-        self._read = 0  # number of bytes of the file that were read so far
+        self._read_bytes = 0  # number of bytes of the file that were read so far
 
     def read_new(self) -> list[R] | None:
-        """The records appended since the last call, from at most MOST_BYTES. Call `read_new` until it returns an empty
-        list.
+        """The records appended since the last call, from at most MOST_BYTES. Call it until it returns an empty list.
 
-        Returns None if the file was replaced or got shorter. The records that earlier calls returned are then no longer valid.
-
-        If the last line is not finished, a later call returns it. A damaged line, and a file that cannot be read, are skipped
-        without an error, because `collect summarize` reports damage.
+        None if the file was replaced or got shorter, so that the records of earlier calls are no longer valid. An unfinished
+        line is left for a later call. Damaged lines and files are skipped, because `collect summarize` reports damage.
         """
         try:
             status = os.lstat(self.path)
         except OSError:
-            return None if self._read else []
-        if self._read and (status.st_ino != self._inode or status.st_size < self._read):
+            return None if self._read_bytes else []
+        if self._read_bytes and (status.st_ino != self._inode or status.st_size < self._read_bytes):
             return None
-        if status.st_size == self._read:
+        if status.st_size == self._read_bytes:
             return []
         try:
             with files.open_regular(self.path) as handle:
                 self._inode = os.fstat(handle.fileno()).st_ino
-                handle.seek(self._read)
+                handle.seek(self._read_bytes)
                 content = handle.read(MOST_BYTES)
         except OSError:
             return []
         whole_lines = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole_lines)
-        return decode_lines(whole_lines, self._kind).records
+        self._read_bytes += len(whole_lines)
+        return decode_lines(whole_lines, self._record_type).records
 
 
 def list_sampled_hosts(run_dir: RunDir) -> list[str]:
     """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
     path = f"{run_dir.path}/samples"
     names = sorted(os.listdir(path)) if files.is_folder(path) else []  # noqa: PTH208 - names alone
-    return [match[1] for name in names if (match := _HOST.fullmatch(name))]
+    return [match[1] for name in names if (match := _HOST_FILE.fullmatch(name))]

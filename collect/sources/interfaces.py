@@ -1,7 +1,4 @@
-"""Finds the samples that belong to the same network interface, although the name of the interface may change during a run.
-
-The kernel may rename an interface, and another interface may get the old name.
-"""
+"""Finds the samples of the same network interface, although the kernel may rename it, and give its old name to another one."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from operator import attrgetter
 import msgspec
 import polars as pl
 
-IDENTITY = {"mac": pl.String, "pci": pl.String}  # the columns that identify an interface in addition to its name
-_KEYS = ("run", "host", "kind", "name", *IDENTITY)
+IDENTITY_COLUMNS = {"mac": pl.String, "pci": pl.String}  # the columns that identify an interface in addition to its name
+_INTERFACE_KEYS = ("run", "host", "kind", "name", *IDENTITY_COLUMNS)
 
 
 class InterfaceSpan(msgspec.Struct):
@@ -31,10 +28,10 @@ class InterfaceSpan(msgspec.Struct):
     """The time of the first sample of the interface, in seconds since the epoch."""
     last_s: float
     """The time of the last sample of the interface, in seconds since the epoch."""
-    known_as: str = ""
-    """The unique name that all samples of the interface get."""
+    unique_name: str = ""
+    """The name that all samples of the interface get."""
 
-    def becomes(self, later: InterfaceSpan) -> bool:
+    def continues_as(self, later: InterfaceSpan) -> bool:
         """Whether `later` is the same interface with a new name or a new MAC address, so that its counters continue."""
         if self.last_s > later.first_s or (self.kind, self.pci) != (later.kind, later.pci):
             return False
@@ -43,43 +40,44 @@ class InterfaceSpan(msgspec.Struct):
 
 
 def unify_interface_names(nics: pl.DataFrame) -> pl.DataFrame:
-    """Give each network interface the same unique name in all its samples of a run, and drop the columns IDENTITY.
+    """Give each network interface the same unique name in all its samples of a run, and drop IDENTITY_COLUMNS.
 
     If udev renamed an interface, all its samples get its last name. If an interface was removed and created again, or took the
     name of another interface, then two interfaces with different counters have the same name. In this case, the interface that
     was seen last keeps the name, such as `eth0`, and the earlier interface is called `eth0 (2)`.
     """
-    distinct = nics.select(_KEYS).unique()
-    by_name, by_identity = distinct.select("run", "host", "name"), distinct.select("run", "host", "kind", *IDENTITY)
-    if by_name.n_unique() == by_identity.n_unique() == distinct.height:
-        return nics.drop(IDENTITY)
-    spans = nics.group_by(_KEYS, maintain_order=True).agg(first_s=pl.min("wall_s"), last_s=pl.max("wall_s"))
+    distinct_keys = nics.select(_INTERFACE_KEYS).unique()
+    names_of_hosts = distinct_keys.select("run", "host", "name")
+    identities_of_hosts = distinct_keys.select("run", "host", "kind", *IDENTITY_COLUMNS)
+    if names_of_hosts.n_unique() == identities_of_hosts.n_unique() == distinct_keys.height:
+        return nics.drop(IDENTITY_COLUMNS)
+    spans = nics.group_by(_INTERFACE_KEYS, maintain_order=True).agg(first_s=pl.min("wall_s"), last_s=pl.max("wall_s"))
     interfaces = [InterfaceSpan(**row) for row in spans.iter_rows(named=True)]
     interfaces.sort(key=attrgetter("last_s", "first_s", "name"), reverse=True)
     for host_key in dict.fromkeys((interface.run, interface.host) for interface in interfaces):
-        _set_known_names(interface for interface in interfaces if (interface.run, interface.host) == host_key)
-    columns = {key: [getattr(interface, key) for interface in interfaces] for key in (*_KEYS, "known_as")}
-    names = pl.DataFrame(columns, {key: nics.schema.get(key, pl.String) for key in columns})
-    named = nics.join(names, on=_KEYS, how="left", nulls_equal=True, maintain_order="left")
-    return named.with_columns(name=pl.col("known_as")).drop(*IDENTITY, "known_as")
+        _set_unique_names(interface for interface in interfaces if (interface.run, interface.host) == host_key)
+    name_columns = {key: [getattr(interface, key) for interface in interfaces] for key in (*_INTERFACE_KEYS, "unique_name")}
+    unique_names = pl.DataFrame(name_columns, {key: nics.schema.get(key, pl.String) for key in name_columns})
+    named_nics = nics.join(unique_names, on=_INTERFACE_KEYS, how="left", nulls_equal=True, maintain_order="left")
+    return named_nics.with_columns(name=pl.col("unique_name")).drop(*IDENTITY_COLUMNS, "unique_name")
 
 
-def _set_known_names(interfaces: Iterable[InterfaceSpan]) -> None:
-    """Set `known_as`, the unique name, of each span of one host in one run. Spans of the same interface get the same name.
+def _set_unique_names(interfaces: Iterable[InterfaceSpan]) -> None:
+    """Set `unique_name` of each span of one host in one run, the same for spans of the same interface.
 
-    interfaces: the spans, sorted by the time of their last sample, the latest first.
+    interfaces: the spans, the latest first, by their last sample.
     """
-    earliest: list[InterfaceSpan] = []  # the earliest span of each interface that has a name so far
+    earliest_spans: list[InterfaceSpan] = []  # the earliest span of each interface that has a name so far
     names_in_use: set[str] = set()
     for interface in interfaces:
-        index = next((index for index, other in enumerate(earliest) if interface.becomes(other)), None)
+        index = next((index for index, other in enumerate(earliest_spans) if interface.continues_as(other)), None)
         if index is not None:
-            interface.known_as = earliest[index].known_as
-            earliest[index] = interface
+            interface.unique_name = earliest_spans[index].unique_name
+            earliest_spans[index] = interface
             continue
-        number, interface.known_as = 1, interface.name
-        while interface.known_as in names_in_use:
+        number, interface.unique_name = 1, interface.name
+        while interface.unique_name in names_in_use:
             number += 1
-            interface.known_as = f"{interface.name} ({number})"
-        names_in_use.add(interface.known_as)
-        earliest.append(interface)
+            interface.unique_name = f"{interface.name} ({number})"
+        names_in_use.add(interface.unique_name)
+        earliest_spans.append(interface)

@@ -14,8 +14,7 @@ from shardlab.record_types import Count, Milliseconds
 
 
 class MemoryCurves(msgspec.Struct):
-    """The memory of one rank over consecutive steps, as in the file `memory/rank-RRRRR.json` of a run. Other fields of the file
-    are ignored."""
+    """The memory of one rank over consecutive steps. Other fields of the file `memory/rank-RRRRR.json` are ignored."""
 
     rank: Count
     step: Count

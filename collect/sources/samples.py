@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from collect.sources.interfaces import IDENTITY, unify_interface_names
+from collect.sources.interfaces import IDENTITY_COLUMNS, unify_interface_names
 from shardlab.runs.record import Record, Sample
 
 # The tables and columns into which samples are taken apart.
-HOSTS: Mapping[str, Any] = {
+HOST_COLUMNS: Mapping[str, Any] = {
     **dict.fromkeys(("host", "boot_id"), pl.String),
     **dict.fromkeys(("t_s", "wall_s", "started_hz", "cpu_pct", "busiest_core_pct"), pl.Float64),
     **dict.fromkeys(("memory_used_bytes", "memory_total_bytes", "disk_read_bytes", "disk_write_bytes"), pl.Int64),
     **dict.fromkeys(("cpu_pressure_s", "memory_pressure_s", "io_pressure_s"), pl.Float64),
     **dict.fromkeys(("nfs_read_bytes", "nfs_write_bytes"), pl.Int64),
 }
-NICS: Mapping[str, Any] = {
+NIC_COLUMNS: Mapping[str, Any] = {
     **dict.fromkeys(("name", "kind"), pl.String),
     **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_discards"), pl.Int64),
     **dict.fromkeys(("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses"), pl.Int64),
     **dict.fromkeys(("rdma_rx_bytes", "rdma_tx_bytes", "rx_bandwidth_limited", "tx_bandwidth_limited"), pl.Int64),
     **dict.fromkeys(("packet_rate_limited", "connections_limited"), pl.Int64),
-    **IDENTITY,
+    **IDENTITY_COLUMNS,
 }
-GPUS: Mapping[str, Any] = {
+GPU_COLUMNS: Mapping[str, Any] = {
     "uuid": pl.String,
     "lost": pl.Boolean,
     "utilization_pct": pl.Float64,
@@ -41,30 +41,29 @@ GPUS: Mapping[str, Any] = {
     "throttled": pl.List(pl.String),
     "xids": pl.List(pl.Int64),
 }
-RDMA: Mapping[str, Any] = {
+RDMA_COLUMNS: Mapping[str, Any] = {
     "device": pl.String,
     "port": pl.Int64,
     "link_layer": pl.String,
     **dict.fromkeys(("rx_bytes", "tx_bytes", "rx_errors", "tx_discards", "link_downed", "rx_drops"), pl.Int64),
     "retransmitted_packets": pl.Int64,
 }
-# Columns of GPUs that are filled sample by sample and not GPU by GPU (`_list_gpu_sample_values`), because a large run has
-# millions of rows.
-OF_SAMPLES: Mapping[str, Any] = {"played": pl.Boolean, "memory_total_bytes": pl.Int64}
+# Columns of GPUs that are filled sample by sample and not GPU by GPU, because a large run has millions of rows.
+GPU_SAMPLE_COLUMNS: Mapping[str, Any] = {"played": pl.Boolean, "memory_total_bytes": pl.Int64}
 # Columns of a sample that are copied into the rows of its devices (NICs, GPUs, ports).
-MOMENT = ("host", "boot_id", "wall_s")
-_DEVICE_COLUMNS = {"run": pl.Int64, **{name: HOSTS[name] for name in MOMENT}}  # run: the index of a run
+COPIED_COLUMNS = ("host", "boot_id", "wall_s")
+_DEVICE_COLUMNS = {"run": pl.Int64, **{name: HOST_COLUMNS[name] for name in COPIED_COLUMNS}}  # run: the index of a run
 # The columns of the four frames of samples (`build_sample_part`): of hosts, NICs, GPUs and RDMA ports.
 SCHEMAS = [
     pl.Schema(columns)
     for columns in (
-        {"run": pl.Int64, **HOSTS},
-        {**_DEVICE_COLUMNS, **NICS},
-        {**_DEVICE_COLUMNS, **GPUS, **OF_SAMPLES},
-        {**_DEVICE_COLUMNS, **RDMA},
+        {"run": pl.Int64, **HOST_COLUMNS},
+        {**_DEVICE_COLUMNS, **NIC_COLUMNS},
+        {**_DEVICE_COLUMNS, **GPU_COLUMNS, **GPU_SAMPLE_COLUMNS},
+        {**_DEVICE_COLUMNS, **RDMA_COLUMNS},
     )
 ]
-INTERFACE = ("host", "kind", "name")  # the columns that identify a network interface of a run
+INTERFACE_KEYS = ("host", "kind", "name")  # the columns that identify a network interface of a run
 
 
 class Samples(NamedTuple):
@@ -88,8 +87,9 @@ def select_window(rows: pl.DataFrame, window: tuple[float, float]) -> pl.DataFra
     indexes = np.flatnonzero(is_inside)
     if not len(indexes):
         return rows.clear()
-    piece = rows.slice(indexes[0], indexes[-1] - indexes[0] + 1)  # a slice copies nothing
-    return piece if piece.height == len(indexes) else rows.filter(is_inside)  # with several hosts, the rows are not contiguous
+    sliced_rows = rows.slice(indexes[0], indexes[-1] - indexes[0] + 1)  # a slice copies nothing
+    # With several hosts, the rows are not contiguous.
+    return sliced_rows if sliced_rows.height == len(indexes) else rows.filter(is_inside)
 
 
 def select_real_gpus(gpus: pl.DataFrame) -> pl.DataFrame:
@@ -98,10 +98,9 @@ def select_real_gpus(gpus: pl.DataFrame) -> pl.DataFrame:
     return gpus.filter(~pl.col("played")) if gpus["played"].any() else gpus
 
 
-def build_sample_frames(hosts: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
-    """The frames of the samples of one run. hosts: {host: its samples}. parts: more samples of the run, which are already in
-    frames."""
-    return Samples(*(rows.drop("run") for rows in build_frames_of_runs([hosts], [parts])))
+def build_sample_frames(samples_of_host: Mapping[str, Sequence[Sample]], parts: Sequence[Samples] = ()) -> Samples:
+    """The frames of the samples of one run. parts: more samples of the run, which are already in frames."""
+    return Samples(*(rows.drop("run") for rows in build_frames_of_runs([samples_of_host], [parts])))
 
 
 def build_frames_of_runs(runs: Sequence[Mapping[str, Sequence[Sample]]], parts: Sequence[Sequence[Samples]] = ()) -> Samples:
@@ -124,25 +123,26 @@ def build_sample_part(runs: Sequence[Mapping[str, Sequence[Sample]]]) -> Samples
     The frames have the columns SCHEMAS: network interfaces still have the names that they have in the samples.
     """
     samples: list[Sample] = []
-    counts = []
+    sample_counts = []
     for run in runs:
         run_samples = [sample for records in run.values() for sample in records]
         samples += sorted(run_samples, key=lambda sample: (sample.host, sample.wall_s))
-        counts.append(len(run_samples))
-    hosts = _build_frame(HOSTS, samples).insert_column(0, pl.Series("run", _repeat_indexes(counts)))
-    moments = hosts.select("run", *MOMENT)
+        sample_counts.append(len(run_samples))
+    hosts = _build_frame(HOST_COLUMNS, samples).insert_column(0, pl.Series("run", _repeat_indexes(sample_counts)))
+    copied_values = hosts.select("run", *COPIED_COLUMNS)
     nics, gpus, rdma = (
-        moments[_repeat_indexes(list(map(len, lists)))].hstack(
-            _build_frame(columns, [device for devices in lists for device in devices])
+        copied_values[_repeat_indexes(list(map(len, devices_of_samples)))].hstack(
+            _build_frame(columns, [device for devices in devices_of_samples for device in devices])
         )
-        for columns, lists in (
-            (NICS, [sample.nics or () for sample in samples]),
-            (GPUS, [sample.gpus or () for sample in samples]),
-            (RDMA, [sample.rdma or () for sample in samples]),
+        for columns, devices_of_samples in (
+            (NIC_COLUMNS, [sample.nics or () for sample in samples]),
+            (GPU_COLUMNS, [sample.gpus or () for sample in samples]),
+            (RDMA_COLUMNS, [sample.rdma or () for sample in samples]),
         )
     )
-    is_played, sizes = _list_gpu_sample_values(samples)
-    gpus = gpus.with_columns(pl.Series("played", is_played, pl.Boolean), pl.Series("memory_total_bytes", sizes, pl.Int64))
+    is_played, memory_sizes = _list_gpu_sample_values(samples)
+    total_bytes = pl.Series("memory_total_bytes", memory_sizes, pl.Int64)
+    gpus = gpus.with_columns(pl.Series("played", is_played, pl.Boolean), total_bytes)
     return Samples(hosts, nics, gpus, rdma)
 
 
@@ -164,31 +164,32 @@ def decode_parquet(tables: Sequence[bytes]) -> Samples | None:
 
 
 def _list_gpu_sample_values(samples: Sequence[Sample]) -> tuple[list[bool], list[int | None]]:
-    """The values of the columns in OF_SAMPLES for the GPUs of all samples: (played, memory_total_bytes).
+    """The values of the columns in GPU_SAMPLE_COLUMNS for the GPUs of all samples: (played, memory_total_bytes).
 
     All GPUs of a sample are played if the first GPU is. The size of the memory is recorded only in the first sample that a
     sampler writes.
     """
     is_played: list[bool] = []
-    sizes: list[int | None] = []
+    memory_sizes: list[int | None] = []
     for sample in samples:
         if gpus := sample.gpus:
             is_played += [gpus[0].played] * len(gpus)
-            sizes += [None] * len(gpus) if sample.started_hz is None else [gpu.memory_total_bytes for gpu in gpus]
-    return is_played, sizes
+            memory_sizes += [None] * len(gpus) if sample.started_hz is None else [gpu.memory_total_bytes for gpu in gpus]
+    return is_played, memory_sizes
 
 
 def join_parts(parts: Sequence[Samples]) -> Samples:
-    """Join several parts into one set of frames, sorted by run, host and wall_s. Samples that are equal in these keep their
-    order."""
-    filled = [part for part in parts if part.hosts.height]
-    if len(filled) < 2:
-        return filled[0] if filled else parts[-1]
-    edges = [((_sort_key(part.hosts, 0), index), (_sort_key(part.hosts, -1), index)) for index, part in enumerate(filled)]
-    start_order = sorted(range(len(filled)), key=lambda number: edges[number][0])
-    if all(edges[before][1] < edges[after][0] for before, after in itertools.pairwise(start_order)):
-        return _concatenate_samples([filled[index] for index in start_order])
-    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in _concatenate_samples(filled)))
+    """Join several parts into one set of frames, stably sorted by run, host and wall_s."""
+    nonempty_parts = [part for part in parts if part.hosts.height]
+    if len(nonempty_parts) < 2:
+        return nonempty_parts[0] if nonempty_parts else parts[-1]
+    end_keys = [
+        ((_sort_key(part.hosts, 0), index), (_sort_key(part.hosts, -1), index)) for index, part in enumerate(nonempty_parts)
+    ]
+    start_order = sorted(range(len(nonempty_parts)), key=lambda index: end_keys[index][0])
+    if all(end_keys[before][1] < end_keys[after][0] for before, after in itertools.pairwise(start_order)):
+        return _concatenate_samples([nonempty_parts[index] for index in start_order])
+    return Samples(*(rows.sort("run", "host", "wall_s", maintain_order=True) for rows in _concatenate_samples(nonempty_parts)))
 
 
 def _concatenate_samples(parts: Sequence[Samples]) -> Samples:
@@ -201,7 +202,7 @@ def _sort_key(hosts: pl.DataFrame, row: int) -> tuple[Any, ...]:
 
 
 def _repeat_indexes(counts: Sequence[int]) -> np.ndarray:
-    """For each index, repeat the index as often as the count at this index says: [2, 1] gives [0, 0, 1]."""
+    """Each index, repeated as often as its count says: [2, 1] gives [0, 0, 1]."""
     return np.repeat(np.arange(len(counts)), np.array(counts, int))
 
 
@@ -211,14 +212,13 @@ def _build_frame(columns: Mapping[str, Any], records: Sequence[Record]) -> pl.Da
     return pl.DataFrame([_build_series(name, data, columns[name]) for name, data in zip(columns, values, strict=True)])
 
 
-def _build_series(name: str, values: Sequence[Any], kind: Any) -> pl.Series:
-    """Make a column of a frame. If its values are lists, each distinct list is converted only once, because converting is
-    slow."""
-    if not isinstance(kind, pl.List):
-        return pl.Series(name, values, kind)
+def _build_series(name: str, values: Sequence[Any], data_type: Any) -> pl.Series:
+    """Make a column of a frame. Each distinct list is converted only once, because converting is slow."""
+    if not isinstance(data_type, pl.List):
+        return pl.Series(name, values, data_type)
     if not any(values) and len(values) and None not in values:  # the usual case: all lists are empty
-        return pl.Series(name, [[]], kind)[np.zeros(len(values), np.uint32)]
+        return pl.Series(name, [[]], data_type)[np.zeros(len(values), np.uint32)]
     index_of_value: dict[tuple[Any, ...] | None, int] = {}
     rows = [index_of_value.setdefault(None if value is None else tuple(value), len(index_of_value)) for value in values]
-    distinct = [None if value is None else list(value) for value in index_of_value]
-    return pl.Series(name, distinct, kind, strict=False)[np.array(rows, np.uint32)]
+    distinct_values = [None if value is None else list(value) for value in index_of_value]
+    return pl.Series(name, distinct_values, data_type, strict=False)[np.array(rows, np.uint32)]

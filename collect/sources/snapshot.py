@@ -26,11 +26,11 @@ MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it
 MOST_PICKLE_BYTES = 1 << 28
 MOST_VALUES = 50_000_000  # the most values in such a pickle; a small pickle may contain the same list many times
 SNAPSHOT_SUFFIX = ".snapshot.json.gz"
-SIZES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
+SIZE_CLASSES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
 """Name of a class of allocations -> the smallest size of its allocations in bytes. The class of the largest comes first."""
-BEFORE = "from before the step"
-ACTIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")  # states of blocks that are in use
-_GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # entries that change reserved memory
+BEFORE_STEP = "from before the step"
+ACTIVE_STATES = ("active_allocated", "active_awaiting_free", "active_pending_free")  # states of blocks that are in use
+_RESERVED_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # how reserved memory changes
 
 
 class AllocatorBlock(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class AllocatorSnapshot(msgspec.Struct, frozen=True):
     @property
     def active_bytes(self) -> int:
         """Bytes of the blocks that are in use after the step."""
-        return sum(block.size for segment in self.segments for block in segment.blocks if block.state in ACTIVE)
+        return sum(block.size for segment in self.segments for block in segment.blocks if block.state in ACTIVE_STATES)
 
     @property
     def reserved_bytes(self) -> int:
@@ -90,7 +90,7 @@ class AllocatorHistory(msgspec.Struct, frozen=True):
     the state before the step."""
 
     active: dict[str, list[int]]
-    """For each class of SIZES, and for BEFORE, the bytes of blocks in use."""
+    """For each class of SIZE_CLASSES, and for BEFORE_STEP, the bytes of blocks in use."""
     reserved: list[int]
     """The bytes of all segments."""
 
@@ -131,9 +131,9 @@ def read_snapshot_document(path: Path) -> dict[str, Any]:
             document["device_traces"] = pickled.get("device_traces", [])
             _must_be_small(document)
         msgspec.convert(document, AllocatorSnapshot)
-    except (ValueError, EOFError, zlib.error, RecursionError, gzip.BadGzipFile, OverflowError) as fault:
+    except (ValueError, EOFError, zlib.error, RecursionError, gzip.BadGzipFile, OverflowError) as error:
         raise InputError(
-            f"{path}: is no snapshot of the CUDA allocator: {str(fault).rstrip('.')}. Allowed: the pickle that "
+            f"{path}: is no snapshot of the CUDA allocator: {str(error).rstrip('.')}. Allowed: the pickle that "
             "torch.cuda.memory._dump_snapshot writes, or memory/rank-00000.snapshot.json.gz of a run."
         ) from None
     return document
@@ -143,48 +143,47 @@ def is_snapshot_file(path: Path) -> bool:
     """Whether a file that the user names is a pickle, or has the name of a snapshot of ours. False if it cannot be read."""
     try:
         with files.open_regular(path, follow=True) as file:
-            start = file.read(2)
+            first_bytes = file.read(2)
     except OSError:
         return False
-    is_pickle = start[:1] == plain_pickle.MAGIC and 2 <= start[-1] <= plain_pickle.NEWEST_PROTOCOL
+    is_pickle = first_bytes[:1] == plain_pickle.MAGIC and 2 <= first_bytes[-1] <= plain_pickle.NEWEST_PROTOCOL
     return is_pickle or path.name.endswith(SNAPSHOT_SUFFIX)
 
 
-def _must_be_small(document: Any) -> None:
-    """Raises ValueError if a document has more than MOST_VALUES values. A list that occurs in several places counts each
-    time."""
-    pending, count = [document], 0
-    while pending:
-        value = pending.pop()
+def _must_be_small(snapshot_document: Any) -> None:
+    """Raises ValueError if a document has more than MOST_VALUES values, where a list in several places counts each time."""
+    unvisited, value_count = [snapshot_document], 0
+    while unvisited:
+        value = unvisited.pop()
         inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        count += len(inner_values)
-        if count > MOST_VALUES:
+        value_count += len(inner_values)
+        if value_count > MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES:,} values")
-        pending.extend(inner_values)
+        unvisited.extend(inner_values)
 
 
 def replay_history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
     """Follow the history from its first to its last entry.
 
     The segments of the snapshot show the state after the step. The state before the step is computed from it by undoing the
-    entries. A block is in use from `alloc` to `free_completed`. Blocks that were in use before the first entry are counted in
-    BEFORE.
+    entries. A block is in use from `alloc` to `free_completed`. BEFORE_STEP counts the blocks from before the first entry.
     """
     entries = snapshot.entries
     signs = [{"alloc": 1, "free_completed": -1}.get(entry.action, 0) for entry in entries]
-    growths = [_GROWS.get(entry.action, 0) * entry.size for entry in entries]
-    current = dict.fromkeys((BEFORE, *SIZES), 0)
-    current[BEFORE] = snapshot.active_bytes - sum(sign * entry.size for sign, entry in zip(signs, entries, strict=True))
-    active = {name: [size] for name, size in current.items()}
-    reserved = [snapshot.reserved_bytes - sum(growths)]
+    reserved_growths = [_RESERVED_SIGNS.get(entry.action, 0) * entry.size for entry in entries]
+    current_bytes = dict.fromkeys((BEFORE_STEP, *SIZE_CLASSES), 0)
+    growth_in_step = sum(sign * entry.size for sign, entry in zip(signs, entries, strict=True))
+    current_bytes[BEFORE_STEP] = snapshot.active_bytes - growth_in_step
+    active_bytes = {name: [size] for name, size in current_bytes.items()}
+    reserved = [snapshot.reserved_bytes - sum(reserved_growths)]
     class_of_block: dict[int, str] = {}  # address of a block that the step allocated -> its class
-    for sign, entry, growth in zip(signs, entries, growths, strict=True):
+    for sign, entry, reserved_growth in zip(signs, entries, reserved_growths, strict=True):
         if sign > 0:
-            class_of_block[entry.addr] = next(name for name, least in SIZES.items() if entry.size >= least)
-            current[class_of_block[entry.addr]] += entry.size
+            class_of_block[entry.addr] = next(name for name, least_bytes in SIZE_CLASSES.items() if entry.size >= least_bytes)
+            current_bytes[class_of_block[entry.addr]] += entry.size
         elif sign < 0:
-            current[class_of_block.pop(entry.addr, BEFORE)] -= entry.size
-        for name, size in current.items():
-            active[name].append(size)
-        reserved.append(reserved[-1] + growth)
-    return AllocatorHistory(active, reserved)
+            current_bytes[class_of_block.pop(entry.addr, BEFORE_STEP)] -= entry.size
+        for name, size in current_bytes.items():
+            active_bytes[name].append(size)
+        reserved.append(reserved[-1] + reserved_growth)
+    return AllocatorHistory(active_bytes, reserved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,60 +12,49 @@ import polars as pl
 
 from shardlab.runs.record import StepRecord
 
-SCHEMA = {
-    "rank": pl.Int64,
-    "step": pl.Int64,
-    "warmup": pl.Boolean,
-    "watched": pl.Boolean,
-    "t_s": pl.Float64,
-    "wall_s": pl.Float64,
-    "loss": pl.Float64,
+COLUMN_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("rank", "step"), pl.Int64),
+    **dict.fromkeys(("warmup", "watched"), pl.Boolean),
+    **dict.fromkeys(("t_s", "wall_s", "loss"), pl.Float64),
     "units": pl.Int64,
-    "step_ms": pl.Float64,
-    "data_ms": pl.Float64,
-    "forward_ms": pl.Float64,
-    "backward_ms": pl.Float64,
-    "optimizer_ms": pl.Float64,
-    "allocated_bytes": pl.Int64,
-    "reserved_bytes": pl.Int64,
-    "rss_bytes": pl.Int64,
+    **dict.fromkeys(("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms"), pl.Float64),
+    **dict.fromkeys(("allocated_bytes", "reserved_bytes", "rss_bytes"), pl.Int64),
     "cpu_s": pl.Float64,
-    "disk_read_bytes": pl.Int64,
-    "disk_write_bytes": pl.Int64,
+    **dict.fromkeys(("disk_read_bytes", "disk_write_bytes"), pl.Int64),
 }
 
 
 class RecordedSteps(NamedTuple):
-    """The step records of a run by rank, and the number of ranks."""
+    """The step records of a run, and the number of ranks."""
 
     steps: Mapping[int, Sequence[StepRecord]]
+    """Rank -> its step records."""
     ranks: int = 0
     """The number of ranks that train."""
     data_ranks: int = 0
-    """The number of ranks that get different data; it is smaller than `ranks` if several ranks share one model (tensor and
-    pipeline parallel)."""
-    lost_from: int | None = None
+    """The number of ranks that get different data: fewer if ranks share a model (tensor and pipeline parallel)."""
+    first_lost_step: int | None = None
     """The first timed step that one rank did not make because the cell ended its process on purpose; None: no rank."""
 
 
-class Frames(NamedTuple):
+class StepFrames(NamedTuple):
     """The steps of a run as frames."""
 
     all_steps: pl.DataFrame
     """All recorded steps, one row per rank and step, including warm-up."""
     timed: pl.DataFrame
-    """The timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose is not missing
-    in the steps after its end."""
+    """The timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose need not have
+    recorded the steps after its end."""
     world: pl.DataFrame
     """The same timed steps, joined over all ranks, one row per step."""
 
 
-def build_step_frames(run: RecordedSteps) -> Frames:
+def build_step_frames(run: RecordedSteps) -> StepFrames:
     """The frames of the steps of one run."""
-    return Frames(*(rows.drop("run") for rows in build_step_frames_of_runs([run])))
+    return StepFrames(*(rows.drop("run") for rows in build_step_frames_of_runs([run])))
 
 
-def build_step_frames_of_runs(runs: Sequence[RecordedSteps]) -> Frames:
+def build_step_frames_of_runs(runs: Sequence[RecordedSteps]) -> StepFrames:
     """The frames of many runs together, because making a frame takes about as long for one run as for a hundred.
 
     The frames have a column `run`: the index of the run in `runs`.
@@ -77,14 +66,15 @@ def build_step_frames_of_runs(runs: Sequence[RecordedSteps]) -> Frames:
             columns["rank"] += [rank] * len(records)
             for name, values in zip(StepRecord.__struct_fields__, zip(*map(msgspec.structs.astuple, records))):
                 columns[name] += values
-    schema = {"run": pl.Int64, **SCHEMA}
-    rows = pl.DataFrame({name: columns[name] for name in schema}, schema=schema)
+    column_types = {"run": pl.Int64, **COLUMN_TYPES}
+    rows = pl.DataFrame({name: columns[name] for name in column_types}, schema=column_types)
     rows = rows.unique(["run", "rank", "step", "warmup"], keep="last", maintain_order=True)
-    names = RecordedSteps._fields[1:]
-    world_columns = {name: [getattr(run, name) for run in runs] for name in names}
-    sizes = pl.DataFrame(world_columns, schema=dict.fromkeys(world_columns, pl.Int64)).with_row_index("run").cast(pl.Int64)
-    timed_rows = _select_timed_rows(rows.join(sizes, "run", maintain_order="left")).drop(names)
-    return Frames(rows, timed_rows, _aggregate_world(timed_rows, "run", "step"))
+    world_fields = RecordedSteps._fields[1:]
+    world_columns = {name: [getattr(run, name) for run in runs] for name in world_fields}
+    rank_counts = pl.DataFrame(world_columns, schema=dict.fromkeys(world_columns, pl.Int64))
+    rank_counts = rank_counts.with_row_index("run").cast(pl.Int64)
+    timed_rows = _select_timed_rows(rows.join(rank_counts, "run", maintain_order="left")).drop(world_fields)
+    return StepFrames(rows, timed_rows, _aggregate_world(timed_rows, "run", "step"))
 
 
 def split_by_run(rows: pl.DataFrame, count: int) -> list[pl.DataFrame]:
@@ -101,7 +91,7 @@ def _select_timed_rows(steps: pl.DataFrame) -> pl.DataFrame:
     divided among the ranks, so that the sum over the ranks is the number of units on which the step trained.
     """
     rows = steps.filter(~pl.col("warmup"), pl.col("rank") < pl.col("ranks"))
-    lost_ranks = (pl.col("step") >= pl.col("lost_from")).fill_null(value=False).cast(pl.Int64)
+    lost_ranks = (pl.col("step") >= pl.col("first_lost_step")).fill_null(value=False).cast(pl.Int64)
     complete_rows = rows.filter(pl.len().over("run", "step") == pl.col("ranks") - lost_ranks).sort("run", "step", "rank")
     return complete_rows.with_columns(pl.col("units") * (pl.col("data_ranks") / pl.col("ranks")))
 
@@ -121,18 +111,15 @@ def join_world_steps(timed_steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def select_undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.DataFrame:
-    """The steps of the world that no instrument slowed down.
-
-    world: all timed steps of the world. In most runs no instrument slowed down any step, and `world` is returned unchanged.
-    """
+    """The steps of the world that no instrument slowed down. world: all timed steps, returned unchanged if none was slowed."""
     return join_world_steps(select_unwatched(timed_steps)) if timed_steps["watched"].any() else world
 
 
 def _aggregate_world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
     # A rank without data has no loss, and neither has a step of a script that did not tell it.
     units_with_loss = pl.col("units").filter(pl.col("loss").is_not_null()).sum()
-    weighed = (pl.col("loss") * pl.col("units")).sum() / units_with_loss
-    loss = pl.when(units_with_loss > 0).then(weighed).otherwise(None)
+    weighted_loss_sum = (pl.col("loss") * pl.col("units")).sum() / units_with_loss
+    loss = pl.when(units_with_loss > 0).then(weighted_loss_sum).otherwise(None)
     return (
         timed_steps.group_by(keys)
         .agg(step_ms=pl.col("step_ms").max(), units=pl.col("units").sum(), loss=loss, wall_s=pl.col("wall_s").max())
@@ -140,11 +127,10 @@ def _aggregate_world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
     )
 
 
-def seconds_until(timed_steps: pl.DataFrame) -> dict[int, float]:
-    """The seconds of training up to the end of each timed step: {number of a step: sum of the times of all timed steps so far}.
+def sum_training_seconds(timed_steps: pl.DataFrame) -> dict[int, float]:
+    """{number of a timed step: sum of the times of all timed steps up to its end, in seconds}, without warm-up and validation.
 
-    The time of a step is the time of its slowest rank. Warm-up and validation do not count. In an imported run, whose log may
-    have only each tenth step, a step stands for the steps before it, too.
+    In an imported run, whose log may have only each tenth step, a step stands for the steps before it, too.
     """
     world = join_world_steps(timed_steps)
     seconds = world["step_ms"] * world["step"].diff().fill_null(1) / 1000

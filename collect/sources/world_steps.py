@@ -1,7 +1,5 @@
-"""Joins the step records of all ranks to steps of the world (all ranks) while the record files are still growing.
-
-The values are the same as those of `collect.sources.steps.join_world_steps`, but no frame is built.
-"""
+"""Joins the step records of all ranks to steps of the world, as `collect.sources.steps.join_world_steps` does, while the record
+files are still growing."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Sequence
 
 from shardlab.runs.record import StepRecord
 
-MOST_WAITING = 200_000  # the most incomplete steps in memory; there are only so many if records of a rank are missing
+MOST_INCOMPLETE_STEPS = 200_000  # the most incomplete steps in memory; there are only so many if records of a rank are missing
 
 
 class WorldStep:
@@ -19,37 +17,34 @@ class WorldStep:
     times.
     """
 
-    __slots__ = ("_weighed_loss", "_weight", "number", "ranks", "step_ms", "units", "wall_s", "watched")
+    __slots__ = ("_units_with_loss", "_weighted_loss_sum", "number", "rank_count", "step_ms", "units", "wall_s", "watched")
 
     def __init__(self, number: int) -> None:
-        self.number, self.ranks, self.units, self.step_ms, self.wall_s, self.watched = number, 0, 0, 0.0, 0.0, False
-        self._weighed_loss, self._weight = 0.0, 0
+        self.number, self.rank_count, self.units, self.step_ms, self.wall_s, self.watched = number, 0, 0, 0.0, 0.0, False
+        self._weighted_loss_sum, self._units_with_loss = 0.0, 0
 
     def add(self, record: StepRecord) -> None:
-        """Add the record that one rank has of this step."""
-        self.ranks += 1
+        """Add the record of one rank."""
+        self.rank_count += 1
         self.units += record.units
         self.step_ms, self.wall_s = max(self.step_ms, record.step_ms), max(self.wall_s, record.wall_s)
         self.watched |= record.watched
         if record.loss is not None:
-            self._weighed_loss += record.loss * record.units
-            self._weight += record.units
+            self._weighted_loss_sum += record.loss * record.units
+            self._units_with_loss += record.units
 
     @property
     def loss(self) -> float | None:
         """The mean loss over the global batch; None if no rank recorded a loss."""
-        return self._weighed_loss / self._weight if self._weight else None
+        return self._weighted_loss_sum / self._units_with_loss if self._units_with_loss else None
 
 
 class WorldSteps:
-    """Collects the step records of all ranks, and keeps each step until every rank has recorded it.
-
-    ranks: the number of ranks that train.
-    """
+    """Collects the step records of the ranks that train, and keeps each step until every rank has recorded it."""
 
     def __init__(self, rank_count: int) -> None:
-        self._ranks = rank_count
-        self._waiting: dict[int, WorldStep] = {}
+        self._rank_count = rank_count
+        self._incomplete_steps: dict[int, WorldStep] = {}
 
     def add(self, records: Sequence[StepRecord]) -> list[WorldStep]:
         """Add records of one rank. Returns the timed steps that are now complete, because every rank has recorded them."""
@@ -57,10 +52,10 @@ class WorldSteps:
         for record in records:
             if record.warmup:
                 continue
-            step = self._waiting.setdefault(record.step, WorldStep(record.step))
+            step = self._incomplete_steps.setdefault(record.step, WorldStep(record.step))
             step.add(record)
-            if step.ranks == self._ranks:
-                complete_steps.append(self._waiting.pop(record.step))
-            elif len(self._waiting) > MOST_WAITING:
-                del self._waiting[next(iter(self._waiting))]
+            if step.rank_count == self._rank_count:
+                complete_steps.append(self._incomplete_steps.pop(record.step))
+            elif len(self._incomplete_steps) > MOST_INCOMPLETE_STEPS:
+                del self._incomplete_steps[next(iter(self._incomplete_steps))]
         return complete_steps

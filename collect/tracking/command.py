@@ -16,12 +16,12 @@ from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-READING_PERIOD_S = 2.0  # seconds between two readings of the records
+READING_PERIOD_S = 2.0
 NICENESS = 10  # lowers the priority of this process, so that it does not slow down the ranks of the run
 
 
-def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | None, output: Output) -> int:
-    """Log a run from its first record until the run or the process with the id `parent` has ended. Returns exit code 0.
+def track_run(workspace: Workspace, run_id: str, tracker: str, parent_pid: int | None, output: Output) -> int:
+    """Log a run from its first record until the run or the process `parent_pid` has ended. Returns exit code 0.
 
     If a run is logged again, for example after a restart, the new data replaces what was logged of the run before.
 
@@ -33,34 +33,34 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent: int | Non
     follow = export.export_formats()[tracker].follow
     assert follow is not None, tracker
     folder, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.TRACKER_FOLDER
-    supervisor = None if parent is None else psutil.Process(parent)
-    if supervisor is not None:
+    parent = None if parent_pid is None else psutil.Process(parent_pid)
+    if parent is not None:
         os.nice(NICENESS)
         # Slurm sends these signals to all processes of a job. They are ignored, because this process ends after its parent.
         for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signal_number, signal.SIG_IGN)
     run = folder.read_run()
-    has_ended = False
-    while not has_ended:
+    is_finished = False
+    while not is_finished:
         project, tracked = tracked_run.read_tracked_run(workspace, folder)
         follower = follow(project, _remove_end_values(tracked), tracker_folder)
         output.print_line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
-        points, count = LivePoints(folder, run), 0
+        live_points, point_count = LivePoints(folder, run), 0
         while True:
-            is_over = folder.judge().state in FINAL_STATES or (supervisor is not None and _has_ended(supervisor))
-            new_points = points.read_new()
+            run_has_ended = folder.judge().state in FINAL_STATES or (parent is not None and _has_ended(parent))
+            new_points = live_points.read_new()
             if new_points is None:
                 follower.end(tracked)
                 output.print_line(f"{run_id}: its records were replaced; it is logged anew.")
                 break
             follower.log(new_points)
-            count += len(new_points)
-            if is_over:
+            point_count += len(new_points)
+            if run_has_ended:
                 follower.end(tracked_run.read_tracked_run(workspace, folder)[1])
-                has_ended = True
+                is_finished = True
                 break
             time.sleep(READING_PERIOD_S)
-    output.print_document({"run": run_id, "tracker": tracker, "folder": str(tracker_folder), "points": count})
+    output.print_document({"run": run_id, "tracker": tracker, "folder": str(tracker_folder), "points": point_count})
     return 0
 
 

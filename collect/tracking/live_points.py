@@ -1,7 +1,5 @@
-"""Computes the points that a tracker gets while a run is still going on: values of steps and validations, and system metrics.
-
-The values of steps and validations are the same as those of `collect.tracked_run`.
-"""
+"""Computes the points that a tracker gets while a run is still going on: values of steps and validations, as in
+`collect.tracked_run`, and system metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import printable
 
-SYSTEM_S = 2.0  # length in seconds of the periods over which system metrics are averaged
+SYSTEM_PERIOD_S = 2.0  # length in seconds of the periods over which system metrics are averaged
 GPU_FIELDS = ("utilization_pct", "memory_used_bytes", "power_w", "temperature_c", "sm_clock_mhz")
 
 
@@ -29,16 +27,14 @@ class LivePoints:
 
     def __init__(self, run_dir: RunDir, run: Run) -> None:
         self._folder = run_dir
-        self._data_share = (
-            run.cell.data_ranks / run.cell.gpus
-        )  # ranks that share a model record the same units, which count once
-        self._ranks = [FollowedRecords(str(run_dir.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
-        self._validation = FollowedRecords(str(run_dir.validation_file), ValidationRecord)
-        self._hosts: dict[str, FollowedRecords[Sample]] = {}
-        self._world = WorldSteps(run.cell.gpus)
-        self._rates: dict[str, tuple[NetworkRate, NetworkRate]] = {}
-        self._numbers: list[int] = []  # the numbers of the steps that every rank has recorded
-        self._moments: list[float] = []  # the end of each of these steps, in seconds since the epoch
+        self._data_share = run.cell.data_ranks / run.cell.gpus  # ranks that share a model record the same units
+        self._rank_files = [FollowedRecords(str(run_dir.steps_file(rank)), StepRecord) for rank in range(run.cell.gpus)]
+        self._validation_file = FollowedRecords(str(run_dir.validation_file), ValidationRecord)
+        self._host_files: dict[str, FollowedRecords[Sample]] = {}
+        self._world_steps = WorldSteps(run.cell.gpus)
+        self._rates_of_host: dict[str, tuple[NetworkRate, NetworkRate]] = {}
+        self._step_numbers: list[int] = []  # the numbers of the steps that every rank has recorded
+        self._step_ends_s: list[float] = []  # the end of each of these steps, in seconds since the epoch
 
     def read_new(self) -> list[TrackedStep] | None:
         """The points since the last call, ordered by step. No point is of an earlier step than the points of earlier calls.
@@ -46,71 +42,73 @@ class LivePoints:
         Returns None if records were replaced, for example because the run resumes from a checkpoint. All earlier points are
         then no longer valid.
         """
-        last_step = self._numbers[-1] if self._numbers else 0
+        last_step = self._step_numbers[-1] if self._step_numbers else 0
         points: list[TrackedStep] = []
-        samples: dict[str, list[Sample]] = {}
-        pauses = suspension.read_suspensions(self._folder.events())
-        reading = True
-        while reading:
-            reading = False
-            for file in self._ranks if files.is_folder(f"{self._folder.path}/steps") else ():
+        samples_of_host: dict[str, list[Sample]] = {}
+        suspensions = suspension.read_suspensions(self._folder.events())
+        has_new_records = True
+        while has_new_records:
+            has_new_records = False
+            for file in self._rank_files if files.is_folder(f"{self._folder.path}/steps") else ():
                 if (steps := file.read_new()) is None:
                     return None
-                reading |= bool(steps)
-                points += map(self._build_step_point, self._world.add(suspension.mark_suspended(steps, pauses)))
+                has_new_records |= bool(steps)
+                points += map(self._build_step_point, self._world_steps.add(suspension.mark_suspended(steps, suspensions)))
             for host in list_sampled_hosts(self._folder):
-                file_of_host = self._hosts.setdefault(host, FollowedRecords(str(self._folder.samples_file(host)), Sample))
-                if (new_samples := file_of_host.read_new()) is None:
+                host_file = self._host_files.setdefault(host, FollowedRecords(str(self._folder.samples_file(host)), Sample))
+                if (new_samples := host_file.read_new()) is None:
                     return None
-                reading |= bool(new_samples)
-                samples.setdefault(host, []).extend(new_samples)
+                has_new_records |= bool(new_samples)
+                samples_of_host.setdefault(host, []).extend(new_samples)
         # Validations are read last. A validation is written before the record of the next step, so no validation is missing
         # here that belongs before the last of the steps that were read.
-        if (validations := self._validation.read_new()) is None:
+        if (validations := self._validation_file.read_new()) is None:
             return None
         points += filter(None, map(self._build_validation_point, validations))
-        points += self._build_system_points(samples, last_step)
+        points += self._build_system_points(samples_of_host, last_step)
         return sorted(points, key=lambda point: point.step)
 
     def _build_step_point(self, step: WorldStep) -> TrackedStep:
         """The point of a step. If an instrument slowed down the step, the point contains the loss, but no times."""
-        self._numbers.append(step.number)
-        self._moments.append(step.wall_s)
+        self._step_numbers.append(step.number)
+        self._step_ends_s.append(step.wall_s)
         values = {} if step.loss is None else {"loss": step.loss}
         if not step.watched:
-            per_s = 1000 * step.units * self._data_share / step.step_ms
-            values |= {"step_ms": step.step_ms, "throughput_per_s": per_s}
+            throughput_per_s = 1000 * step.units * self._data_share / step.step_ms
+            values |= {"step_ms": step.step_ms, "throughput_per_s": throughput_per_s}
         return TrackedStep(step.number, step.wall_s, values)
 
     def _build_validation_point(self, record: ValidationRecord) -> TrackedStep | None:
         """The point of a validation, at the end of the step after which the validation ran; None if this step is not known."""
-        index = bisect_left(self._numbers, record.step)
-        if index == len(self._numbers) or self._numbers[index] != record.step:
+        index = bisect_left(self._step_numbers, record.step)
+        if index == len(self._step_numbers) or self._step_numbers[index] != record.step:
             return None
         values = {"validation_loss": record.loss, "validation_accuracy_pct": 100 * record.accuracy}
-        return TrackedStep(record.step, self._moments[index], values)
+        return TrackedStep(record.step, self._step_ends_s[index], values)
 
-    def _build_system_points(self, samples: dict[str, list[Sample]], least_step: int) -> Iterator[TrackedStep]:
-        """Points with the means of system metrics, one for each period of SYSTEM_S seconds.
+    def _build_system_points(self, samples_of_host: dict[str, list[Sample]], least_step: int) -> Iterator[TrackedStep]:
+        """Points with the means of system metrics, one for each period of SYSTEM_PERIOD_S seconds.
 
         The point of a period gets the number of the last step that ended before the end of the period; 0 if no step had ended.
         """
-        values: dict[int, dict[str, list[float]]] = {}
-        moments: dict[int, float] = {}
-        for host, host_samples in samples.items():
+        values_of_period: dict[int, dict[str, list[float]]] = {}
+        last_sample_s: dict[int, float] = {}
+        for host, host_samples in samples_of_host.items():
             for sample in host_samples:
-                period = int(sample.wall_s // SYSTEM_S)
-                moments[period] = max(moments.get(period, 0.0), sample.wall_s)
+                period = int(sample.wall_s // SYSTEM_PERIOD_S)
+                last_sample_s[period] = max(last_sample_s.get(period, 0.0), sample.wall_s)
                 for name, value in self._list_system_values(host, sample):
-                    values.setdefault(period, {}).setdefault(name, []).append(value)
-        for period, period_values in sorted(values.items()):
-            index = bisect_right(self._moments, moments[period])
-            step = max(self._numbers[index - 1] if index else 0, least_step)
-            yield TrackedStep(step, moments[period], {name: fmean(numbers) for name, numbers in period_values.items()})
+                    values_of_period.setdefault(period, {}).setdefault(name, []).append(value)
+        for period, period_values in sorted(values_of_period.items()):
+            index = bisect_right(self._step_ends_s, last_sample_s[period])
+            step = max(self._step_numbers[index - 1] if index else 0, least_step)
+            yield TrackedStep(
+                step, last_sample_s[period], {name: fmean(metric_values) for name, metric_values in period_values.items()}
+            )
 
     def _list_system_values(self, host: str, sample: Sample) -> Iterable[tuple[str, float]]:
-        """Yields (name of a metric, value) for each value in a sample that is known. host: the host of the sample."""
-        sent_rate, received_rate = self._rates.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
+        """(name of a metric, value) for each known value in a sample of a host."""
+        sent_rate, received_rate = self._rates_of_host.setdefault(host, (NetworkRate("tx_bytes"), NetworkRate("rx_bytes")))
         values = {
             "cpu_pct": sample.cpu_pct,
             "memory_used_bytes": sample.memory_used_bytes,

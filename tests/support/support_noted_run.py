@@ -66,7 +66,7 @@ class NotedRun(LoadedRun, dict=True):
 def compute_noted(metric, run):
     """Compute a metric of a newly read run. Returns (value, what the metric read)."""
     noted = NotedRun.read(run.folder)
-    noted.verdict, noted.reads_traces = run.verdict, run.reads_traces
+    noted.verdict, noted.trace_method = run.verdict, run.trace_method
     notes = Notes()
     noted.run = wrap(noted.run, notes.get_note_function("run"))
     noted.result = wrap(noted.result, notes.get_note_function("result"))

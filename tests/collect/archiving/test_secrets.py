@@ -201,7 +201,7 @@ def test_scripts_of_the_report_our_code_and_our_pages_have_no_secret(tmp_path):
 
 
 def test_a_secret_on_the_border_of_two_blocks_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(secret_scan, "BLOCK", 5000)
+    monkeypatch.setattr(secret_scan, "BLOCK_BYTES", 5000)
     secret = SECRETS["Hugging Face"][1]
     for before in (4950, 4965, 4980, 4995, 4999, 5000, 5001):
         with pytest.raises(InputError, match="log: line 1: a token of Hugging Face"):
@@ -223,7 +223,7 @@ def test_a_long_list_is_shortened_and_file_names_that_are_secrets_are_hidden(tmp
     index = pack.build_index(tmp_path, "mine", [], [], anonymous=False)
     with pytest.raises(InputError, match=r"because 13 file\(s\)[^\0]* runs/r5/job.sh: line 1, HF_TOKEN") as error:
         secret_scan.must_contain_no_secret(tmp_path, index)
-    assert str(error.value).count("HF_TOKEN") == secret_scan.MOST_SHOWN
+    assert str(error.value).count("HF_TOKEN") == secret_scan.MOST_NAMED_FILES
     secret = SECRETS["GitHub personal"][1]
     (tmp_path / f"runs/{secret}.log").write_text(secret)
     with pytest.raises(InputError, match=r"archive\.json: line \d+") as error:

@@ -10,7 +10,7 @@ from collect.cli import main
 from collect.comparison import gate
 from collect.comparison.compare import MetricComparison
 from collect.comparison.match import match_cells
-from collect.comparison.ratio import Mean, count_deciding_repeats, mean_ratio
+from collect.comparison.ratio import Mean, compute_mean_ratio, count_deciding_repeats
 from collect.reading.load import LoadedCell
 from shardlab.errors import InputError
 from shardlab.matrix.cell import AnyCell
@@ -144,7 +144,7 @@ def test_a_short_name_means_one_metric_or_is_refused():
 def test_the_deciding_repeats_are_the_fewest_whose_interval_excludes_the_bound(deviations, measured, threshold):
     def excludes(n):
         means = [Mean(value, value * d / math.sqrt(n), n - 1) for value, d in zip((1.0, measured), deviations, strict=True)]
-        _, low, high = mean_ratio(*means)
+        _, low, high = compute_mean_ratio(*means)
         return not low <= threshold <= high
 
     n = count_deciding_repeats(deviations, measured, threshold, 2)

@@ -284,10 +284,10 @@ def read_keys(notes):
     keys = {name: notes.innermost(name) for name in ("run", "result", "hosts", "prediction")}
     for name in ("breakdown", "trace"):
         keys[name] = {kind for path in notes.keys.get(name, ()) if path for kind in KINDS.get(path[0], ())}
-    all_steps, timed = notes.direct & {"steps", "step_records", "recorded"}, notes.direct & {"timed", "world"}
+    all_steps, timed = notes.direct & {"steps", "step_records", "recorded_steps"}, notes.direct & {"timed", "world"}
     steps = "all" if all_steps else "timed" if timed else "undisturbed" if "undisturbed" in notes.direct else None
     samples = ("window" if "window" in notes.all_read else "before the training") if "samples" in notes.all_read else None
-    other = {"events": {"events", "clocks", "backend", "paused"}, "validation": {"validation"}}
+    other = {"events": {"events", "clocks", "backend", "was_suspended"}, "validation": {"validation"}}
     read_others = {name for name, attributes in other.items() if attributes & notes.all_read}
     return {**keys, "steps": {steps}, "samples": {samples}, "other": read_others}
 

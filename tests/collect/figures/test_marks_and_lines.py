@@ -88,7 +88,7 @@ def test_time_that_a_hypervisor_took_is_busy_time():
 
     The column steal is the time that a hypervisor took.
     """
-    assert host.processor_ticks(b"cpu  10 1 5 70 4 2 3 5 9 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == [(26, 100), (6, 8)]
+    assert host.parse_processor_ticks(b"cpu  10 1 5 70 4 2 3 5 9 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n") == [(26, 100), (6, 8)]
 
 
 @pytest.mark.parametrize(("text", "value"), [("1.5 billion", 1.5e9), ("2 million", 2e6), ("7 thousand", 7e3)])

@@ -12,7 +12,7 @@ from shardlab.workspace.workspace import Workspace
 from tests.collect.choices.test_choices import PROVEN
 
 OWN = ["GPU-0", "GPU-1"]
-ALONE = {"processes": 1, "throttled": ["power cap"]}
+SCATTER_UNKNOWN = {"processes": 1, "throttled": ["power cap"]}
 DDP, FSDP2, ZERO2 = (support.cell(name, 2) for name in ("ddp", "fsdp2", "zero2"))
 
 
@@ -24,7 +24,7 @@ def summarized(path, gpu, uuids):
     """
     workspace = Workspace(path)
     support.keep(workspace, [DDP, FSDP2, ZERO2], repeats=0)
-    for what, says in ((DDP, ALONE), (FSDP2, gpu), (ZERO2, ALONE)):
+    for what, says in ((DDP, SCATTER_UNKNOWN), (FSDP2, gpu), (ZERO2, SCATTER_UNKNOWN)):
         support.completed(workspace, what, rehearsal=False, gpu=says, found={"gpus": uuids, "same_work": PROVEN})
     return summary.summarize(load.load_matrix(workspace, None), "ddp")
 
@@ -57,7 +57,7 @@ def test_a_cell_with_shared_or_throttled_gpus_is_marked_and_not_ranked(tmp_path,
 
 def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
     sides = []
-    for name, says in (("a", ALONE), ("b", {"processes": 2})):
+    for name, says in (("a", SCATTER_UNKNOWN), ("b", {"processes": 2})):
         workspace = Workspace(tmp_path / name)
         support.keep(workspace, [DDP], repeats=0)
         support.completed(workspace, DDP, rehearsal=False, gpu=says, found={"gpus": ["GPU-0", "GPU-1"], "same_work": PROVEN})
@@ -71,7 +71,7 @@ def test_a_run_on_a_shared_gpu_has_no_ratio_in_a_comparison(tmp_path):
 @pytest.mark.parametrize(
     ("gpu", "uuids"),
     [
-        (ALONE, OWN),
+        (SCATTER_UNKNOWN, OWN),
         ({"throttled": ["hardware slowdown"], "every": 40}, OWN),  # throttled in only 2.5 % of the samples
         ({"processes": 2}, ["GPU-0"]),  # one GPU for two ranks: both processes belong to the run
         ({"processes": 2}, ["GPU-5", "GPU-6"]),  # the run uses other GPUs than the shared GPU-0

@@ -240,7 +240,7 @@ def test_on_the_cluster_telemetry_is_only_opened(run, tmp_path):
     RunDir(folder).samples_file("other").symlink_to(tmp_path / "outside")
     path.write_bytes(b"no JSON\n")
     found = RunRecords.read(RunDir(folder), "open")
-    assert found.damage.not_followed == {"samples/other.jsonl": "a symlink"}
+    assert found.damage.irregular_entries == {"samples/other.jsonl": "a symlink"}
     assert (found.damage.corrupt, found.last_record_s) == ({}, 0.0)
     assert fetched_run.check_run(RunDir(folder), is_offer=True)[0].corrupt == 0
     assert fetched_run.check_run(RunDir(folder))[0].corrupt == 1
@@ -260,7 +260,12 @@ def test_the_columns_of_frames_are_fields_of_the_records():
         "List(String)": list[str],
         "List(Int64)": list[int],
     }
-    records = ((samples.HOSTS, Sample), (samples.NICS, NicSample), (samples.GPUS, GpuSample), (samples.RDMA, RdmaSample))
+    records = (
+        (samples.HOST_COLUMNS, Sample),
+        (samples.NIC_COLUMNS, NicSample),
+        (samples.GPU_COLUMNS, GpuSample),
+        (samples.RDMA_COLUMNS, RdmaSample),
+    )
     for columns, record in records:
         fields = typing.get_type_hints(record) | {"busiest_core_pct": float | None}
         for name, kind in columns.items():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collect.metrics import network, wire
-from collect.sources.device_rows import Counter
+from collect.sources.device_rows import CounterValues
 from shardlab.record_types import ClockOffset
 from shardlab.runs.record import NicSample, Result, Sample, StepRecord
 
@@ -16,7 +16,7 @@ from shardlab.runs.record import NicSample, Result, Sample, StepRecord
 def series(seen):
     """A counter from its samples. seen: (time, value, name of the boot) of each sample."""
     times, values, boots = zip(*seen, strict=True)
-    return Counter(np.array(times, float), np.array(values), np.unique(boots, return_inverse=True)[1])
+    return CounterValues(np.array(times, float), np.array(values), np.unique(boots, return_inverse=True)[1])
 
 
 TENTHS = st.integers(0, 300)  # moments in tenths of a second: as integers, so that equal moments occur

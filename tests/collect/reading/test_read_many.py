@@ -38,7 +38,7 @@ def answers(monkeypatch):
 
     unpack = read_many._unpack_runs
     monkeypatch.setattr(read_many, "_unpack_runs", unpacked)
-    monkeypatch.setattr(read_many, "PARALLEL_RUNS", 2)
+    monkeypatch.setattr(read_many, "LEAST_PARALLEL_RUNS", 2)
     monkeypatch.setattr(read_many, "RUNS_PER_TASK", 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     resource_tracker.ensure_running()  # so that no test starts it with a broken Python; it serves all tests of this process
@@ -61,7 +61,7 @@ def test_several_processes_read_the_same_runs_as_one_process(workspace, answers,
     together = every(workspace)
     assert sum(map(len, answers)) == len(together)
     assert [bool(run.quantities) for run in together] == [run.completed and not run.profiled for run in together]
-    monkeypatch.setattr(read_many, "PARALLEL_RUNS", 1_000)
+    monkeypatch.setattr(read_many, "LEAST_PARALLEL_RUNS", 1_000)
     alone = every(workspace)
     assert any(run.damage for run in alone)
     assert any(run.completed for run in alone)
@@ -74,7 +74,7 @@ def test_runs_that_a_reading_process_fails_on_are_read_in_this_process(workspace
     monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(python))
     found = every(workspace)
     assert not answers
-    monkeypatch.setattr(read_many, "PARALLEL_RUNS", 1_000)
+    monkeypatch.setattr(read_many, "LEAST_PARALLEL_RUNS", 1_000)
     assert_same(every(workspace), found)
 
 
@@ -83,7 +83,7 @@ def test_a_number_that_no_message_holds_is_damage_of_its_run(workspace, answers,
     path.write_text(json.dumps(json.loads(path.read_text()) | {"parameters": 2**70}))
     found = every(workspace)
     assert len(answers) == 10
-    monkeypatch.setattr(read_many, "PARALLEL_RUNS", 1_000)
+    monkeypatch.setattr(read_many, "LEAST_PARALLEL_RUNS", 1_000)
     assert_same(every(workspace), found)
     assert [run.run_id for run in found if "result.json: is not a result of this version" in run.verdict.why] == [
         path.parent.name

@@ -123,11 +123,11 @@ def test_the_sampler_does_not_import_large_libraries():
 
 
 def test_kernel_files_are_read_as_documented():
-    assert host.processor_ticks(STAT) == [(160, 1000), (8, 20)]
-    assert host.pressure_s(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n") == 1.5
+    assert host.parse_processor_ticks(STAT) == [(160, 1000), (8, 20)]
+    assert host.parse_pressure_s(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\nfull avg10=0.00 total=7\n") == 1.5
     assert host.parse_memory(MEMINFO) == (1500 * 1024, 2000 * 1024)
-    assert host.disk_bytes(DISKSTATS, frozenset([b"sda"])) == (100 * 512, 50 * 512)
-    assert host.disk_bytes(DISKSTATS, frozenset()) == (None, None)
+    assert host.parse_disk_bytes(DISKSTATS, frozenset([b"sda"])) == (100 * 512, 50 * 512)
+    assert host.parse_disk_bytes(DISKSTATS, frozenset()) == (None, None)
 
 
 def test_processors_are_busy_since_the_sample_before(tmp_path):
@@ -162,8 +162,8 @@ device 10.0.0.2:/data mounted on /data with fstype nfs statvers=1.1
 
 def test_nfs_bytes_are_read_from_the_kernels_statistics(tmp_path):
     """The bytes of NFS mounts are read from a file, which the test writes in the format of the kernel's nfs_show_stats."""
-    assert host.nfs_bytes(MOUNTS) == (1500, 600)
-    assert host.nfs_bytes(MOUNTS[:44]) == (None, None)
+    assert host.parse_nfs_bytes(MOUNTS) == (1500, 600)
+    assert host.parse_nfs_bytes(MOUNTS[:44]) == (None, None)
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "mountstats").write_bytes(MOUNTS)
     sample = blank()

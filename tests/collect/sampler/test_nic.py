@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from collect.sampler.ethtool import COUNTERS, find_counters
+from collect.sampler.ethtool import RECORDED_COUNTERS, find_counters
 from collect.sampler.nic import NicSource, RdmaSource
 from shardlab.runs.record import NicSample, RdmaSample, Sample
 
@@ -19,7 +19,7 @@ subprocess.run("ip link add v0 type veth peer name v1", shell=True, check=True)
 numbers = {name: int(line.split(":")[0]) for line in subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
            .splitlines() for name in [line.split(":")[1].split("@")[0].strip()]}
 assert ethtool.DriverCounters("v0").read() == {}
-ethtool.COUNTERS["peer"] = ("no such name", "peer_ifindex")
+ethtool.RECORDED_COUNTERS["peer"] = ("no such name", "peer_ifindex")
 first = ethtool.DriverCounters("v0")
 print(first.read() == {"peer": numbers["v1"]}, ethtool.DriverCounters("v1").read() == {"peer": numbers["v0"]})
 before = first._count
@@ -83,7 +83,7 @@ def test_the_counters_of_a_driver_are_found_by_its_names():
     assert find_counters([*ena, "conntrack_allowance_exceeded"]) == {
         "rx_bandwidth_limited": [1], "tx_bandwidth_limited": [2], "packet_rate_limited": [3], "connections_limited": [4],
     }  # fmt: skip
-    kept = {*COUNTERS, "rx_priority_pauses", "tx_priority_pauses"}
+    kept = {*RECORDED_COUNTERS, "rx_priority_pauses", "tx_priority_pauses"}
     assert kept <= set(NicSample.__struct_fields__)
 
 
