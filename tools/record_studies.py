@@ -84,7 +84,8 @@ def is_decided_exactly(verdict: dict[str, Any]) -> bool:
         return False
     numbers = [number for number in verdict.get("numbers", ()) if not isinstance(number["value"], str)]
     return bool(numbers) and all(
-        number.get("how", "").startswith("exact") or number["value"] == number.get("low") == number.get("high") for number in numbers
+        number.get("how", "").startswith("exact") or number["value"] == number.get("low") == number.get("high")
+        for number in numbers
     )
 
 

@@ -1,6 +1,6 @@
 """The proof on several GPUs, end to end on 2, 4 and 8 fake GPUs: `provision`, runs with a rank on each GPU, and the record.
 
-All tests together took 8 minutes on two processors with a load of 12: 16 ranks start, and each imports torch.
+The short form leaves out 8 GPUs, whose ranks take minutes on two processors: each imports torch.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_cuda import build
 from support_e2e import HANG_S
+from support_long import only_long
 
 from benchmarks import sampler
 from shardlab.hardware.nccl_log import TIMED_STEPS_END
@@ -49,7 +50,7 @@ def prove(folder, gpus, where):
     return done, json.loads(record.read_text())
 
 
-@pytest.mark.parametrize(("gpus", "strategy"), [(4, "fsdp2-hsdp"), (8, "tp")])
+@pytest.mark.parametrize(("gpus", "strategy"), [(4, "fsdp2-hsdp"), *only_long((8, "tp"))])
 def test_ranks_on_several_gpus_are_proven_and_recorded(tmp_path, gpus, strategy):
     done, record = prove(tmp_path, gpus, f"strategy == '{strategy}'")
     (cell,) = [cell for cell in record["cells"] if cell["state"] != "planned"]
