@@ -97,7 +97,7 @@ class Pseudonyms:
             for word in kept_words
             if word.lower() not in pseudonym_of_spelling and joined_pattern and joined_pattern.search(word)
         }
-        equal_words = [word for word in kept_words if word.lower() in pseudonym_of_spelling]
+        equal_words = {word for word in kept_words if word.lower() in pseudonym_of_spelling}
         kept_patterns |= {b'"%b"' % word: b'"%b"(?=\\s*:)' % re.escape(word) for word in equal_words}
         self._name_pattern = _join_patterns(standalone_patterns | kept_patterns)
         inner_names = [text for text in pseudonym_of_spelling if len(text) >= SHORTEST_INNER_NAME]

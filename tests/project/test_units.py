@@ -52,7 +52,6 @@ IN_TEXTS = {
 }
 # (file, value): the unit after a value whose name states none.
 WITHOUT_NAMES = {
-    ("collect/comparison/environment.py", "max(speeds)"): "Mbit/s",
     ("provision/checks/all_reduce.py", "rate"): "GB/s",
     ("provision/checks/network.py", "bytes_per_s / 1000000000.0 * 8"): "Gbit/s",
     ("provision/cloudlab/creation.py", "request.duration"): "h",

@@ -687,7 +687,7 @@ def test_every_metric_has_a_description():
 
 
 def test_a_frame_of_no_records_has_its_columns():
-    assert steps.build_step_frames(steps.RecordedSteps({})).all_steps.schema == pl.Schema(steps.SCHEMA)
+    assert steps.build_step_frames(steps.RecordedSteps({})).all_steps.schema == pl.Schema(steps.COLUMN_TYPES)
 
 
 def test_ranks_that_share_a_model_count_their_units_once():
