@@ -143,7 +143,7 @@ class ExplainVerb(ReadingVerb):
     example = "collect explain 'ddp x2' throughput_per_s"
 
     def add_options(self, parser: Parser) -> None:
-        row_help = "a row of the summary: its name as tables print it, its id or the start of its id, or one of its runs"
+        row_help = "a row of the summary: its number (c3), its name in tables, its id or the start of it, or one of its runs"
         parser.add_argument("row", metavar="ROW", help=row_help)
         parser.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
         _add_matrix(parser)
