@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from collect.report import choice_text, report_start, terminal, verdict_text
-from collect.summary import Summary
+from collect.report import choice_text, report_start, terminal, text_tables, verdict_text
+from collect.summary import SYNTHETIC, Summary
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal import plain_table
 from shardlab.terminal.console import Output
@@ -20,7 +20,7 @@ MOST_LINES = 25  # of the whole output, with the line that names the report
 MOST_COLUMNS = 100  # of a sentence; a table may be wider
 MOST_TITLE_LINES = 2
 MOST_ANSWER_LINES = 7
-MOST_CAUTION_LINES = 4
+MOST_CAUTION_LINES = 5  # and those that the answer does not need
 LAST_LINES = 3  # how to see the rest, and the path of the report, which may need two lines
 
 
@@ -41,9 +41,12 @@ def print_answer(output: Output, summary: Summary, cell_handles: Mapping[str, st
         return lines if len(lines) <= most_lines else [*lines[: most_lines - 1], "  ..."]
 
     answer_lines = wrap(_list_choices(summary), MOST_ANSWER_LINES)
-    caution_lines = wrap(_list_cautions(summary), MOST_CAUTION_LINES)
+    caution_lines = wrap(_list_cautions(summary), MOST_ANSWER_LINES + MOST_CAUTION_LINES - len(answer_lines))
     table = terminal.make_cells_table(summary, cell_handles)
-    title_lines = wrap([table.title], MOST_TITLE_LINES)
+    title_lines = wrap([table.title], MOST_LINES)
+    title_lines = (
+        title_lines if len(title_lines) <= MOST_TITLE_LINES else wrap([text_tables.report_title(summary)], MOST_TITLE_LINES)
+    )
     line_count = len(title_lines) + len(answer_lines) + len(caution_lines) + LAST_LINES
     table = _cut_rows(msgspec.structs.replace(table, title=""), MOST_LINES - line_count, width)
     for lines, style in ((title_lines, "bold"), (answer_lines, None), (caution_lines, "yellow")):
@@ -81,16 +84,17 @@ def _list_choices(summary: Summary) -> Iterator[str]:
 
 def _list_cautions(summary: Summary) -> Iterator[str]:
     """Sentences that limit the answer: runs that failed, damaged records, the verdicts on claims, remarks."""
-    yield from [remark for remark in summary.remarks if REHEARSAL_NOTE in remark]
     if summary.failures:
         states = Counter(failure.state for failure in summary.failures)
         first = summary.failures[0]
         reason = textwrap.shorten(first.why, MOST_COLUMNS, placeholder=" ...")
         counts_text = ", ".join(f"{count} {state}" for state, count in states.items())
         yield f"did not complete: {counts_text}; the first: {first.run}: {reason or first.state}"
+    marks = [remark for remark in summary.remarks if REHEARSAL_NOTE in remark or remark.startswith(SYNTHETIC.split("{")[0])]
+    yield from marks
     if summary.damage:
         yield f"damaged records: {len(summary.damage)} run(s), {summary.damage[0].run} the first"
     if summary.verdicts:
         yield verdict_text.verdict_counts(summary)
-    yield from [remark for remark in summary.remarks if REHEARSAL_NOTE not in remark]
+    yield from [remark for remark in summary.remarks if remark not in marks]
     yield from choice_text.choice_cautions(summary)
