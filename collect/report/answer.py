@@ -93,7 +93,8 @@ def _list_cautions(summary: Summary) -> Iterator[str]:
     marks = [remark for remark in summary.remarks if REHEARSAL_NOTE in remark or remark.startswith(SYNTHETIC.split("{")[0])]
     yield from marks
     if summary.damage:
-        yield f"damaged records: {len(summary.damage)} run(s), {summary.damage[0].run} the first"
+        rest_clause = f" (and {len(summary.damage) - 1} more)" if len(summary.damage) > 1 else ""
+        yield f"damaged records: {summary.damage[0].run}: {summary.damage[0].says}{rest_clause}"
     if summary.verdicts:
         yield verdict_text.verdict_counts(summary)
     yield from [remark for remark in summary.remarks if remark not in marks]
