@@ -143,7 +143,7 @@ class ExplainVerb(ReadingVerb):
     example = "collect explain 'ddp x2' throughput_per_s"
 
     def add_options(self, parser: Parser) -> None:
-        row_help = "a row of the summary: its name as tables print it, its id or the start of its id, or one of its runs"
+        row_help = "a row of the summary: its short name, its name in tables, its id or the start of it, or one of its runs"
         parser.add_argument("row", metavar="ROW", help=row_help)
         parser.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
         _add_matrix(parser)
@@ -195,7 +195,8 @@ class TimelineVerb(ReadingVerb):
 
     def add_options(self, parser: Parser) -> None:
         completion.offer_completions(
-            parser.add_argument("run", metavar="RUN", help="a run: its id, a beginning of the id, or c3.2"), Workspace.run_ids
+            parser.add_argument("run", metavar="RUN", help="a run: its id, the beginning of the id, or its short name"),
+            Workspace.run_ids,
         )
         perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
         parser.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
@@ -419,7 +420,8 @@ class TrackVerb(Verb):
 
     def add_options(self, parser: Parser) -> None:
         completion.offer_completions(
-            parser.add_argument("run", metavar="RUN", help="a run: its id, a beginning of the id, or c3.2"), Workspace.run_ids
+            parser.add_argument("run", metavar="RUN", help="a run: its id, the beginning of the id, or its short name"),
+            Workspace.run_ids,
         )
         to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
         tracker = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from collect.report import choice_text, report_start, terminal, text_tables, verdict_text
-from collect.summary import Summary
+from collect.summary import SYNTHETIC, Summary
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal import plain_table
 from shardlab.terminal.console import Output
-from shardlab.terminal.table import LONGEST_LINE, MOST_NAMED, Table
+from shardlab.terminal.table import LONGEST_LINE, Table
 
 MOST_LINES = 25  # of the whole output, with the line that names the report
 MOST_COLUMNS = 100  # of a sentence; a table may be wider
-MOST_ANSWER_LINES = 7
 MOST_TITLE_LINES = 2
-LAST_LINES = 4  # how to see the rest, and the path of the report
+MOST_ANSWER_LINES = 7
+MOST_CAUTION_LINES = 5  # and those that the answer does not need
+LAST_LINES = 3  # how to see the rest, and the path of the report, which may need two lines
 
 
 def print_answer(output: Output, summary: Summary, cell_handles: Mapping[str, str]) -> None:
@@ -30,23 +31,31 @@ def print_answer(output: Output, summary: Summary, cell_handles: Mapping[str, st
     cell_handles: as `Workspace.number_cells` returns them.
     """
     width = output.width
-    wrapper = textwrap.TextWrapper(min(width or MOST_COLUMNS, MOST_COLUMNS), subsequent_indent="  ", break_on_hyphens=False)
-    answer_lines = [line for sentence in _list_choices(summary) for line in wrapper.wrap(sentence)]
-    if len(answer_lines) > MOST_ANSWER_LINES:
-        answer_lines = [*answer_lines[: MOST_ANSWER_LINES - 1], "  ..."]
-    caution_lines = [line for sentence in _list_cautions(summary, cell_handles) for line in wrapper.wrap(sentence)]
+
+    def wrap(sentences: Iterable[str], most_lines: int) -> list[str]:
+        """The lines of sentences on a terminal; in a pipe, a line is a sentence."""
+        lines = [*sentences]
+        if width is not None:
+            width_of_text = min(width, MOST_COLUMNS)
+            lines = [line for text in lines for line in textwrap.wrap(text, width_of_text, subsequent_indent="  ")]
+        return lines if len(lines) <= most_lines else [*lines[: most_lines - 1], "  ..."]
+
+    answer_lines = wrap(_list_choices(summary), MOST_ANSWER_LINES)
+    caution_lines = wrap(_list_cautions(summary), MOST_ANSWER_LINES + MOST_CAUTION_LINES - len(answer_lines))
     table = terminal.make_cells_table(summary, cell_handles)
-    title_lines = wrapper.wrap(table.title)
-    if len(title_lines) > MOST_TITLE_LINES:
-        title_lines = wrapper.wrap(text_tables.report_title(summary))
+    title_lines = wrap([table.title], MOST_LINES)
+    title_lines = (
+        title_lines if len(title_lines) <= MOST_TITLE_LINES else wrap([text_tables.report_title(summary)], MOST_TITLE_LINES)
+    )
     line_count = len(title_lines) + len(answer_lines) + len(caution_lines) + LAST_LINES
     table = _cut_rows(msgspec.structs.replace(table, title=""), MOST_LINES - line_count, width)
     for lines, style in ((title_lines, "bold"), (answer_lines, None), (caution_lines, "yellow")):
         for line in lines:
             output.print_line(line, style=style)
     output.show_table(table)
-    for line in wrapper.wrap(_describe_rest(summary, len(table.rows))):
-        output.print_line(line)
+    hidden_count = len(summary.rows) - len(table.rows)
+    cells_text = f"{hidden_count} more cell(s), " if hidden_count else ""
+    output.print_line(f"collect summarize -v: {cells_text}{len(summary.remarks)} remark(s), times, memory, traffic")
 
 
 def _cut_rows(table: Table[Any], most_lines: int, width: int | None) -> Table[Any]:
@@ -73,33 +82,20 @@ def _list_choices(summary: Summary) -> Iterator[str]:
         yield f"{subject}: {'; '.join(texts)}."
 
 
-def _list_cautions(summary: Summary, cell_handles: Mapping[str, str]) -> Iterator[str]:
-    """Sentences that limit the answer: a rehearsal, other work, runs that failed, damaged records; and the verdicts on
-    claims."""
-    yield from [f"{remark}." for remark in summary.remarks if REHEARSAL_NOTE in remark]
-    yield from [f"{choice_text.ONCE}."] if choice_text.ONCE in choice_text.choice_cautions(summary) else []
-    if other_work := [cell_handles.get(row.id, row.id) for row in summary.rows if row.does_other_work]:
-        rest_clause = f" and {len(other_work) - MOST_NAMED} more" if len(other_work) > MOST_NAMED else ""
-        yield f"not compared, because they do other work: {', '.join(other_work[:MOST_NAMED])}{rest_clause}."
+def _list_cautions(summary: Summary) -> Iterator[str]:
+    """Sentences that limit the answer: runs that failed, damaged records, the verdicts on claims, remarks."""
     if summary.failures:
         states = Counter(failure.state for failure in summary.failures)
         first = summary.failures[0]
         reason = textwrap.shorten(first.why, MOST_COLUMNS, placeholder=" ...")
         counts_text = ", ".join(f"{count} {state}" for state, count in states.items())
         yield f"did not complete: {counts_text}; the first: {first.run}: {reason or first.state}"
+    marks = [remark for remark in summary.remarks if REHEARSAL_NOTE in remark or remark.startswith(SYNTHETIC.split("{")[0])]
+    yield from marks
     if summary.damage:
-        yield f"damaged records: {len(summary.damage)} run(s), {summary.damage[0].run} the first."
+        rest_clause = f" (and {len(summary.damage) - 1} more)" if len(summary.damage) > 1 else ""
+        yield f"damaged records: {summary.damage[0].run}: {summary.damage[0].says}{rest_clause}"
     if summary.verdicts:
-        yield f"{verdict_text.verdict_counts(summary)}."
-
-
-def _describe_rest(summary: Summary, row_count: int) -> str:
-    """What -v prints besides the answer. row_count: the number of rows that are shown."""
-    counts = {
-        "more cell(s)": len(summary.rows) - row_count,
-        "remark(s)": len(summary.remarks),
-        "outlier(s)": len(summary.outliers),
-        "printed number(s)": len(summary.reported),
-    }
-    counts_text = "".join(f"{count} {noun}, " for noun, count in counts.items() if count > 0)
-    return f"collect summarize -v also shows {counts_text}times, memory, traffic"
+        yield verdict_text.verdict_counts(summary)
+    yield from [remark for remark in summary.remarks if remark not in marks]
+    yield from choice_text.choice_cautions(summary)

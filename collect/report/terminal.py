@@ -57,12 +57,13 @@ def print_summary(output: Output, summary: Summary, cell_handles: Mapping[str, s
 def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table[CellRow]:
     """The table of the cells of a summary. Its title has the values that all cells share.
 
-    cell_handles: as `Workspace.number_cells` returns them."""
+    cell_handles: as `Workspace.number_cells` returns them; empty: the table has no handles."""
     tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
     handle_column: Column[CellRow] = Column(handles.HEADING, lambda row: cell_handles.get(row.id, ""), is_number=False)
-    return msgspec.structs.replace(tables.main, title=title, columns=[handle_column, *tables.main.columns])
+    shown_columns = [*([handle_column] if cell_handles else []), *tables.main.columns]
+    return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
 
 
 def print_choices(output: Output, summary: Summary) -> None:

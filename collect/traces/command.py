@@ -50,12 +50,9 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     run: the name of a run, a path, or the name of the jobs that `jobs trace` submitted to read traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
-
-    def find_id(name: str) -> str:
-        return name if "/" in name else workspace.find_run(name).run_id
-
     merged_figures = None if "/" in run else merged.merge_figures(workspace, run)
-    run, against = run if merged_figures is not None else find_id(run), find_id(against) if against else None
+    run = run if merged_figures is not None else _find_run_id(workspace, run)
+    against = _find_run_id(workspace, against) if against else None
     run_ids = [run_id for run_id in (run, against) if run_id and "/" not in run_id]
     rehearsals = [run_id for run_id in run_ids if RunDir(workspace.runs / run_id).is_rehearsal()]
     for run_id in rehearsals:
@@ -104,6 +101,11 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     document |= {"without_figures": failures, "damage": [*trace_damage, *damage_sentences]}
     output.print_document(document | (comparison.document(None) if comparison else {}))
     return 1 if document["damage"] or failures else 0
+
+
+def _find_run_id(workspace: Workspace, name: str) -> str:
+    """The id of the run with this name; a path, which has a slash, is returned unchanged. Raises InputError."""
+    return name if "/" in name else workspace.find_run(name).run_id
 
 
 class TraceComparison(NamedTuple):

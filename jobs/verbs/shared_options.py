@@ -53,7 +53,7 @@ def add_cluster(parser: Parser) -> None:
 
 def add_run_selection(parser: Parser) -> None:
     """Add the arguments that select runs of the workspace."""
-    runs_help = "runs: ids or their beginnings, handles such as c3 (a cell) or c3.2 (a run), or quoted shell patterns"
+    runs_help = "ids or their beginnings, short names of cells or runs (docs/how-to/name-a-run.md), or quoted shell patterns"
     completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
     matrix_help = "only runs of this matrix"
     completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)

@@ -36,7 +36,7 @@ def walked(tmp_path_factory):
     bench.run("jobs", "submit", "--matrix", name, "--repeats", "2", "--where", REPEATED, "--wait")
     bench.run("jobs", "submit", "--matrix", name, "--wait")
     bench.run("collect", "fetch")
-    bench.printed = bench.run("collect", "summarize").stdout
+    bench.printed = bench.run("collect", "summarize", "-v").stdout
     bench.summary = json.loads((bench.path / "report" / "summary.json").read_text())
     return bench
 

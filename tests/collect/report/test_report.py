@@ -406,7 +406,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'&{{ 7*7 }}<img src=x onerror=ale
 
 def test_of_more_cells_than_a_page_holds_some_are_shown_and_the_files_have_all(workspace, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(truncation, "MAX_ENTRIES", 2)
-    assert main(["summarize", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
+    assert main(["summarize", "-v", "--workspace", str(workspace.path), "--out", str(tmp_path / "report")]) == 0
     said = "shown here: 2 of 6 cells, 2 of 3 loss comparisons, 2 of 4 runs that did not complete"
     told = capsys.readouterr().out
     assert said in told

@@ -211,7 +211,7 @@ def test_the_reason_is_beside_the_fastest_cell_if_profiles_say_it(tmp_path, caps
     found = summary.summarize(load.load_matrix(workspace, None), "ddp")
     ((_, said), *_) = report_start.best_choices(found)[0].best
     assert ([link.text for link in said.names], said.reason) == (["ddp"], reason)
-    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     assert (f"fastest, 2 ranks, batch 8: ddp, because of {reason}." in capsys.readouterr().out) == bool(reason)
     text = (workspace.report / "index.html").read_text().replace(support_report.packed_plotly(), "")
     parsed = Text(text)

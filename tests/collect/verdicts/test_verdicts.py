@@ -536,7 +536,7 @@ def test_a_matrix_without_claims_says_so(tmp_path, capsys):
 
 def test_the_page_shows_verdicts_printed_numbers_and_open_questions(tmp_path, capsys):
     workspace = whole(tmp_path)
-    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
     assert "4 claims: 2 reproduced, 1 contradicted, 1 not run" in shown
     assert "reported numbers: 3 printed, 2 measured here, 2 to compare: 2 differ" in shown

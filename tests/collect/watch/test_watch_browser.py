@@ -51,7 +51,8 @@ def test_the_live_page_shows_queue_curves_and_telemetry_of_its_own_server(browse
         assert "Processors busy (%)" in titles
         assert page.locator(".run h3").all_inner_texts() == [folder.run_id]
         assert page.locator("#queue tbody tr").count() == len({run.removesuffix("-a2") for run in workspace.run_ids()})
-        assert "20 of 100" in page.locator("#queue tbody tr").first.inner_text()
+        assert page.locator("#queue tbody tr", has_text="20 of 100").count() == 1
+        assert "runs ended" in page.locator("#overview").inner_text()
         assert page.evaluate(support_browser.FAINT) == []
         assert page.evaluate(support_browser.OVERFLOW) <= support_browser.WIDTH
         assert {request for request in requests if not request.startswith(url)} <= {"data:,"}

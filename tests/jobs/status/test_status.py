@@ -11,7 +11,7 @@ from support_hostile import on_terminal
 from jobs.cli import main
 from jobs.status import reconcile
 from jobs.status.reconcile import Status
-from jobs.verbs import status_table
+from jobs.verbs import status_table, watch
 from shardlab.runs import recorder_ends
 from shardlab.runs.record import SCHEMA, Event, LineWriter
 from shardlab.terminal import moments
@@ -183,3 +183,22 @@ def test_a_live_table_fits_the_terminal_and_counts_the_hidden_rows(tmp_path):
     assert any(rest)
     assert drawn.count("failed") == 18 + 1  # 18 rows, and the line that counts runs
     assert all(len(line) <= 80 for line in drawn.split("\n"))
+
+
+def test_a_line_of_progress_has_rate_failures_and_time_left(monkeypatch):
+    """Of 6 runs one had ended before; two more end within 30 s, so the other three need 45 s."""
+    clock = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    before = [status(1), status(2, "running"), *(status(number, "pending") for number in range(3, 7))]
+    progress = watch.WaitProgress(before)
+    assert progress.describe(before) == "1 of 6 run(s) ended, 0 failed, 1 running"
+    clock[0] += 10
+    one_more = [status(1), status(2), status(3, "running"), *(status(number, "pending") for number in range(4, 7))]
+    assert not progress.is_news(one_more), "a pipe gets a line every 15 s"
+    clock[0] += 10
+    assert progress.is_news(one_more)
+    assert not progress.is_news(one_more), "nothing changed"
+    clock[0] += 10
+    failed = [status(1), status(2), status(3, "failed"), *(status(number, "pending") for number in range(4, 7))]
+    assert progress.is_news(failed), "a failure is told at once"
+    assert progress.describe(failed) == "3 of 6 run(s) ended, 1 failed, 0 running, 4 per minute, about 45s left"

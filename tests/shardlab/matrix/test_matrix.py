@@ -12,6 +12,7 @@ from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import matrix
 from shardlab.matrix.matrix import Matrix
 from shardlab.workspace.workspace import Workspace
+from trainers import menu
 
 HEAD = "schema: 1\nname: m\n"
 BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"
@@ -266,6 +267,14 @@ def test_a_matrix_without_cells_is_refused(tmp_path):
     """A matrix is refused if `exclude` removes all of its cells."""
     with pytest.raises(InputError, match="no cell is left"):
         load(tmp_path, BASE + "axes: {gpus: [1]}\nexclude: [{gpus: 1, why: x}]\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("FSDP", "fsdp2"), ("ZeRO-3", "zero3"), ("zero-3", "zero3"), ("Zero3", "zero3"), ("DDP", "ddp")]
+)
+def test_a_strategy_in_the_spelling_of_a_paper_gets_the_name_of_a_matrix(name, meant):
+    with pytest.raises(UnknownName, match=f"Did you mean {meant!r}"):
+        menu.find_strategy(name)
 
 
 def test_an_unknown_matrix_prints_the_menu():
