@@ -215,8 +215,7 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
 def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, TensorMemory] = NO_TENSORS) -> ChoiceText:
     """The best cells of a contest by one criterion, as text.
 
-    tensors: the memory of the tensors of cells, by id. It is judged in place of the resident set of processes where it is known
-    of all cells in the same way.
+    tensors: {id of a cell: memory of its tensors}, judged in place of resident sets if known of all cells in the same way.
     """
     standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:

@@ -263,8 +263,7 @@ def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTab
         titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
         titles += [*(further.title for further in tables), *sections.values()]
         if part_figures or tables or sections:
-            text = " · ".join(filter(None, titles))
-            shown_parts.append(ShownPart(name, part.title, text, part_figures, tables, sections))
+            shown_parts.append(ShownPart(name, part.title, " · ".join(filter(None, titles)), part_figures, tables, sections))
     return shown_parts
 
 
