@@ -46,8 +46,7 @@ def draw(group: Group) -> Figure | None:
     looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks
     drawn_marks = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn_marks, looks, strict=True)]
     front_trace = _front_trace(drawn_marks, memory, size)
-    data = [_mark_trace(mark, memory[mark.row.id], names[mark.row.id], unit, size_unit, size) for mark in drawn_marks]
-    data.insert(0, front_trace)
+    cells = [_mark_trace(mark, memory[mark.row.id], names[mark.row.id], unit, size_unit, size) for mark in drawn_marks]
     kind = memory[drawn_marks[0].row.id].kind
     front_text = (
         "Dotted: the Pareto front; no cell is better in both than a cell on it"
@@ -65,7 +64,7 @@ def draw(group: Group) -> Figure | None:
         caption += f" {CUT_NOTE}"
     y = make_axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
     shape = make_layout(make_axis(f"peak memory per rank ({size_unit})", rangemode="tozero"), y, showlegend=True)
-    return Figure("head_to_head", "Head to head", caption, 420, data, shape)
+    return Figure("head_to_head", "Head to head", caption, 420, [front_trace, *cells], shape)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -17,7 +17,7 @@ from shardlab.terminal import notation
 # contain `master_parameter`, the optimizer's own copy of the weights.
 TERMS = {"parameter": ("parameter",), "gradient": ("gradient",), "optimizer_state": ("optimizer_state", "master_parameter")}
 STATES = ("parameter", "master_parameter", "optimizer_state", "gradient", "gathered")  # what strategies shard or replicate
-BY_THEORY = "tensors by theory, without activations"
+BY_THEORY = "tensors by theory, at the peak of a step"
 # Other colours than those of STATES, because both panels share a legend.
 EXCHANGES = {"all-reduce": SERIES[4], "all-gather": SERIES[5], "reduce-scatter": SERIES[7], "broadcast": LINE, "send": MUTED}
 
@@ -31,16 +31,16 @@ class TensorMemory(NamedTuple):
 
 
 def tensor_memory(cell: LoadedCell) -> TensorMemory | None:
-    """The tensors of the rank that needs most: as the instrument `memory: categories` counted them at the peak of a step, else
-    what strategies shard or replicate, by theory; None if neither is known.
+    """The tensors of the rank that needs most, at the peak of a step: as the instrument `memory: categories` counted them, else
+    as the planner predicted them; None if neither is known. A prediction that is only a lower bound is not known.
 
     On a CPU, this is the memory to compare: the interpreter and its libraries hide it in the resident set of a process."""
     counted, prediction = peak_bytes(cell), _memory_prediction(cell)
     if counted:
         return TensorMemory(sum(counted.values()), "tensors, counted at the peak of a step")
-    if prediction is None or not cell.completed:
+    if prediction is None or prediction.formula_tensor_bytes is None or prediction.tensor_bytes is None or not cell.completed:
         return None
-    return TensorMemory(sum(_predicted_states(prediction).values()), BY_THEORY)
+    return TensorMemory(prediction.tensor_bytes.likely, BY_THEORY)
 
 
 def draw_categories(group: Group) -> Figure | None:
@@ -114,7 +114,10 @@ def draw_theory(group: Group) -> Figure | None:
     predictions = [predicted for mark in marks if (predicted := _memory_prediction(mark.cell))]
     if not predictions:
         return None
-    memory = [_predicted_states(prediction) for prediction in predictions]
+    memory = [
+        {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
+        for prediction in predictions
+    ]
     unit, size = notation.bytes_unit([sum(bar.values()) for bar in memory])
     colours = {name: CATEGORIES[name] for name in STATES}
     panels = [BarPanel(f"memory of a rank, {unit}", unit, memory, colours, None, size, get_label=category_label)]
@@ -131,10 +134,6 @@ def draw_theory(group: Group) -> Figure | None:
     )
     drawn_group = msgspec.structs.replace(group, marks=marks)
     return draw_bars("theory", "What a rank keeps and sends, by theory", caption, drawn_group, panels)
-
-
-def _predicted_states(prediction: Prediction) -> dict[str, float]:
-    return {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
 
 
 def _memory_prediction(cell: LoadedCell) -> Prediction | None:

@@ -12,7 +12,7 @@ import msgspec
 from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
 from collect.choices.standing import CRITERIA, EQUAL_TOLERANCE, Standing
-from collect.figures.memory_parts import BY_THEORY, TensorMemory
+from collect.figures.memory_parts import TensorMemory
 from collect.metrics.memory import MEMORY_KINDS
 from collect.report import verdict_text
 from collect.summary import Summary
@@ -215,8 +215,7 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
 def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, TensorMemory] = NO_TENSORS) -> ChoiceText:
     """The best cells of a contest by one criterion, as text.
 
-    tensors: the memory of the tensors of cells, by id. It is judged in place of the resident set of processes where it is known
-    of all cells in the same way.
+    tensors: {id of a cell: memory of its tensors}, judged in place of resident sets if known of all cells in the same way.
     """
     standing = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is None:
@@ -249,7 +248,7 @@ def _least_tensors_text(contest: Contest, tensors: Mapping[str, TensorMemory]) -
     runner_up = next(iter(ranked[len(best) :]), ranked[0])
     percent = 100 * (1 - least_bytes / tensors[runner_up].size_bytes) if least_bytes else 0.0
     margin = f"{_format_percent(percent)}\u00a0% less than {names[runner_up]}" if percent else ""
-    return ChoiceText(links, _format_quantity(least_bytes, "bytes"), kind, margin, sure=kind == BY_THEORY)
+    return ChoiceText(links, _format_quantity(least_bytes, "bytes"), kind, margin)
 
 
 def _margin_text(standing: Standing, names: dict[str, str]) -> str:

@@ -62,7 +62,6 @@ WIDE = (
     "memory_of_categories", "head_to_head", "stragglers", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
 FEW_CELLS = 4  # the runs of a figure with more cells are in a list that the reader opens
-LONGEST_REMARK = 120  # the characters of a remark that the start of the page shows; longer remarks are folded
 MAX_HEIGHT_RATIO = 1.4  # two figures share a row of the page only if the ratio of their heights is at most this
 
 
@@ -173,10 +172,8 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
     label_by_cell = summary.labels_by_cell
     tensors = {cell.id: memory for cell in loaded.cells if (memory := memory_parts.tensor_memory(cell)) is not None}
     figures = draw_figures(loaded, summary)
-    specs = msgspec.json.encode({plot.name: plot.spec for plot in figures})
     chosen = report_start.best_choices(summary, tensors)
     headline = _find_headline_figure(figures, [choice.workload for choice in chosen])
-    parts = _list_parts(short_summary, [plot for plot in figures if headline is None or plot.name != headline.name], table)
     reported = verdict_text.reported_lines(summary, label_by_cell)
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
@@ -190,14 +187,12 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         whole=summary,
         version=__version__,
         created=notation.format_time(summary.created_s),
-        parts=parts,
-        light=palette.LIGHT,
-        dark=palette.DARK,
+        parts=_list_parts(short_summary, [plot for plot in figures if plot.name != (headline and headline.name)], table),
+        palette=palette,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
         link_to=lambda name: _find_address(name, index_by_cell, runs_path),
         few_cells=FEW_CELLS,
-        longest_remark=LONGEST_REMARK,
         place_of=index_by_cell,
         text=verdict_text,
         reported=reported,
@@ -225,7 +220,7 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         citations=_list_citations(summary),
         metrics=all_metrics(),
         defined={metric.name for metric in all_metrics()},
-        compressed={"plotly": compress(plotly_script().encode()), "specs": compress(specs)} if figures else {},
+        compressed=_compress_scripts(figures),
     )
 
 
@@ -263,8 +258,7 @@ def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTab
         titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
         titles += [*(further.title for further in tables), *sections.values()]
         if part_figures or tables or sections:
-            text = " · ".join(filter(None, titles))
-            shown_parts.append(ShownPart(name, part.title, text, part_figures, tables, sections))
+            shown_parts.append(ShownPart(name, part.title, " · ".join(filter(None, titles)), part_figures, tables, sections))
     return shown_parts
 
 
@@ -309,6 +303,12 @@ def plotly_script() -> str:
 def compress(text: bytes) -> Markup:
     """Compress a text with gzip, as base64: the page decompresses it in the browser. Base64 cannot end a <script> element."""
     return Markup(base64.b64encode(gzip.compress(text, mtime=0)).decode())
+
+
+def _compress_scripts(figures: Sequence[DrawnFigure]) -> dict[str, Markup]:
+    """What the page needs to draw its figures: plotly, and the data of the figures by name."""
+    specs = msgspec.json.encode({plot.name: plot.spec for plot in figures})
+    return {"plotly": compress(plotly_script().encode()), "specs": compress(specs)} if figures else {}
 
 
 def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:

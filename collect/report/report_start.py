@@ -121,7 +121,7 @@ def best_choices(summary: Summary, tensors: Mapping[str, TensorMemory] = choice_
 def _standing_text(contest: Contest, standing: Standing, summary: Summary, tensors: Mapping[str, TensorMemory]) -> ChoiceText:
     """The best cells of a contest by one criterion, as text. If more than MOST_NAMED cells are best, the text says how many."""
     text = choice_text.best_cells_text(contest, standing.criterion, tensors)
-    if not text.sure and standing.word == "not told apart" and len(standing.best) > choice_text.MOST_NAMED:
+    if text.remark == "cannot be distinguished" and len(standing.best) > choice_text.MOST_NAMED:
         certainty = f"{len(standing.best)} of {len(standing.placed)} cannot be distinguished: {text.value}"
         return ChoiceText([], "no clear winner", certainty)
     if standing.criterion == "throughput_per_s":

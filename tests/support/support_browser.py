@@ -103,6 +103,7 @@ def check(report: Path) -> None:
     with browser() as started, opened(started, report) as found:
         assert found.asked == [report.as_uri()]
         assert found.complaints == [], found.complaints
+        found.fold(False)
         assert found.found(UNDRAWN) == []
         assert found.found(OVERFLOW) <= WIDTH
 

@@ -5,9 +5,12 @@ import support_collect as support
 import support_report
 
 from collect import figure, summary
-from collect.figures.memory_parts import draw_theory
+from collect.figures import head_to_head
+from collect.figures.memory_parts import BY_THEORY, draw_theory, tensor_memory
 from collect.reading import load
+from collect.report import report_start
 from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
+from shardlab.runs.record import SameWork
 from shardlab.runs.run import run_id
 from shardlab.workspace.workspace import Workspace
 
@@ -93,3 +96,37 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     drawn = draw_theory(group)
     assert [entry["name"] for entry in drawn.data if entry["type"] == "bar"] == ["parameter"]
     assert "xaxis2" not in drawn.layout
+
+
+def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processes(tmp_path):
+    """The resident sets are nearly equal: they are mostly the interpreter. By theory, fsdp2 keeps half of ddp's bytes."""
+    workspace = Workspace(tmp_path)
+    cells = {what.strategy: what for what in (support.cell("ddp", 2), support.cell("fsdp2", 2))}
+    support.keep(workspace, list(cells.values()), repeats=1)
+    for what in cells.values():
+        support.completed(workspace, what, found={"same_work": SameWork(verdict="proven", why="against one process")})
+
+    def judge(**kept_gib):
+        for strategy, gib in kept_gib.items():
+            memory = {"parameter": exact_range(gib * GIB)}
+            predicted = Prediction(
+                memory_by_category=memory, tensor_bytes=exact_range(gib * GIB), formula_tensor_bytes=gib * GIB
+            )
+            path = workspace.find_run(run_id(cells[strategy], 1)).path
+            prediction_path(path).write_bytes(msgspec.json.encode(predicted))
+        loaded = load.load_matrix(workspace, None)
+        summarized = summary.summarize(loaded, "ddp")
+        (group,) = figure.groups(loaded, summarized)
+        tensors = {cell.id: memory for cell in loaded.cells if (memory := tensor_memory(cell))}
+        (choice,) = report_start.best_choices(summarized, tensors)
+        return head_to_head.draw(group), dict(choice.best)["Least memory per rank"]
+
+    drawn, said = judge(ddp=4)  # fsdp2 has no prediction, so only the processes can be compared
+    assert "Memory: resident set of the process." in drawn.caption
+    assert said.remark != BY_THEORY
+    drawn, said = judge(ddp=4, fsdp2=2)
+    assert {trace["name"]: trace["x"] for trace in drawn.data if trace["name"] != "front"} == {"ddp": [4], "fsdp2": [2]}
+    assert f"Memory: {BY_THEORY}." in drawn.caption
+    assert drawn.layout["xaxis"]["rangemode"] == "tozero"
+    assert ([link.text for link in said.names], said.value, said.sure) == (["fsdp2"], "2.00 GiB", False)
+    assert (said.remark, said.margin) == (BY_THEORY, "50\u00a0% less than ddp")

@@ -212,6 +212,7 @@ def test_texts_of_a_divided_figure_do_not_overlap_on_a_desktop_or_a_phone(crowde
         for width in (support_browser.WIDTH, support_browser.PHONE):
             with support_browser.opened(started, crowded.report / "index.html", width) as found:
                 assert found.complaints == []
+                found.fold(False)
                 assert found.found(support_browser.UNDRAWN) == []
                 assert found.found(support_browser.OVERFLOW) <= width
                 for name in ("loss", "batch-scaling", "step-time", "peak-memory-bytes", "throughput-per-s"):

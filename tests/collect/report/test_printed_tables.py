@@ -70,7 +70,7 @@ def test_the_page_has_the_tables_with_links_and_escaped_texts(loaded, tmp_path):
     html = page.draw_page(loaded, summary.summarize(loaded, "single"), tmp_path, tmp_path)
     section = html[html.index('<section id="tables">') :]
     section = section[: section.index("</section>")]
-    assert '<h3 id="printed-1">Table 9</h3>' in section
+    assert '<h4 id="printed-1">Table 9</h4>' in section
     assert "Figure 8" in section
     assert "Throughput, here" in section
     assert MARK not in section

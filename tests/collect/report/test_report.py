@@ -372,9 +372,9 @@ def test_the_page_shows_every_cell_state_and_run(loaded, summarized, workspace):
         assert f'href="../runs/{run.run_id}/"' in text
     assert "no GPU (NVML: Driver Not Loaded)" in text
     assert "the last line is incomplete" in text
-    specs = [json.loads(t) for t in Tags(text).texts if t.startswith('{"data"')]
+    specs = json.loads(support_report.unpack(text, "specs"))
     assert len(specs) == sum(tag == "figure" for tag, _ in Tags(text).found) > 0
-    assert all("title" in spec["layout"]["xaxis"] for spec in specs)
+    assert all("title" in spec["layout"]["xaxis"] for spec in specs.values())
 
 
 def test_text_between_backticks_in_a_remark_is_shown_as_code(loaded, summarized, workspace):

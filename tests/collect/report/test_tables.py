@@ -173,6 +173,7 @@ def test_a_row_opens_its_runs_and_keeps_them_when_rows_move(table):
 
 @support_browser.needed
 def test_tables_of_other_things_than_cells_are_sorted_too(opened):
+    opened.fold_inside()
     section = opened.page.locator("#losses")
     section.get_by_role("button", name="Sort by Cells").press("Enter")
     texts = section.locator("tbody td:nth-child(2)").all_inner_texts()
