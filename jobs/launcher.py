@@ -56,6 +56,8 @@ class Launcher(msgspec.Struct, frozen=True):
     """Whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains."""
     starts_commands: bool = True
     """Whether the ranks may be those of a command of the user."""
+    takes_options: bool = False
+    """Whether the launcher gets the words of `launcher_options` of a command."""
     starts_trainings: bool = True
     """Whether the ranks may be those of a training by shardlab."""
 

@@ -23,10 +23,15 @@ def draw_loss(group: Group) -> Figure | None:
     runs = {mark.label: (mark, run) for mark in group.marks if (run := mark.first_run)}
     traces = {}
     for label, (mark, run) in runs.items():
-        x, y = thin_points(run.world["step"].to_list(), run.world["loss"].to_list(), max_points_per_line(len(runs)))
+        # a command may tell a loss at every tenth step only, which are the points of its line
+        points = run.world if run.cell.command is None else run.world.drop_nulls("loss")
+        x, y = thin_points(points["step"].to_list(), points["loss"].to_list(), max_points_per_line(len(runs)))
         hover = "%{y:.5~g} at step %{x}"
         traces[label] = [scatter_trace("lines+markers", x, y, marker=mark.look.sparse_marks, hovertemplate=hover)]
-    caption = "Mean over the global batch at each timed step, before its update; the first completed repeat of each cell."
+    meaning = "Mean over the global batch at each timed step, before its update"
+    if any(run.cell.command is not None for _, run in runs.values()):
+        meaning = "As the command told it; its unit is not known"
+    caption = f"{meaning}; the first completed repeat of each cell."
     return draw_cell_lines("loss", "Loss", caption, group, traces, make_axis("step", showgrid=False), make_axis("loss"))
 
 

@@ -59,6 +59,7 @@ LAUNCHER = Launcher(
     several_nodes=True,
     command=command,
     task=command,
+    takes_options=True,
     starts_trainings=False,
 )
 

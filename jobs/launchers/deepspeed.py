@@ -63,6 +63,7 @@ LAUNCHER = Launcher(
     several_nodes=True,
     command=command,
     task=command,
+    takes_options=True,
 )
 
 if __name__ == "__main__":

@@ -61,4 +61,5 @@ LAUNCHER = Launcher(
     several_nodes=True,
     command=command,
     task=task,
+    takes_options=True,
 )

@@ -82,6 +82,9 @@ def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[
     elif not launchers[draft.launcher].starts_commands:
         allowed = ", ".join(name for name, launcher in launchers.items() if launcher.starts_commands)
         faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed}."
+    elif matrix.commands[str(point.keys["workload"])].launcher_options and not launchers[draft.launcher].takes_options:
+        allowed = ", ".join(name for name, launcher in launchers.items() if launcher.takes_options)
+        faults["launcher"] = f"{draft.launcher} takes no launcher_options. Allowed: {allowed}."
     if "strategy" in point.keys and draft.strategy not in matrix.labels:
         faults["strategy"] = (
             f"shardlab does not know the strategy of a command. Allowed: a label, written {{label: {draft.strategy}}}."

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
+from shardlab.matrix import overrides
 from shardlab.verb import Invocation
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 ARCHIVED_FOLDER = "archived"  # the folder of a workspace that contains one folder for the matrix of each archive
 CODE_FOLDERS = tuple(f"{name}/" for name in plugin_source.CARRIED_FOLDERS)
+NOTES_FOLDER = ".shardlab/matrices/"  # the folder of an archive that contains the expansion of the matrix
 MATRIX_FOLDER = "matrix/"  # the folder of an archive that contains the matrix file and the model files that the matrix names
 
 
 def use_archived_matrix(invocation: Invocation) -> None:
-    """With --from FILE, write the matrix of the archive into the workspace, and let the arguments name it as --matrix.
+    """With --from FILE, write the matrix of the archive into the workspace, and let the arguments name it as --matrix. Values
+    that --set gave for the archived runs hold too, unless the arguments set their keys.
 
     Raises InputError, and writes nothing, if the archive is not valid, if it has no matrix file, or if it contains code and
     --trust is not given.
     """
     arguments = invocation.arguments
     if arguments.archive is not None:
-        arguments.matrix = str(unpack_matrix(Path(arguments.archive), invocation.workspace, trust=arguments.trust))
-        arguments.archive = None
+        matrix_path, settings = unpack_matrix(Path(arguments.archive), invocation.workspace, trust=arguments.trust)
+        keys = {setting.partition("=")[0].strip() for setting in arguments.settings}
+        arguments.settings = [setting for setting in settings if setting.partition("=")[0] not in keys] + arguments.settings
+        arguments.matrix, arguments.archive = str(matrix_path), None
 
 
-def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
-    """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file.
+def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Path, list[str]]:
+    """Write the matrix of an archive and the code that it needs into a workspace. Returns the path of the matrix file, and the
+    values of --set with which it was submitted.
 
     The matrix is written to archived/NAME-DIGEST, so that the same archive gives the same path. trust: whether the user has
     read the code and allows it. Raises InputError as `use_archived_matrix`, and if a file of code in the workspace differs from
@@ -38,10 +45,12 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as archive_folder:
         archive_index = archive.unpack_archive(
-            file, Path(archive_folder), lambda name: name.startswith((MATRIX_FOLDER, *CODE_FOLDERS))
+            file, Path(archive_folder), lambda name: name.startswith((MATRIX_FOLDER, NOTES_FOLDER, *CODE_FOLDERS))
         )
         if archive_index.matrix_file is None:
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
+        settings = overrides.list_settings(Workspace(Path(archive_folder)).read_expansion(archive_index.matrix).deviations)
+        shutil.rmtree(Path(archive_folder) / NOTES_FOLDER)
         unpacked_files = [path for path in Path(archive_folder).rglob("*") if path.is_file()]
         contents_by_name = {path.relative_to(archive_folder).as_posix(): files.read(path) for path in unpacked_files}
     code_contents = {name: content for name, content in contents_by_name.items() if not name.startswith(MATRIX_FOLDER)}
@@ -65,4 +74,4 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> Path:
         target_path = workspace.path / name if name in code_contents else matrix_folder / name.removeprefix(MATRIX_FOLDER)
         files.make_folder(target_path.parent)
         files.write_atomic(target_path, content)
-    return matrix_folder / archive_index.matrix_file.removeprefix(MATRIX_FOLDER)
+    return matrix_folder / archive_index.matrix_file.removeprefix(MATRIX_FOLDER), settings

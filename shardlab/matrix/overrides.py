@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from shardlab.errors import InputError
 from shardlab.files.document import Document, parse
+from shardlab.matrix.study import Deviation
 
 SET_REASON = "given by --set"  # the reason of a deviation that --set makes
 # Keys that replace each other: a cell has one of both.
@@ -43,3 +46,15 @@ def override_defaults(document: Document, settings: Sequence[str]) -> None:
 
 def _make_deviation(key: str, earlier_value: Any, value: Any) -> dict[str, Any]:
     return {"key": key, "study": earlier_value, "here": value, "why": SET_REASON}
+
+
+def list_settings(deviations: Iterable[Deviation]) -> list[str]:
+    """The values of --set that made these deviations, as KEY=VALUE, without the keys that another one replaced."""
+    values_by_key = {change.key: change.here for change in deviations if change.why == SET_REASON}
+    replaced_keys = {old for pair in REPLACING_KEYS if values_by_key.keys() >= {*pair} for old in pair}
+    replaced_keys |= {key for key in values_by_key for new in values_by_key if key.startswith(f"{new}.")}
+    return [
+        f"{key}={msgspec.json.encode(value).decode()}"
+        for key, value in values_by_key.items()
+        if value is not None or key not in replaced_keys
+    ]

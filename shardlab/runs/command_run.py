@@ -73,7 +73,8 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         return NO_STEP_WHY
     has_units = any(step.counts_units for steps in rows for step in steps)
     units = sum(step.units for steps in rows for step in steps)
-    losses = [told[-1] for steps in rows if (told := [step.loss for step in steps if step.loss is not None])]
+    losses_by_rank = ([step.loss for step in steps if step.loss is not None] for steps in rows)
+    last_losses = [rank_losses[-1] for rank_losses in losses_by_rank if rank_losses]
     result = Result(
         schema=SCHEMA,
         run_id=run.run_id,
@@ -81,7 +82,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
         rehearsal=run.rehearsal,
         steps=len(steps_ms),
         unit=TOKENS_UNIT if has_units else STEP_UNIT,
-        final_loss=statistics.fmean(losses) if losses else None,
+        final_loss=statistics.fmean(last_losses) if last_losses else None,
         throughput_per_s=1000 * units / sum(steps_ms) if sum(steps_ms) else None,
         train_time_s=sum(steps_ms) / 1000,
         same_work=SameWork(verdict="not proven", why="shardlab does not see the work of a command."),

@@ -45,8 +45,11 @@ def test_an_unchanged_script_is_compared_under_two_options(followed):
     assert all(row["metrics"]["throughput_per_s"]["unit"] == "steps/s" for row in rows)
     plan = followed.run("jobs", "plan", "--matrix", str(followed.path / "mine.yaml"))
     assert "the sample line tells step 7, loss 0.521" in plan.stderr
-    assert "(label)" in followed.printed["collect summarize --matrix mine"]
-    assert "Compared: command (label) on mine" in (followed.path / "report" / "index.html").read_text()
+    printed = followed.printed["collect summarize --matrix mine"]
+    assert ("(label)" in printed, "Final loss" in printed, "nats" in printed) == (True, True, False)
+    report = (followed.path / "report" / "index.html").read_text()
+    assert "Compared: command (label) on mine" in report
+    assert "As the command told it; its unit is not known" in report
 
 
 def test_the_folder_of_the_script_stays_as_it_was(followed):

@@ -19,9 +19,7 @@ def bench(tmp_path_factory):
     folder = tmp_path_factory.mktemp("libraries")
     packages = make_second_environment(folder / "environment")
     installer = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, *PACKAGES]
-    installed = subprocess.run(installer, capture_output=True, text=True, check=False)
-    if installed.returncode:
-        pytest.skip(f"needs {', '.join(PACKAGES)}: {installed.stderr.strip().splitlines()[-1]}")
+    subprocess.run(installer, check=False)  # without a package index, the tests are skipped
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(folder / "environment/bin/python"))
         for made in benches(folder):
@@ -31,12 +29,23 @@ def bench(tmp_path_factory):
             yield made
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("hf", "not proven"), ("acc", "proven"), ("light", "proven")])
 @only_in_long_form
-def test_a_script_with_a_library_does_the_same_work_with_one_and_two_ranks(bench, name, verdict):
+@pytest.mark.parametrize(
+    ("name", "needed", "verdict"),
+    [
+        ("hf", "import accelerate; from transformers import GPT2LMHeadModel", "not proven"),
+        ("acc", "import accelerate", "proven"),
+        ("light", "import lightning", "proven"),
+    ],
+)
+def test_a_script_with_a_library_does_the_same_work_with_one_and_two_ranks(bench, name, needed, verdict):
+    imported = subprocess.run([sys.executable, "-c", needed], capture_output=True, text=True, check=False)
+    if imported.returncode:
+        pytest.skip(f"{needed}: {imported.stderr.strip().splitlines()[-1]}")
     bench.run("jobs", "submit", "--matrix", str(bench.path / f"{name}.yaml"), "--where", "strategy == 'ddp'", "--wait")
     bench.run("collect", "summarize", "--matrix", name)
-    rows = json.loads((bench.path / "report" / "summary.json").read_text())["rows"]
+    all_rows = json.loads((bench.path / "report" / "summary.json").read_text())["rows"]
+    rows = [row for row in all_rows if row["cell"]["strategy"] == "ddp"]
     assert [(row["cell"]["gpus"], row["states"]) for row in rows] == [(1, {"completed": 1}), (2, {"completed": 1})]
     assert [row["same_work"]["verdict"] for row in rows] == [verdict] * 2
     losses = [row["metrics"]["final_loss"]["value"] for row in rows]

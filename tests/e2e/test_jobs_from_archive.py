@@ -19,7 +19,7 @@ def archived(tmp_path_factory):
         (theirs.path / "workloads" / "points.py").write_text(MODEL)
         (theirs.path / "m.yaml").write_text(MATRIX)
         make_own(theirs.path)
-        theirs.run("jobs", "submit", "--matrix", str(theirs.path / "m.yaml"), "--wait")
+        theirs.run("jobs", "submit", "--matrix", str(theirs.path / "m.yaml"), "--set", "steps=3", "--wait")
         file = tmp_path_factory.mktemp("archive") / "mine.shardlab.zip"
         theirs.run("collect", "archive", "--out", str(file))
         yield file, Workspace(theirs.path)
@@ -38,6 +38,8 @@ def test_the_archived_matrix_gives_the_same_cells_here(archived, bench):
     file, theirs = archived
     planned = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run")
     assert [run["id"] for run in planned] == theirs.run_ids()
+    other = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run", "--set", "steps=4")
+    assert [run["id"] for run in other] != theirs.run_ids()
     bench.run("jobs", "submit", f"--from={file}", "--trust", "--wait")
     assert list(bench.states()) == theirs.run_ids()
     assert (bench.path / "workloads" / "points.py").read_text() == MODEL

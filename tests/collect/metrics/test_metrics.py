@@ -45,6 +45,7 @@ from collect.reading import load
 from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
 from shardlab.hardware.host import Gpu, Host
+from shardlab.matrix.command import Command
 from shardlab.runs.record import GpuSample, NicSample, Result, Sample, StepRecord, ValidationRecord
 from shardlab.terminal import notation
 from shardlab.workspace.workspace import Workspace
@@ -117,6 +118,13 @@ def test_a_watched_step_counts_for_its_loss_and_for_no_time():
     assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
     assert percentile_of_steps(measured(ranks), 0.95).value == pytest.approx(100.0)
     assert final_loss(measured(ranks)).value == 3.0
+
+
+def test_the_loss_of_a_command_is_the_last_that_it_told_and_has_no_unit():
+    ranks = {0: [step(1, 100.0, loss=3.0), step(2, 100.0, loss=None)]}
+    assert final_loss(measured(ranks)) is None
+    run = measured(ranks, command=Command(words=["python"]))
+    assert final_loss(run) == Quantity(3.0, "")
 
 
 def test_accuracy_is_that_of_the_result_in_percent():

@@ -14,13 +14,16 @@ from support_e2e import benches
 from support_golden import run_of
 
 from jobs.launcher import Launcher, launcher, launchers
-from jobs.launchers import deepspeed, submitit
+from jobs.launchers import accelerate, deepspeed, submitit
+from jobs.node import command_rank
 from jobs.planning import plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from shardlab.cluster import cluster, slurm_keys
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix import matrix
+from shardlab.matrix.cell import AnyCell
+from shardlab.matrix.command import Command
 from shardlab.runs.run import World
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import TRACE_STRATEGY
@@ -86,6 +89,46 @@ def test_deepspeed_starts_ranks_with_the_gpus_that_this_process_sees(tmp_path, m
     assert words[words.index("env") :] == ["env", given, path, "-m", "trainers", "run", "."]
     assert {"--no_python", "--no_local_rank"} <= set(words[: words.index("env")])
     assert variables["LOCAL_WORLD_SIZE"] == "3"
+
+
+def write_command_run(tmp_path, *options):
+    """Write a run of a command with two ranks and these words for its launcher, accelerate. Returns its folder."""
+    cell = AnyCell(
+        workload="mine", strategy="ddp", gpus=2, launcher="accelerate", prove="off", warmup_steps=0, time_limit_s=60,
+        command=Command(words=["python", "train.py"], launcher_options=list(options)),
+    )  # fmt: skip
+    run = msgspec.structs.replace(run_of("accelerate"), cell=cell)
+    run_dir = RunDir(tmp_path / run.run_id)
+    run_dir.work.mkdir(parents=True)
+    files.write_json(run_dir.run_json, run)
+    return run_dir.path
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), True),
+        (("--mixed_precision=bf16",), True),
+        (("--config_file", "fsdp.yaml"), False),
+        (("--config-file=fsdp.yaml",), False),
+        (("--use_deepspeed",), False),
+    ],
+)
+def test_accelerate_starts_all_ranks_unless_its_options_say_how(tmp_path, monkeypatch, options, expected):
+    folder = write_command_run(tmp_path, *options)
+    monkeypatch.setenv("SHARDLAB_RENDEZVOUS", "127.0.0.1:29999")
+    monkeypatch.chdir(tmp_path)
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *words: started.append(words))
+    accelerate.main([str(folder)])
+    ((_, words, _),) = started
+    assert ("--multi_gpu" in words, "--num_processes=2" in words) == (expected, True)
+
+
+def test_a_launcher_that_starts_fewer_ranks_than_the_cell_has_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InputError, match=r"accelerate started 1 rank\(s\) and not 2"):
+        command_rank.main([str(write_command_run(tmp_path))])
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "submitit"])

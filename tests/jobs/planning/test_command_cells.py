@@ -65,6 +65,13 @@ def test_a_key_that_a_command_cannot_have_is_refused_at_its_place(tmp_path, keys
         resolve_file(tmp_path, **keys)
 
 
+def test_options_for_a_launcher_that_takes_none_are_refused(tmp_path):
+    (cell,) = resolve_file(tmp_path, {"launcher_options": ["--x={set.n}"]}, launcher="torchrun")
+    assert cell.command.launcher_options == ["--x=1"]
+    with pytest.raises(InputError, match=r"srun takes no launcher_options\. Allowed: accelerate, deepspeed, torchrun"):
+        resolve_file(tmp_path, {"launcher_options": ["--x={set.n}"]}, launcher="srun")
+
+
 def test_launchers_of_commands_train_nothing(tmp_path):
     (tmp_path / "m.yaml").write_text(
         json.dumps({"schema": 1, "name": "m", "defaults": {"workload": "vgg16-tiny", "strategy": "single", "launcher": "none",

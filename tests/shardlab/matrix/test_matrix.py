@@ -9,7 +9,7 @@ from jobs.planning import plan
 from jobs.planning.resolve import Capacity, resolve_cells
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError, UnknownName
-from shardlab.matrix import matrix
+from shardlab.matrix import matrix, overrides
 from shardlab.matrix.matrix import Matrix
 from shardlab.workspace.workspace import Workspace
 from trainers import menu
@@ -308,3 +308,14 @@ def test_a_twin_that_cannot_be_trained_is_refused_when_the_file_is_read(tmp_path
     assert len(planned("full").cells) == 1
     with pytest.raises(InputError, match=r"--scale tiny: the twin of tp-gpt2-.* cannot be trained: .*Allowed tp: 1, 2, 4\."):
         planned("tiny")
+
+
+@pytest.mark.parametrize(
+    "settings", [["steps=5"], ["nnodes=null"], ["epochs=2"], ['optimizer={"name": "sgd", "lr": 0.5}', "env={A: '1=2'}"]]
+)
+def test_the_values_of_set_are_found_again_in_the_deviations(tmp_path, settings):
+    (tmp_path / "m.yaml").write_text(HEAD + BASE.replace("steps: 3", "steps: 3, optimizer.lr: 0.1"))
+    first = matrix.load_matrix(tmp_path / "m.yaml", settings)
+    again = matrix.load_matrix(tmp_path / "m.yaml", overrides.list_settings(first.file.deviations))
+    assert again.points == first.points
+    assert first.points != matrix.load_matrix(tmp_path / "m.yaml").points
