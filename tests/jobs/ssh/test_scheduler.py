@@ -121,7 +121,8 @@ def test_all_tasks_end_before_the_end_is_recorded(nodes, how):
 
 def test_two_runs_share_no_node_and_start_in_order(nodes):
     both = "until test $(ls ../*/began.* | wc -l) -ge 2; do sleep 0.05; done"  # the first two runs wait for each other
-    begin = f"date +%s.%N > began.$SHARDLAB_RENDEZVOUS; {both}; date +%s.%N > ended.$SHARDLAB_RENDEZVOUS"
+    # the time is taken before its file exists, for which the other run waits
+    begin = f"now=$(date +%s.%N); echo $now > began.$SHARDLAB_RENDEZVOUS; {both}; date +%s.%N > ended.$SHARDLAB_RENDEZVOUS"
     folders = [nodes.run(repeat, nnodes, begin) for repeat, nnodes in ((1, 1), (2, 1), (3, 2))]
     nodes.submit(*folders)
     for folder in folders:
