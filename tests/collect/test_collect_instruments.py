@@ -41,7 +41,7 @@ def test_the_report_says_how_much_the_profiler_slows_steps(tmp_path, capsys):
     assert (profile.instrument, profile.cost_s, profile.watched_steps, profile.n) == ("profile", 1.5, 2, 1)
     assert profile.step_ratio == pytest.approx(3.0)
     assert (checkpoints.cost_s, checkpoints.watched_steps, checkpoints.step_ratio) == (0.5, 0, None)
-    assert main(["summarize", "--workspace", str(tmp_path)]) == 0
+    assert main(["summarize", "-v", "--workspace", str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "instrument profile: 1.5 s between steps, 2 steps observed and not counted" in said
     assert "times as long as the others): ddp ×2" in said

@@ -137,7 +137,7 @@ def test_a_rehearsal_shows_no_speed_but_its_traffic_counts(tmp_path):
 
 
 def test_the_terminal_the_page_and_the_tables_show_the_score(workspace, capsys):
-    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
     assert score_text.TITLE.lower() in shown
     row = next(line for line in shown.splitlines() if "step time" in line and "ddp" in line)
@@ -153,7 +153,7 @@ def test_the_terminal_the_page_and_the_tables_show_the_score(workspace, capsys):
 
 def test_summarize_keeps_the_power_of_gpus_and_the_next_plan_uses_it(workspace, capsys):
     """Each cell has two ranks, and the one GPU of the records draws 300 W, so a rank draws 150 W."""
-    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     watts = measured_power.read_all_powers(workspace)
     assert len(watts) == 4
     assert list(watts.values()) == pytest.approx([WATTS / 2] * 4)
