@@ -101,6 +101,8 @@ def pages(folder: Path) -> None:
                     if what == "#verdicts":
                         found.page.get_by_text(OPENED).first.click()
                         found.found("() => scrollTo(0, 0)")
+                    found.page.evaluate("(id) => { location.hash = id; }", what)  # unfolds the part of the report that has it
+                    found.found("() => scrollTo(0, 0)")
                     box = found.page.locator(what).bounding_box()
                     assert box is not None, f"{report} has no {what}"
                     top = max(box["y"] - ABOVE.get(name, 24), 0)

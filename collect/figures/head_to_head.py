@@ -93,9 +93,9 @@ def _memory_estimates(marks: Sequence[CellMark]) -> dict[str, Estimate]:
     measured = {mark.row.id: mark.row.metrics[MEMORY] for mark in marks}
     tensors = {mark.row.id: tensor_memory(mark.cell) for mark in marks}
     estimates = {
-        cell: Estimate(known.size_bytes, "bytes", measured[cell].n, known.size_bytes, kind=known.kind)
-        for cell, known in tensors.items()
-        if known and measured[cell].kind == MEMORY_KINDS["rss_bytes"]
+        cell: Estimate(memory.size_bytes, "bytes", measured[cell].n, memory.size_bytes, kind=memory.kind)
+        for cell, memory in tensors.items()
+        if memory and measured[cell].kind == MEMORY_KINDS["rss_bytes"]
     }
     return estimates if len(estimates) == len(marks) and len({entry.kind for entry in estimates.values()}) == 1 else measured
 

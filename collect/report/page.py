@@ -253,10 +253,10 @@ def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTab
     shown_parts = []
     for name, part in PARTS.items():
         part_figures = [plot for plot in figures if plot.part == name]
-        tables = [further for further in table.further if further.name == part.table]
+        tables = [cell_table for cell_table in table.further if cell_table.name == part.table]
         sections = {section: title for section, title in part.sections.items() if contents.get(section, [title])}
         titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
-        titles += [*(further.title for further in tables), *sections.values()]
+        titles += [*(cell_table.title for cell_table in tables), *sections.values()]
         if part_figures or tables or sections:
             shown_parts.append(ShownPart(name, part.title, " · ".join(filter(None, titles)), part_figures, tables, sections))
     return shown_parts
