@@ -69,6 +69,7 @@ class SummarizeVerb(ReadingVerb):
 
     def run(self, invocation: Invocation) -> int:
         from collect import write_report
+        from collect.figures import memory_parts
         from collect.findings import comparability, prediction_scores
         from collect.reading import own_metrics
         from collect.reading.load import load_matrix
@@ -88,11 +89,12 @@ class SummarizeVerb(ReadingVerb):
             write_report.write_report(folder, workspace, loaded, summary, images)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
                 measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
+        tensors = memory_parts.list_tensor_memory(loaded.cells)
         cell_handles = workspace.number_cells(arguments.matrix)
         if out.verbose:
-            terminal.print_summary(out, summary, cell_handles)
+            terminal.print_summary(out, summary, tensors, cell_handles)
         else:
-            answer.print_answer(out, summary, cell_handles)
+            answer.print_answer(out, summary, tensors, cell_handles)
         out.print_line(f"report: {folder / write_report.PAGE}")
         out.print_document(summary)
         return max(int(bool(user_metrics.faults)), _print_unreadable_runs(invocation, loaded))

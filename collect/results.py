@@ -12,6 +12,7 @@ import polars as pl
 from collect import flat_tables
 from collect.comparison import command
 from collect.comparison.compare import Comparison
+from collect.figures import memory_parts
 from collect.reading import own_metrics
 from collect.reading.load import Loaded, load_matrix
 from collect.reading.own_metrics import OwnMetrics
@@ -78,7 +79,7 @@ class MatrixResults:
 
     def _repr_html_(self) -> str:
         output = RecordedOutput()
-        terminal.print_summary(output, self._summarize(), {})
+        terminal.print_summary(output, self._summarize(), memory_parts.list_tensor_memory(self._loaded.cells), {})
         return output.html
 
     @cached_property

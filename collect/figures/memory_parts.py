@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -41,6 +42,11 @@ def tensor_memory(cell: LoadedCell) -> TensorMemory | None:
     if prediction is None or prediction.formula_tensor_bytes is None or prediction.tensor_bytes is None or not cell.completed:
         return None
     return TensorMemory(prediction.tensor_bytes.likely, BY_THEORY)
+
+
+def list_tensor_memory(cells: Iterable[LoadedCell]) -> dict[str, TensorMemory]:
+    """The memory of the tensors of the cells for which it is known, by the id of the cell."""
+    return {cell.id: memory for cell in cells if (memory := tensor_memory(cell)) is not None}
 
 
 def draw_categories(group: Group) -> Figure | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from collect.figures.memory_parts import TensorMemory
 from collect.report import choice_text, report_start, terminal, text_tables, verdict_text
 from collect.summary import SYNTHETIC, Summary
 from shardlab.runs.run import REHEARSAL_NOTE
@@ -24,11 +25,13 @@ MOST_CAUTION_LINES = 5  # and those that the answer does not need
 LAST_LINES = 3  # how to see the rest, and the path of the report, which may need two lines
 
 
-def print_answer(output: Output, summary: Summary, cell_handles: Mapping[str, str]) -> None:
+def print_answer(
+    output: Output, summary: Summary, tensors: Mapping[str, TensorMemory], cell_handles: Mapping[str, str]
+) -> None:
     """Print the choices, what is to be known about them, the table of cells, and how to see the rest: at most MOST_LINES lines
     with the line that names the report.
 
-    cell_handles: as `Workspace.number_cells` returns them.
+    tensors: as `report_start.best_choices` takes them. cell_handles: as `Workspace.number_cells` returns them.
     """
     width = output.width
 
@@ -40,7 +43,7 @@ def print_answer(output: Output, summary: Summary, cell_handles: Mapping[str, st
             lines = [line for text in lines for line in textwrap.wrap(text, width_of_text, subsequent_indent="  ")]
         return lines if len(lines) <= most_lines else [*lines[: most_lines - 1], "  ..."]
 
-    answer_lines = wrap(_list_choices(summary), MOST_ANSWER_LINES)
+    answer_lines = wrap(_list_choices(summary, tensors), MOST_ANSWER_LINES)
     caution_lines = wrap(_list_cautions(summary), MOST_ANSWER_LINES + MOST_CAUTION_LINES - len(answer_lines))
     table = terminal.make_cells_table(summary, cell_handles)
     title_lines = wrap([table.title], MOST_LINES)
@@ -71,9 +74,9 @@ def _cut_rows(table: Table[Any], most_lines: int, width: int | None) -> Table[An
     return msgspec.structs.replace(table, rows=table.rows[: max((most_lines - heading_lines) // row_lines, 1)])
 
 
-def _list_choices(summary: Summary) -> Iterator[str]:
+def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iterator[str]:
     """A sentence for each workload: the best cells by each criterion."""
-    choices = report_start.best_choices(summary)
+    choices = report_start.best_choices(summary, tensors)
     for choice in choices:
         subject = f"{choice.workload}, {choice.where}" if len(choices) > 1 else choice.where
         texts = [

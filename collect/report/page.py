@@ -170,7 +170,7 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
     short_summary = truncation.truncate_summary(summary)
     table = columns.make_table(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
-    tensors = {cell.id: memory for cell in loaded.cells if (memory := memory_parts.tensor_memory(cell)) is not None}
+    tensors = memory_parts.list_tensor_memory(loaded.cells)
     figures = draw_figures(loaded, summary)
     chosen = report_start.best_choices(summary, tensors)
     headline = _find_headline_figure(figures, [choice.workload for choice in chosen])

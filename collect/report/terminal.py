@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from collect.figures.memory_parts import TensorMemory
 from collect.findings import columns
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
@@ -19,10 +20,12 @@ from shardlab.terminal.table import Column, Table
 from shardlab.workspace import handles
 
 
-def print_summary(output: Output, summary: Summary, cell_handles: Mapping[str, str]) -> None:
+def print_summary(
+    output: Output, summary: Summary, tensors: Mapping[str, TensorMemory], cell_handles: Mapping[str, str]
+) -> None:
     """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more.
 
-    cell_handles: as for `make_cells_table`."""
+    tensors: as for `report_start.best_choices`. cell_handles: as for `make_cells_table`."""
     labels = summary.labels_by_cell
     table = make_cells_table(summary, cell_handles)
     further_tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows).further
@@ -34,7 +37,7 @@ def print_summary(output: Output, summary: Summary, cell_handles: Mapping[str, s
     output.print_line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
     for remark in summary.remarks:
         output.print_line(remark, style="yellow")
-    print_choices(output, summary)
+    print_choices(output, summary, tensors)
     print_claims(output, summary)
     if summary.reported:
         output.print_line(f"{verdict_text.reported_counts(summary)} (see the report, or: collect verdicts)")
@@ -66,8 +69,8 @@ def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table
     return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
 
 
-def print_choices(output: Output, summary: Summary) -> None:
-    """Print which strategy to choose, with one row for each number of ranks and batch size.
+def print_choices(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:
+    """Print which strategy to choose, with one row for each number of ranks and batch size. tensors: as for `print_summary`.
 
     Prints nothing if the matrix has no cells that can be compared.
     """
@@ -78,11 +81,11 @@ def print_choices(output: Output, summary: Summary) -> None:
     for choice_family in families:
         rows = [
             [f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
-            for line in choice_text.choice_rows(choice_family, criteria)
+            for line in choice_text.choice_rows(choice_family, criteria, tensors)
         ]
         title = f"which strategy to choose: {choice_text.family_title(choice_family)}"
         output.print_table(title, ["Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows)
-    for choice in report_start.best_choices(summary):
+    for choice in report_start.best_choices(summary, tensors):
         for heading, text in choice.best:
             if text.reason:
                 output.print_line(f"{heading.lower()}, {choice.where}: {text.names[0].text}, because of {text.reason}.")
