@@ -84,8 +84,7 @@ class LivePage:
             title=self._name_matrix(),
             workspace=str(self._workspace.path),
             version=__version__,
-            light=palette.LIGHT,
-            dark=palette.DARK,
+            palette=palette,
         )
         return text.encode()
 

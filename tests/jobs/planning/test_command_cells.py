@@ -11,6 +11,7 @@ from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import AnyCell, Cell, cell_hash
+from shardlab.workspace.workspace import Workspace
 
 COMMAND = {"command": ["python", "t.py", "{set.n}"], "folder": "mine"}
 
@@ -22,7 +23,7 @@ def resolve_file(folder, workload=None, **keys):
     path = folder / "m.yaml"
     path.write_text(json.dumps({"schema": 1, "name": "m", "defaults": content}))
     loaded = matrix.load_matrix(path)
-    return resolve.resolve_cells(loaded, plugins=OwnPlugins(commands=command_folder.read_folders(loaded)))
+    return resolve.resolve_cells(loaded, plugins=OwnPlugins(commands=command_folder.read_folders(loaded, Workspace(folder))))
 
 
 def test_a_cell_of_a_command_states_only_what_is_known(tmp_path):
