@@ -217,7 +217,9 @@ def list_sent_folders(loaded_matrix: Matrix, command_folders: Mapping[str, Comma
     """The file that tells the cluster which frozen copies belong to the commands of a matrix, by its path in the remote
     workspace. command_folders: the folder of each command, by the name of the command."""
     sent_folders = [
-        command.SentFolder(workload.folder, workload.exclude, workload.include, name, command_folders[name].digest)
+        command.SentFolder(
+            workload.folder, workload.exclude, workload.include, workload.name, name, command_folders[name].digest
+        )
         for name, workload in loaded_matrix.commands.items()
     ]
     matrix_copy = Path("matrices") / Path(loaded_matrix.path).name

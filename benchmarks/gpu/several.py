@@ -227,7 +227,7 @@ def _measure(run: LoadedRun, nodes: int) -> dict[str, float]:
 
 def _keep_record(record: GpuProofRecord, folder: Path, out: Path) -> int:
     """Print the checks and write the record; into `out` only if it is accepted. Returns the exit code."""
-    content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    content = several_record.encode_record(record)
     _, problems = several_record.read_record(content)
     for check in record.checks:
         span = "" if check.lowest is None or check.highest is None else f": {check.lowest:.4g} to {check.highest:.4g}"

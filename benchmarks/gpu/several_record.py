@@ -4,32 +4,39 @@
 
 Exit code: 0 if every record is accepted; 2 if a record is refused, with the reasons.
 
-A record names nobody: it has no field for a free text. Every text is a word of a list, a version, or the name of a GPU model,
-and every reason is a sentence of WHY_NOT. A number that was not measured is absent and has a reason; it is never 0.
+A record names nobody: it has no field for a free text. Every text is a word of a list, a version, or the name of a GPU model
+that shardlab knows, every reason is a sentence of WHY_NOT, and the file has the bytes that several.py writes. A number that was
+not measured is absent and has a reason; it is never 0.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from shardlab.hardware.gpu_models import find_gpu_model
 from shardlab.runs.state import STATE_MEANINGS
 
 SCHEMA = 1
-Version = Annotated[str, msgspec.Meta(pattern=r"^\d{1,4}(\.\d{1,4}){1,2}$")]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)]
+Version = Annotated[str, msgspec.Meta(pattern=r"^\d{1,4}(\.\d{1,4}){1,2}\Z")]
 GpuName = Annotated[
-    str, msgspec.Meta(pattern=r"^(NVIDIA|Tesla|Quadro|GeForce) [A-Za-z0-9]+([ -][A-Za-z0-9]+)*$", max_length=60)
+    str, msgspec.Meta(pattern=r"^(NVIDIA|Tesla|Quadro|GeForce) [A-Za-z0-9]+([ -][A-Za-z0-9]+)*\Z", max_length=60)
 ]
-Date = Annotated[str, msgspec.Meta(pattern=r"^20\d\d-[01]\d-[0-3]\d$")]
-Transport = Annotated[str, msgspec.Meta(pattern=r"^(P2P|SHM|NET/(IB|IBext|Socket|OFI|AWS Libfabric|Libfabric|other))$")]
+Date = Annotated[str, msgspec.Meta(pattern=r"^20\d\d-[01]\d-[0-3]\d\Z")]
+Transport = Annotated[str, msgspec.Meta(pattern=r"^(P2P|SHM|NET/(IB|IBext|Socket|OFI|AWS Libfabric|Libfabric|other))\Z")]
+Strategy = Literal[
+    "ddp", "fsdp2", "zero3", "tp", "pp-1f1b", "tp-fsdp2", "fsdp2-hsdp", "pp-fsdp2", "fsdp1-full-shard", "fsdp2-zero2", "zero2"
+]  # fmt: skip
+Precision = Literal["bf16", "fp32"]
+ON_MESHES = ("tp-fsdp2", "fsdp2-hsdp", "pp-fsdp2")  # in the matrix if the ranks can be a mesh of two dimensions
 Verdict = Literal["holds", "fails", "not measured"]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
@@ -65,8 +72,8 @@ MAY_BE_ZERO = {
 class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A cell of the matrix: what its run did and what was measured."""
 
-    strategy: Name
-    precision: Name
+    strategy: Strategy
+    precision: Precision
     tp: Positive
     pp: Positive
     state: str
@@ -112,7 +119,9 @@ class GpuProofRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Null: torch was built without CUDA, so the GPUs are not real ones."""
     nccl: Version | None
     driver: Version | None
-    model: dict[Literal["n_layer", "n_head", "n_embd", "seq_len", "global_batch_size", "steps"], int]
+    model: dict[
+        Literal["n_layer", "n_head", "n_embd", "seq_len", "global_batch_size", "steps"], Annotated[int, msgspec.Meta(ge=1)]
+    ]
     verified: bool
     """Whether all checks of `provision` passed before the runs."""
     matrix_cells: Positive
@@ -182,13 +191,28 @@ def _link_ratio(cell: CellRecord, nodes: int) -> float | None:
     return carried / nccl_bytes if carried and nccl_bytes else None
 
 
+def list_expected_cells(ranks: int) -> list[tuple[str, str]]:
+    """(strategy, precision) of each cell of the matrix several-gpus.yaml, sorted."""
+    has_mesh = ranks > 2 and ranks % 2 == 0
+    strategies = [name for name in get_args(Strategy) if has_mesh or name not in ON_MESHES]
+    return sorted([*((name, "bf16") for name in strategies), ("ddp", "fp32"), ("fsdp2", "fp32")])
+
+
+def encode_record(record: GpuProofRecord) -> bytes:
+    """The content of the file of a record."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
 def read_record(content: bytes) -> tuple[GpuProofRecord | None, list[str]]:
     """Returns (the record, the reasons why docs/results refuses it); the record is None if `content` is no record."""
     try:
         record = msgspec.json.decode(content, type=GpuProofRecord)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         return None, [f"{error}. Allowed: what benchmarks/gpu/several.py writes."]
-    return record, list(_find_problems(record))
+    problems = list(_find_problems(record))
+    if content != encode_record(record):
+        problems.append("the file has other bytes than benchmarks/gpu/several.py writes. Allowed: a file that was not edited.")
+    return record, problems
 
 
 def _find_problems(record: GpuProofRecord) -> Iterator[str]:
@@ -196,8 +220,15 @@ def _find_problems(record: GpuProofRecord) -> Iterator[str]:
         yield "cuda, nccl and driver: not all are known, so the GPUs may be fake. Allowed: records of real GPUs."
     if record.nodes * record.gpus_per_node < 2:
         yield "gpus_per_node: found 1 GPU in all. Allowed: 2 GPUs or more; for one GPU: make gpu-proof."
-    if len(record.cells) != record.matrix_cells:
-        yield f"cells: found {len(record.cells)}. Allowed: all {record.matrix_cells} cells of the matrix, without --where."
+    if find_gpu_model(record.gpu) is None:
+        yield "gpu: no model that shardlab knows. Allowed: a name of shardlab/hardware/gpu_models.yaml."
+    if not _is_past_date(record.date):
+        yield f"date: found {record.date}. Allowed: a day that is not in the future."
+    if len(record.model) != 6:
+        yield "model: a size is missing. Allowed: what benchmarks/gpu/several.py writes."
+    expected = list_expected_cells(record.nodes * record.gpus_per_node)
+    if sorted((cell.strategy, cell.precision) for cell in record.cells) != expected or record.matrix_cells != len(expected):
+        yield f"cells: found {len(record.cells)}. Allowed: all {len(expected)} cells of the matrix, each once, without --where."
     if not any("nccl_bytes" in cell.numbers for cell in record.cells):
         yield "nccl_bytes: no cell has them, so nothing shows that NCCL carried data. Allowed: runs over NCCL."
     for number, cell in enumerate(record.cells):
@@ -211,6 +242,8 @@ def _find_cell_problems(cell: CellRecord) -> Iterator[str]:
         yield f"state: unknown. Allowed: {', '.join(STATE_MEANINGS)}."
     if cell.state in UNFINISHED:
         yield f"its run is {cell.state}. Run the same command again; it continues."
+    if cell.state != "completed" and cell.numbers:
+        yield f"its run is {cell.state}, but it has numbers. Allowed: numbers of completed runs."
     if cell.state == "completed" and cell.work is None:
         yield "it completed, but has no verdict of the same-work proof."
     if unknown := (cell.numbers.keys() | cell.not_measured.keys()) - WHY_NOT.keys():
@@ -223,6 +256,13 @@ def _find_cell_problems(cell: CellRecord) -> Iterator[str]:
             yield f"{name}: its reason is not one of the known sentences."
         elif name in cell.numbers and not _is_measurement(name, cell.numbers[name]):
             yield f"{name}: found {cell.numbers[name]}. Allowed: a number {'from' if name in MAY_BE_ZERO else 'above'} 0."
+
+
+def _is_past_date(text: str) -> bool:
+    try:
+        return datetime.date.fromisoformat(text) <= datetime.datetime.now(datetime.UTC).date()
+    except ValueError:
+        return False
 
 
 def _is_measurement(name: str, number: float) -> bool:

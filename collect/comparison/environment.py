@@ -31,6 +31,7 @@ def collect_properties(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
             add_value("Python", host.python)
         if run.run:
             add_value("git commit", run.run.git_commit)
+            add_value("installed packages (digest)", run.run.packages)
             add_value("cluster", ", ".join(f"{key} {value}" for key, value in sorted(run.run.cluster.items())))
             versions = (run.result.versions if run.result else {}) or run.run.versions
             for package, version in versions.items():

@@ -88,7 +88,7 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
             name="state",
             is_number=False,
             state=find_notable_state,
-            priority=_USUAL_PRIORITY if all([*row.states] == ["completed"] for row in rows) else 1,
+            priority=_USUAL_PRIORITY if all([*row.states] == ["completed"] for row in rows) else 0,
         ),
         *([_same_work_column(rows)] if any(row.same_work for row in rows) else []),
         Column("n", lambda row: row.n, name="n", is_number=True, link=lambda row: row.id, priority=_USUAL_PRIORITY),
@@ -109,7 +109,8 @@ def _key_column(key: str, *, is_number: bool) -> Column[CellRow]:
     def get_text(row: CellRow) -> str:
         return plain_text(row.flat.get(key))
 
-    return Column(key_heading(key), get_text, name=key, is_number=is_number, link=lambda row: row.id)
+    priority = 0 if key in ("strategy", "gpus") else 1  # throughput stays longer than other keys
+    return Column(key_heading(key), get_text, name=key, is_number=is_number, link=lambda row: row.id, priority=priority)
 
 
 def _state_text(row: CellRow) -> Text:
@@ -236,7 +237,7 @@ def _same_work_column(rows: Sequence[CellRow]) -> Column[CellRow]:
     def get_verdict(row: CellRow) -> str:
         return row.same_work.verdict if row.same_work else ""
 
-    priority = _USUAL_PRIORITY if len({get_verdict(row) for row in rows}) == 1 else 1
+    priority = _USUAL_PRIORITY if len({get_verdict(row) for row in rows}) == 1 else 0
     return Column("Same work", get_verdict, name="same_work", is_number=False, link=lambda row: row.id, priority=priority)
 
 

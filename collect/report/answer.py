@@ -22,7 +22,8 @@ MOST_COLUMNS = 100  # of a sentence; a table may be wider
 MOST_TITLE_LINES = 2
 MOST_ANSWER_LINES = 7
 MOST_CAUTION_LINES = 5  # and those that the answer does not need
-LAST_LINES = 3  # how to see the rest, and the path of the report, which may need two lines
+LARGEST_EQUAL_LOSS = 1e-3  # a larger relative difference of losses is named
+LAST_LINES = 4  # what ± is, how to see the rest, and the path of the report, which may need two lines
 
 
 def print_answer(
@@ -58,25 +59,27 @@ def print_answer(
     output.show_table(table)
     hidden_count = len(summary.rows) - len(table.rows)
     cells_text = f"{hidden_count} more cell(s), " if hidden_count else ""
+    output.print_line("±: half the 95 % interval of the mean over n repeats")
     output.print_line(f"collect summarize -v: {cells_text}{len(summary.remarks)} remark(s), times, memory, traffic")
 
 
 def _cut_rows(table: Table[Any], most_lines: int, width: int | None) -> Table[Any]:
-    """The table with as many rows as a terminal of this width shows in so many lines. width: None for a pipe."""
-    heading_lines, row_lines = 1, 1
-    if width is not None:
-        fitted_table = plain_table.fit_table(table, width)
-        hidden_line = fitted_table.describe_hidden(width)
-        headings_height = max(heading.count("\n") + 1 for heading in fitted_table.headings)
-        heading_lines = headings_height + len(textwrap.wrap(hidden_line, width)) + 2  # a rule; a blank line below the table
-        texts = [text for row in fitted_table.texts for text in row]
-        row_lines = max((len(text) // LONGEST_LINE + 1 for text in texts if " " in text), default=1)
+    """The table with as many rows as a terminal of this width shows in so many lines; all rows in a pipe (width None)."""
+    if width is None:
+        return table
+    fitted_table = plain_table.fit_table(table, width)
+    hidden_line = fitted_table.describe_hidden(width)
+    headings_height = max(heading.count("\n") + 1 for heading in fitted_table.headings)
+    heading_lines = headings_height + len(textwrap.wrap(hidden_line, width)) + 2  # a rule; a blank line below the table
+    texts = [text for row in fitted_table.texts for text in row]
+    row_lines = max((len(text) // LONGEST_LINE + 1 for text in texts if " " in text), default=1)
     return msgspec.structs.replace(table, rows=table.rows[: max((most_lines - heading_lines) // row_lines, 1)])
 
 
 def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iterator[str]:
     """A sentence for each workload: the best cells by each criterion."""
     choices = report_start.best_choices(summary, tensors)
+    yield from report_start.compare_commands(summary)
     for choice in choices:
         subject = f"{choice.workload}, {choice.where}" if len(choices) > 1 else choice.where
         texts = [
@@ -87,10 +90,16 @@ def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iter
 
 def _list_cautions(summary: Summary) -> Iterator[str]:
     """Sentences that limit the answer: runs that failed, damaged records, the verdicts on claims, remarks."""
-    if summary.failures:
-        states = Counter(failure.state for failure in summary.failures)
-        first = summary.failures[0]
-        reason = textwrap.shorten(first.why, MOST_COLUMNS, placeholder=" ...")
+    expected_states = {row.id: row.cell.get("expect") or () for row in summary.rows}
+    failures = [
+        failure
+        for failure in summary.failures
+        if not failure.superseded and failure.state not in expected_states.get(failure.cell, ())
+    ]
+    if failures:
+        states = Counter(failure.state for failure in failures)
+        first = failures[0]
+        reason = first.why if len(first.why) <= MOST_COLUMNS else f"{first.why[: MOST_COLUMNS - 1]}…"
         counts_text = ", ".join(f"{count} {state}" for state, count in states.items())
         yield f"did not complete: {counts_text}; the first: {first.run}: {reason or first.state}"
     marks = [remark for remark in summary.remarks if REHEARSAL_NOTE in remark or remark.startswith(SYNTHETIC.split("{")[0])]
@@ -98,6 +107,12 @@ def _list_cautions(summary: Summary) -> Iterator[str]:
     if summary.damage:
         rest_clause = f" (and {len(summary.damage) - 1} more)" if len(summary.damage) > 1 else ""
         yield f"damaged records: {summary.damage[0].run}: {summary.damage[0].says}{rest_clause}"
+    yield from terminal.list_outliers(summary)[:1]
+    if len(summary.outliers) > 1:
+        yield f"{len(summary.outliers) - 1} more outlier(s)"
+    largest = max((entry for entry in summary.losses if entry.relative), key=lambda entry: entry.relative or 0, default=None)
+    if largest is not None and (largest.relative or 0) > LARGEST_EQUAL_LOSS:
+        yield terminal.losses_sentence(largest, summary.labels_by_cell)
     if summary.verdicts:
         yield verdict_text.verdict_counts(summary)
     yield from [remark for remark in summary.remarks if remark not in marks]

@@ -11,6 +11,7 @@ from collect.choices import winner_reasons
 from collect.choices.contest import Contest
 from collect.choices.standing import Standing
 from collect.figures.memory_parts import TensorMemory
+from collect.findings.statistics import Estimate
 from collect.metric import all_metrics
 from collect.report import choice_text
 from collect.report.choice_text import ChoiceText
@@ -90,6 +91,32 @@ def same_work_sentence(summary: Summary) -> str:
     return f"{proofs.count('proven')} of {len(summary.rows)} cells are proven to do the same work as one process"
 
 
+def compare_commands(summary: Summary) -> list[str]:
+    """For each command with several measured cells whose work is not proven to be the same: which of them is the fastest, as a
+    sentence. It is no choice, because the cells may do different work."""
+    rows = [row for row in summary.rows if row.cell.get("command") and not row.is_ranked and "throughput_per_s" in row.metrics]
+    sentences = []
+    for workload in dict.fromkeys(row.cell["workload"] for row in rows):
+        same_rows = [row for row in rows if row.cell["workload"] == workload]
+        fastest, *others = sorted(same_rows, key=lambda row: -row.metrics["throughput_per_s"].value)
+        if not others:
+            continue
+        speed, next_speed = (row.metrics["throughput_per_s"] for row in (fastest, others[0]))
+        label = summary.labels_by_cell[fastest.id]
+        if all(_is_clearly_below(row.metrics["throughput_per_s"], speed) for row in others):
+            text = f"fastest: {label}, {notation.format_number(speed.value)} {speed.unit}"
+            text += f", {notation.format_number(100 * (speed.value / next_speed.value - 1), 2)} % faster than the next"
+        else:
+            text = f"the fastest cell cannot be told: {label} has the highest mean, and intervals of others reach it"
+        sentences.append(f"{workload}: {text}. It is not proven that the cells do the same work: compare their losses.")
+    return sentences
+
+
+def _is_clearly_below(estimate: Estimate, other: Estimate) -> bool:
+    """Whether the 95 % interval of a mean, above 0, is below that of another; False if one of them has no interval."""
+    return estimate.high is not None and other.low is not None and estimate.value > 0 and estimate.high < other.low
+
+
 def repeat_commands(summary: Summary) -> list[str]:
     """Commands that submit more repeats, and so are likely to decide the claims that are undecided."""
     return list(dict.fromkeys(verdict.helps for verdict in summary.verdicts if verdict.helps))
@@ -100,14 +127,21 @@ def best_choices(summary: Summary, tensors: Mapping[str, TensorMemory] = choice_
 
     tensors: the memory of the tensors of cells, by id. On a CPU, it is the criterion of memory where it is known.
 
-    The contest with the most measured cells is used. If several contests have the same number of measured cells, the contest
-    with the most ranks is used, then with the most nodes, then with the largest batch.
+    A contest on several ranks is used if there is one, and of these the contest with the most measured cells. If several
+    contests have the same number of measured cells, the contest with the most ranks is used, then with the most nodes, then
+    with the largest batch.
     """
     workload_choices = []
     for choice_family in choice_text.shown_families(summary)[:MOST_CHOICES]:
         contest = max(
             (contest for contest in choice_family.contests if contest.open),
-            key=lambda contest: (len(contest.contender_names("measured")), contest.ranks, contest.nodes, contest.batch),
+            key=lambda contest: (
+                contest.ranks > 1,
+                len(contest.contender_names("measured")),
+                contest.ranks,
+                contest.nodes,
+                contest.batch,
+            ),
         )
         best = [
             (choice_text.HEADINGS[standing.criterion], _standing_text(contest, standing, summary, tensors))

@@ -50,11 +50,19 @@ def print_summary(
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
         output.print_line(f"{failure.state}: {text}", columns.STATE_STYLES.get(failure.state))
-    for outlier in summary.outliers:
-        value, median = (notation.format_number(number) for number in (outlier.value, outlier.median))
-        output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value}, the median is {median}", "yellow")
+    for sentence in list_outliers(summary):
+        output.print_line(sentence, style="yellow")
     for damage in summary.damage:
         output.print_line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
+
+
+def list_outliers(summary: Summary) -> list[str]:
+    """A sentence for each outlier."""
+    return [
+        f"outlier, not removed: {outlier.run}: {outlier.metric} {notation.format_number(outlier.value)}, "
+        f"the median is {notation.format_number(outlier.median)}"
+        for outlier in summary.outliers
+    ]
 
 
 def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table[CellRow]:

@@ -7,12 +7,14 @@ of several changes may overlap, so they are not added up.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from collect.traces import step_parts
+from collect.traces.input_shapes import is_shape
 from collect.traces.operator_times import OperatorTime, sum_operators
 from collect.traces.operator_work import compute_least_ns
 from collect.traces.rank_analysis import RankAnalysis
@@ -191,26 +193,28 @@ def _is_compiled(row: OperatorTime) -> bool:
 
 def _sum_plain_attention(operators: Sequence[OperatorTime]) -> int:
     """The time of each softmax whose input is the result of a batched product and whose result is an input of another, with
-    these products; 0 if there is none. The operators are compared by the last two sizes of their tensors."""
-    products: dict[tuple[int, ...], list[OperatorTime]] = {}
+    these products; 0 if there is none. The operators are compared by the number and the sizes of their matrices."""
+    scores_made: dict[tuple[int, ...], list[OperatorTime]] = {}
+    scores_used: dict[tuple[int, ...], list[OperatorTime]] = {}
     for row in operators:
         tensors = _read_shapes(row)[-2:]
-        if row.operator.endswith("::bmm") and len(tensors) == 2:
-            products.setdefault((tensors[0][-2], tensors[1][-1]), []).append(row)  # the scores are the result
-            products.setdefault((tensors[0][-2], tensors[0][-1], 0), []).append(row)  # the scores are the first input
+        if row.operator.endswith(("::bmm", "::baddbmm")) and len(tensors) == 2:
+            (count, rows, inner), (_, _, columns) = (tensor[-3:] for tensor in tensors)
+            scores_made.setdefault((count, rows, columns), []).append(row)
+            scores_used.setdefault((count, rows, inner), []).append(row)
     kernel_ns_by_row: dict[int, int] = {}
     for row in operators:
-        if row.operator.endswith("softmax") and (tensors := _read_shapes(row)):
-            sizes = tuple(tensors[0][-2:])
-            if sizes in products and (*sizes, 0) in products:
-                kernel_ns_by_row |= {id(part): part.kernel_ns or 0 for part in (row, *products[sizes], *products[(*sizes, 0)])}
+        if row.operator.endswith(("::_softmax", "::softmax")) and (tensors := _read_shapes(row)):
+            sizes = (math.prod(tensors[0][:-2]), *tensors[0][-2:])
+            if sizes in scores_made and sizes in scores_used:
+                kernel_ns_by_row |= {id(part): part.kernel_ns or 0 for part in (row, *scores_made[sizes], *scores_used[sizes])}
     return sum(kernel_ns_by_row.values())
 
 
 def _read_shapes(row: OperatorTime) -> list[list[int]]:
     """The shapes of the inputs that have at least three dimensions."""
     shapes = json.loads(row.shapes) if row.shapes else []
-    return [shape for shape in shapes if len(shape) >= 3 and all(isinstance(size, int) for size in shape)]
+    return [shape for shape in shapes if isinstance(shape, list) and len(shape) >= 3 and is_shape(shape)]
 
 
 def _lost_ns(row: OperatorTime) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -111,7 +111,25 @@ def find_variable_faults(draft: Draft) -> dict[str, str]:
     return {key: fault for key, fault in faults.items() if fault is not None}
 
 
-def describe_samples(matrix: Matrix) -> list[str]:
+def describe_commands(matrix: Matrix, cells: Sequence[AnyCell]) -> list[str]:
+    """What a user should know about the commands of a matrix before they run, as sentences. cells: of the matrix."""
+    return _describe_samples(matrix) + _describe_equal_commands(cells)
+
+
+def _describe_equal_commands(cells: Sequence[AnyCell]) -> list[str]:
+    """For each group of cells that differ in their label only, so that they run the same command: a sentence."""
+    labels_by_run: dict[bytes, list[str]] = {}
+    for cell in cells:
+        if cell.command is not None:
+            labels_by_run.setdefault(msgspec.json.encode(msgspec.structs.replace(cell, strategy="")), []).append(cell.strategy)
+    return [
+        f"the labels {', '.join(labels)} are of one command with the same values, so their cells do the same; the placeholder "
+        "{strategy} passes the label to the command"
+        for labels in dict.fromkeys(tuple(labels) for labels in labels_by_run.values() if len(labels) > 1)
+    ]
+
+
+def _describe_samples(matrix: Matrix) -> list[str]:
     """For each command whose steps have a sample line: what is read from this line, as a sentence."""
     sentences = []
     for name, workload in matrix.commands.items():

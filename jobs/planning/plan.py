@@ -132,7 +132,7 @@ def plan_matrix(
     rehearsed_names = {cell.name() for cell in selected_cells if render_context.plans_rehearsal(cell)}
     recorded_s = number_of_runs.compute_mean_recorded_s(workspace, selected_cells, run_counts, rehearsed_names)
     predictions = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded_s)
-    remarks = command_cells.describe_samples(requested_matrix) + command_folder.describe_ignored_files(plugins.commands)
+    remarks = command_cells.describe_commands(requested_matrix, cells) + command_folder.describe_folders(plugins.commands)
     remarks += _make_remarks(selected_cells, machine, cluster, len(rehearsed_names))
     remarks += run_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells})
     advice = [*suggest_options(requested_matrix, cells, selected_cells, machine, where, plugins), ADAPT_HINT] if misfits else []

@@ -42,7 +42,10 @@ class CommandFolder(msgspec.Struct, frozen=True):
     digest: str
     """The digest of the names, modes and contents of these files: 16 hexadecimal digits of SHA-256."""
     ignored: list[str] = []
-    """The files and whole folders that git ignores and runs do not get, but for Python's caches."""
+    """The files and whole folders that git ignores and runs do not get, but for Python's caches. Git also leaves out a
+    repository inside the folder."""
+    is_sent: bool = False
+    """Whether another machine sent the files."""
 
 
 def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolder]:
@@ -59,13 +62,19 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
         else:
             must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
             frozen_copy = find_copy(store, sent_folder.digest)
-            folders[name] = CommandFolder(frozen_copy, _list_copy(frozen_copy), sent_folder.digest)
+            folders[name] = CommandFolder(frozen_copy, _list_copy(frozen_copy), sent_folder.digest, is_sent=True)
     return folders
 
 
-def describe_ignored_files(folders: Mapping[str, CommandFolder]) -> list[str]:
-    """For each command in whose folder git ignores files: which files runs do not get, as a sentence."""
-    return [
+def describe_folders(folders: Mapping[str, CommandFolder]) -> list[str]:
+    """For each command whose files another machine sent, or in whose folder git ignores files: which files runs get, as a
+    sentence."""
+    sent_remarks = [
+        f"{name}: runs get the files that were sent together with the matrix, also if there is such a folder here"
+        for name, folder in folders.items()
+        if folder.is_sent
+    ]
+    return sent_remarks + [
         f"{name}: runs do not get what git ignores: {', '.join(folder.ignored[:MOST_NAMED])}"
         f"{' and others' * (len(folder.ignored) > MOST_NAMED)}. If the command needs it, name it in `include`, or give its "
         "absolute path to the command."
@@ -84,8 +93,11 @@ def read_folder(folder: Path, exclude: Sequence[str], include: Sequence[str] = (
     if len(names) > MOST_FILES:
         raise InputError(f"{folder}: has {len(names)} files. Allowed: {MOST_FILES}; leave the others out with `exclude`.")
     for name in names:
-        if (folder / name).is_symlink() and not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{folder / name}: links to a file outside of {folder}, which runs would not find.")
+        if (folder / name).is_symlink() and not _stays_inside(folder / name, folder):
+            raise InputError(
+                f"{folder / name}: links to a file outside of {folder}, or by an absolute path, which runs would not find. "
+                "Allowed: a relative link to a file inside."
+            )
     sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).exists()}
     if (total_bytes := sum(sizes.values())) > MOST_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:MOST_NAMED]
@@ -189,8 +201,18 @@ def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) ->
     if listed is None or included is None:
         raise InputError(f"{folder}: git cannot list its files. Allowed: a folder that git can read.")
     names = {name for name in (*listed, *included) if not name.endswith("/")}
-    ignored = [name for name in ignored or [] if "__pycache__" not in name and not any(file.startswith(name) for file in names)]
+    folders_in_use = {f"{parent}/" for name in names for parent in PurePosixPath(name).parents}
+    left_out = [*(name for name in listed if name.endswith("/")), *(ignored or [])]
+    ignored = [name for name in left_out if "__pycache__" not in name and name not in names | folders_in_use]
     return sorted(name for name in names if os.path.lexists(folder / name)), ignored
+
+
+def _stays_inside(link: Path, folder: Path) -> bool:
+    """Whether a link leads to a place inside the folder, by a relative path."""
+    try:
+        return not link.readlink().is_absolute() and link.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a link to itself
+        return False
 
 
 def _make_pathspecs(magic: str, patterns: Sequence[str]) -> list[str]:
@@ -221,5 +243,5 @@ def _digest_files(folder: Path, names: Sequence[str]) -> str:
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror or error}.") from None
         mode = "l" if path.is_symlink() else "x" if path.stat().st_mode & 0o100 else "-"
-        sha256.update(f"{name} {mode} {len(content)}\n".encode() + content)
+        sha256.update(os.fsencode(f"{name} {mode} {len(content)}\n") + content)
     return sha256.hexdigest()[:16]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
+import zlib
 from collections.abc import Collection
 
 import msgspec
@@ -65,9 +66,14 @@ def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> No
             tarfile.open(fileobj=io.BytesIO(packed_folder)) as archive,
             command_folder.new_copy(store, digest, f"the folder {digest}: did not arrive whole") as new_folder,
         ):
-            archive.extractall(new_folder, filter="data")
-    except tarfile.TarError as error:
+            archive.extractall(new_folder, filter=_keep_link)
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(f"the folder {digest}: did not arrive whole: {error}.") from None
+
+
+def _keep_link(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """As tarfile's filter `data`, which refuses paths that lead out, but a link keeps its text, which is part of the digest."""
+    return tarfile.data_filter(member, folder).replace(linkname=member.linkname, deep=False)
 
 
 def main() -> int:

@@ -97,7 +97,7 @@ def read_submit_options(invocation: Invocation, context: RenderContext) -> Submi
             f"{given_options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the "
             f"order of submission. Allowed: leave {given_options} out."
         )
-    runs_before = invocation.workspace.match_runs([run_ids_before]) if run_ids_before else []
+    runs_before = invocation.workspace.match_runs([run_ids_before], context.matrix) if run_ids_before else []
     return SubmitOptions(arguments.max_parallel, arguments.pack, tuple(runs_before), arguments.ignore_lease)
 
 

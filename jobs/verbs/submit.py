@@ -62,8 +62,9 @@ class SubmitVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        arguments.resume_from = workspace.find_run(arguments.resume_from).run_id if arguments.resume_from else None
         planned = matrix_plan.plan_with_options(invocation)
+        if arguments.resume_from:
+            arguments.resume_from = workspace.find_run(arguments.resume_from, planned.source.matrix).run_id
         plan.must_fit_cluster(planned)
         planned = _keep_fitting_cells(invocation, planned)
         is_preview = on_controller.is_preview(invocation)

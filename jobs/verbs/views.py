@@ -200,7 +200,7 @@ def print_lease(out: Output, workspace: Workspace, cluster: str | None = None, l
 def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, matrix_name: str | None = None) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
-        out.print_line(f"no runs in {workspace.path}.")
+        out.print_line(f"no runs{' that match' * any(workspace.run_ids())} in {workspace.path}.")
     elif not out.json:
         table = status_table.make_table(runs, out.width, cell_handles=workspace.number_cells(matrix_name))
         out.show_table(table)

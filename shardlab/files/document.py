@@ -131,7 +131,7 @@ def _explain_shape(yaml_text: str, error: yaml.MarkedYAMLError) -> str:
     problem, begin_mark = error.problem or error.context or "cannot be read", error.context_mark
     if error.problem_mark is None:
         return problem
-    lines, line_index = yaml_text.split("\n"), error.problem_mark.line
+    lines, line_index = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", yaml_text), error.problem_mark.line  # as YAML counts lines
     upper_index = max((index for index in range(line_index) if lines[index].strip()), default=line_index)
     indent, upper_indent = (len(line) - len(line.lstrip(" ")) for line in (lines[line_index], lines[upper_index]))
     if r"'\t'" in problem:

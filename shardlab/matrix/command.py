@@ -112,6 +112,8 @@ class SentFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As in `CommandWorkload`."""
     include: list[str]
     """As in `CommandWorkload`."""
+    stated_name: str | None
+    """`name` of `CommandWorkload`."""
     name: str
     """The name of the workload on the user's machine."""
     digest: str
@@ -165,20 +167,15 @@ def replace_labels(sections: dict[str, Any]) -> set[str]:
 
 def sent_folders_path(matrix_path: Path) -> Path:
     """The file beside a matrix file on a cluster that lists the folders of commands which a user's machine sent."""
-    return matrix_path.with_suffix(".folders.json")
+    return matrix_path.with_name(f"{matrix_path.name}.folders.json")
 
 
 def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder | None:
     """The folder of a command that was sent together with a matrix file; None if the folder is on this machine."""
     sent_folders = json_file.read_json_if_valid(sent_folders_path(matrix_path), list[SentFolder]) or []
-    stated_keys = (workload.folder, workload.exclude, workload.include)
+    stated_keys = (workload.folder, workload.exclude, workload.include, workload.name)
     return next(
-        (
-            sent
-            for sent in sent_folders
-            if stated_keys == (sent.folder, sent.exclude, sent.include) and workload.name in (None, sent.name)
-        ),
-        None,
+        (sent for sent in sent_folders if stated_keys == (sent.folder, sent.exclude, sent.include, sent.stated_name)), None
     )
 
 

@@ -14,10 +14,6 @@ from shardlab.runs.run import STEP_UNIT, Run
 from shardlab.runs.rundir import RunDir
 
 TOKENS_UNIT = "tokens"
-NO_STEP_WHY = (
-    "the command ended with exit code 0 and told no step after the first; tell them with shardlab.steps.report, or by "
-    "`steps: {regex: ...}` (docs/how-to/own-script.md)"
-)
 
 
 class CommandStep(StepRecord, kw_only=True):
@@ -62,7 +58,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
     """Write the result of a run whose command ended with exit code 0. Returns why there is none; '' if it was written."""
     steps_by_rank = _read_timed_steps(run_dir, run)
     if not steps_by_rank:
-        return NO_STEP_WHY
+        return _explain_no_steps(run)
     diverged = min((step.step for steps in steps_by_rank for step in steps if step.diverged), default=None)
     if diverged is not None:
         return f"the loss is no finite number at step {diverged}"
@@ -70,7 +66,7 @@ def write_result(run_dir: RunDir, run: Run) -> str:
     rows = [[step for step in steps if step.step in common_numbers] for steps in steps_by_rank]
     steps_ms = [max(step.step_ms for step in steps) for steps in zip(*rows, strict=True)]
     if not steps_ms:
-        return NO_STEP_WHY
+        return _explain_no_steps(run)
     has_units = any(step.counts_units for steps in rows for step in steps)
     units = sum(step.units for steps in rows for step in steps)
     losses_by_rank = ([step.loss for step in steps if step.loss is not None] for steps in rows)
@@ -89,6 +85,20 @@ def write_result(run_dir: RunDir, run: Run) -> str:
     )
     files.write_json(run_dir.result, result)
     return ""
+
+
+def _explain_no_steps(run: Run) -> str:
+    """Why a command that ended with exit code 0 has no time of a step, and what helps. The first step has no time."""
+    steps = run.cell.command.steps if run.cell.command else None
+    if steps is None:
+        cause = (
+            "it did not call shardlab.steps.report twice, and the matrix has no `steps: {regex: ...}` or `steps: {jsonl: ...}`"
+        )
+    elif steps.jsonl is not None:
+        cause = f"the file {steps.jsonl} has fewer than two lines of steps"
+    else:
+        cause = f"fewer than two lines of its output match {steps.regex!r}; `sample` lets `jobs plan` try the pattern on a line"
+    return f"the command ended with exit code 0, but told no step after the first: {cause} (docs/how-to/own-script.md)"
 
 
 def _read_timed_steps(run_dir: RunDir, run: Run) -> list[list[CommandStep]]:

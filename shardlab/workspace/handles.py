@@ -16,6 +16,7 @@ from shardlab.runs.run import parse_run_id, split_attempt
 
 HEADING = "#"  # of the column with the handles
 MOST_CANDIDATES = 8  # the most names that a sentence about an ambiguous name lists
+_NUMBER_AT_END = re.compile(r"-[ra][0-9]+\Z")  # of a repeat or an attempt
 _HANDLE = re.compile(r"(c[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 
 
@@ -70,7 +71,14 @@ def _find_by_short_name(all_ids: list[str], name: str, handles: Mapping[str, str
             allowed_text = ", ".join(run_handle(run_id, handles) for run_id in cell_runs[:MOST_CANDIDATES]) or "another cell"
             raise InputError(f"{name}: the cell {cell_id} has no such run in this workspace. Allowed: {allowed_text}.")
         return run_ids
-    run_ids = _select_last_attempts(run_id for run_id in all_ids if name and run_id.startswith(name))
+    # the beginning ...-r1 is not that of ...-r10
+    run_ids = _select_last_attempts(
+        run_id
+        for run_id in all_ids
+        if name
+        and run_id.startswith(name)
+        and not (_NUMBER_AT_END.search(name) and run_id[len(name) : len(name) + 1].isdigit())
+    )
     cell_ids = list(dict.fromkeys(id_parts.cell if (id_parts := parse_run_id(run_id)) else run_id for run_id in run_ids))
     if not run_ids:
         raise UnknownName("run", name, all_ids[:20])

@@ -77,20 +77,21 @@ class Workspace:
         .shardlab/data."""
         return self.resolve_path(configured_path) if configured_path else self.shardlab_folder / "data"
 
-    def find_run(self, name: str) -> RunDir:
+    def find_run(self, name: str, matrix_name: str | None = None) -> RunDir:
         """The folder of the run with this name, which `match_run` accepts. Raises InputError if there is no such run."""
-        run_dir = RunDir(self.runs / self.match_run(name))
+        run_dir = RunDir(self.runs / self.match_run(name, matrix_name))
         if not run_dir.run_json.exists():
             raise UnknownName("run", name, self.run_ids()[:20], place=str(self.runs))
         return run_dir
 
-    def match_run(self, name: str) -> str:
-        """The id of the one run with this name. Raises InputError if no run or more than one run has the name."""
+    def match_run(self, name: str, matrix_name: str | None = None) -> str:
+        """The id of the one run with this name. matrix_name: as for `match_runs`. Raises InputError if no run or more than one
+        run has the name."""
         if not RUN_ID.fullmatch(name) and not {*"*?["} & {*name}:
-            raise InputError(f"{name!r} is no run id. Allowed: text that matches {RUN_ID.pattern}.")
-        run_ids = self.match_runs([name])
+            raise InputError(f"{name!r} is no name of a run. Allowed: a run id, its beginning, or a short name such as c3.2.")
+        run_ids = self.match_runs([name], matrix_name)
         if len(run_ids) > 1:
-            cell_handles = self.number_cells()
+            cell_handles = self.number_cells(matrix_name)
             candidates = [f"{handles.run_handle(run_id, cell_handles)} {run_id}".strip() for run_id in run_ids[:5]]
             raise InputError(f"{name!r} matches {len(run_ids)} runs: {', '.join(candidates)}. Allowed: one run.")
         return run_ids[0]

@@ -31,12 +31,12 @@ SOME = {
 CLAIMS = {
     "paper1": {"p1-deepspeed-scales-better", "p1-deepspeed-30-less-memory"},
     "paper2": {
-        "p2-ddp-no-memory-savings", "p2-batch-1-to-4", "p2-oom-at-64", "p2-overhead-62", "p2-idle-order", "p2-overlap-order",
+        "p2-ddp-no-memory-savings", "p2-batch-1-to-4", "p2-overhead-62", "p2-idle-order", "p2-overlap-order",
         "p2-exposed-order", "p2-raw-communication-order", "p2-fewer-calls", "p2-larger-transfers", "p2-overhead-order",
         "p2-check-efficiency", "p2-check-overlap", "p2-check-idle",
     },
     "paper3": {"p3-vgg-ratio", "p3-modified-vgg-68"},
-    "paper4": {"p4-ddp-beats-tp-and-pp", "p4-tp-saves-memory", "p4-1.3b-checkpointing", "p4-7b-oom", "p4-pp-less-volume"},
+    "paper4": {"p4-ddp-beats-tp-and-pp", "p4-tp-saves-memory", "p4-pp-less-volume"},
 }  # fmt: skip
 ALL = {"paper2": 36, "paper1": 62, "paper4": 45, "paper3": 45}
 FORKED = set() if LONG else set(SOME)  # studies in which SOME does not select the cell that uses torchrun
@@ -48,7 +48,8 @@ REPEATED = "paper5" if LONG else None
 RUNS = CELLS | ({REPEATED: 16 * 2} if REPEATED else {})
 ARRIVAL = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
 OVERFLOWS = "the gradients of one process, or in fp16 those of the strategy, are not finite in the first 3 steps"
-# Claims whose verdict may be "not run" when all cells ran. Most need a figure that only a GPU gives. The claims of paper1 need
+# Claims whose verdict may be "not run" when all cells ran. Most need a figure that only a GPU gives, or how the full run of a
+# cell ends, such as out of memory. The claims of paper1 need
 # the network bytes of telemetry samples, and the run of a tiny twin may end before the first sample.
 NOT_MEASURED = {
     "paper1": {
@@ -57,9 +58,9 @@ NOT_MEASURED = {
         "p1-full-shard-most-memory",
         "p1-zero-stages-least-memory",
     },
-    "paper2": {"p2-check-memory"},
-    "paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half"},
-    "paper4": set(),
+    "paper2": {"p2-check-memory", "p2-oom-at-64"},
+    "paper3": {"p3-gpu-use-comparable", "p3-sync-uses-gpu-more", "p3-memory-below-half", "p3-modified-exceeds-limit"},
+    "paper4": {"p4-1.3b-oom", "p4-1.3b-checkpointing", "p4-70b-tp-fsdp", "p4-7b-oom"},
 }
 WORDS = {"reproduced", "contradicted", "undecided", "not run"}
 

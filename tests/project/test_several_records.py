@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from jobs.planning import plan
@@ -18,6 +17,7 @@ import several  # noqa: E402
 import several_record  # noqa: E402
 from several_record import WHY_NOT, CellRecord, GpuProofRecord  # noqa: E402
 
+MODEL = {"n_layer": 16, "n_head": 16, "n_embd": 1024, "seq_len": 1024, "global_batch_size": 16, "steps": 60}
 NUMBERS = {
     "loss_difference": 0.0, "step_ms": 90.0, "theory_bytes": 8e9, "counted_bytes": 8e9, "traced_bytes": 8.01e9,
     "nccl_bytes": 8e9, "nvlink_bytes": 8.4e9, "overlap_pct": 71.0, "step_time_over_prediction": 1.1,
@@ -30,16 +30,19 @@ def make_cell(numbers=NUMBERS, **keys):
     return CellRecord(**(fields | {"transports": {"P2P": 24}, "numbers": numbers, "not_measured": missing} | keys))
 
 
-def make_record(*cells, **keys):
-    """A record of a node with two GPUs, as JSON."""
+def make_record(*cells, rest=None, **keys):
+    """A record of a node with two GPUs, as JSON. cells: replace those of their strategy and precision."""
+    given = {(cell.strategy, cell.precision): cell for cell in cells}
+    expected = several_record.list_expected_cells(keys.get("gpus_per_node", 2))
+    cells = [given.get(key) or make_cell(strategy=key[0], precision=key[1], **(rest or {})) for key in expected]
     fields = {
         "date": "2026-11-28", "gpu": "NVIDIA H100 80GB HBM3", "nodes": 1, "gpus_per_node": 2, "provider": "local",
         "verified": True, "links": ["NVLink", "SYS"], "shardlab": "0.1.0", "torch": "2.13.0", "cuda": "13.0", "nccl": "2.28.9",
-        "driver": "580.159.04", "model": {"n_layer": 16}, "cells": list(cells), "matrix_cells": len(cells),
+        "driver": "580.159.04", "model": MODEL, "cells": list(cells), "matrix_cells": len(cells),
     }  # fmt: skip
     fields |= keys
     checks = several_record.judge(cells, fields["nodes"])
-    return msgspec.json.encode(GpuProofRecord(**({"checks": checks} | fields)))
+    return several_record.encode_record(GpuProofRecord(**({"checks": checks} | fields)))
 
 
 def refusals(content):
@@ -55,7 +58,7 @@ def test_a_record_of_real_gpus_is_accepted_and_its_checks_follow_from_its_cells(
     content = make_record(make_cell(), make_cell(strategy="tp", work="different", numbers=NUMBERS | {"nccl_bytes": 9e9}))
     (tmp_path / "r.json").write_bytes(content)
     assert several_record.main([str(tmp_path / "r.json")]) == 0
-    assert "accepted: 2 x NVIDIA H100 80GB HBM3, 2 cells" in capsys.readouterr().out
+    assert "accepted: 2 x NVIDIA H100 80GB HBM3, 10 cells" in capsys.readouterr().out
     verdicts = {check.name: check.verdict for check in several_record.judge([make_cell()], 1)}
     assert verdicts == {
         "every cell completed": "holds", "same work as one process": "holds", "NCCL's bytes / counted bytes": "holds",
@@ -90,18 +93,26 @@ def test_the_bytes_of_all_links_together_are_compared_with_those_of_nccl(numbers
         (make_record(make_cell(), gpu="NVIDIA H100 of alice@10.0.0.1"), "$.gpu"),
         (make_record(make_cell(), torch="/home/alice/torch"), "$.torch"),
         (make_record(make_cell(transports={"NET/mlx5_0": 2})), "$.cells[0].transports"),
-        (make_record(make_cell()).replace(b'"nodes"', b'"host":"gpu7","nodes"'), "unknown field `host`"),
+        (make_record(make_cell()).replace(b'"nodes"', b'"host": "gpu7", "nodes"'), "unknown field `host`"),
         (make_record(make_cell(), cuda=None), "the GPUs may be fake"),
         (make_record(make_cell(), gpus_per_node=1), "found 1 GPU in all"),
-        (make_record(make_cell(), matrix_cells=2), "all 2 cells"),
+        (make_record(make_cell(), matrix_cells=2), "all 10 cells"),
+        (make_record(cells=[make_cell()] * 10), "all 10 cells"),
+        (make_record().replace(b'"strategy": "tp"', b'"strategy": "gpu-node17"'), "$.cells"),
+        (make_record(gpu="NVIDIA alice smith"), "no model that shardlab knows"),
+        (make_record(date="2099-01-31"), "not in the future"),
+        (make_record(date="2026-11-31"), "not in the future"),
+        (make_record(model={"n_layer": 16}), "a size is missing"),
+        (make_record(make_cell(state="failed", work=None)), "numbers of completed runs"),
+        (make_record().replace(b'"state": "completed"', b'"state": "alice@host", "state": "completed"', 1), "other bytes"),
         (make_record(make_cell(state="running", work=None)), "its run is running"),
-        (make_record(make_cell(state="gpu7")), "state: unknown"),
+        (make_record(make_cell({}, state="gpu7")), "state: unknown"),
         (make_record(make_cell(work=None)), "no verdict of the same-work proof"),
         (make_record(make_cell(NUMBERS | {"step_ms": 0.0})), "step_ms: found 0.0"),
         (make_record(make_cell(NUMBERS | {"gpu7_bytes": 1.0})), "unknown number 'gpu7_bytes'"),
         (make_record(make_cell(not_measured={})), "either a number or the reason"),
         (make_record(make_cell({"nccl_bytes": 1.0}, not_measured=dict.fromkeys(WHY_NOT, "gpu7 was down"))), "known sentences"),
-        (make_record(make_cell({"step_ms": 9.0})), "nothing shows that NCCL carried data"),
+        (make_record(rest={"numbers": {"step_ms": 9.0}}), "nothing shows that NCCL carried data"),
         (make_record(make_cell(), checks=[]), "not those that follow from the cells"),
         (b"{", "truncated"),
     ],

@@ -37,13 +37,13 @@ def test_runs_get_ignored_files_that_include_names_and_a_note_names_the_others(f
     (folder / "other.pt").touch()
     read = command_folder.read_folder(folder, [], ["model.*"])
     assert read.files == [".gitignore", "data/a.bin", "model.pt", "train.py"]
-    (note,) = command_folder.describe_ignored_files({"mine": read})
+    (note,) = command_folder.describe_folders({"mine": read})
     assert note.startswith("mine: runs do not get what git ignores: other.pt. If")
     assert command_folder.read_folder(folder, ["*.pt"], ["model.*"]).ignored == []
     (folder / ".gitignore").write_text("data\n")
     assert command_folder.read_folder(folder, []).ignored == ["data/"]
     read = command_folder.read_folder(folder, [], ["data/*.bin"])
-    assert ("data/a.bin" in read.files, command_folder.describe_ignored_files({"mine": read})) == (True, [])
+    assert ("data/a.bin" in read.files, command_folder.describe_folders({"mine": read})) == (True, [])
 
 
 def test_each_change_of_a_file_changes_the_digest(folder):
