@@ -7,6 +7,7 @@ import re
 import shlex
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 import support_collect as support
 import support_ranks
@@ -189,6 +190,27 @@ def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
     assert (choice.workload, choice.where) == ("gpt2-tiny", "2 ranks, batch 8")
     best = {criterion: ([link.text for link in said.names], said.sure) for criterion, said in choice.best}
     assert best["Fastest"] == (["ddp"], True)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ([(10.0, 9.5, 10.5), (5.0, 4.5, 5.5)], "mine: fastest: single (label) ×1, 10.00 steps/s, 100 % faster than the next."),
+        ([(10.0, 5.0, 15.0), (5.0, 4.5, 5.5)], "mine: the fastest cell cannot be told: single (label) ×1 has the highest mean"),
+        ([(10.0, None, None), (5.0, 4.5, 5.5)], "mine: the fastest cell cannot be told"),
+        ([(10.0, 9.5, 10.5)], None),
+    ],
+)
+def test_cells_of_a_command_are_compared_without_a_choice(summarized, speeds, said):
+    rows = []
+    for (value, low, high), row in zip(speeds, summarized.rows, strict=False):
+        speed = msgspec.structs.replace(row.metrics["throughput_per_s"], value=value, low=low, high=high, unit="steps/s")
+        cell = row.cell | {"command": {"words": ["t.py"]}, "workload": "mine"}
+        work = SameWork(verdict="not proven", why="of a command")
+        rows.append(msgspec.structs.replace(row, cell=cell, same_work=work, metrics={"throughput_per_s": speed}))
+    sentences = report_start.compare_commands(msgspec.structs.replace(summarized, rows=rows))
+    assert [sentence.startswith(said) for sentence in sentences] == [True] * bool(said), sentences
+    assert all("It is not proven that the cells do the same work" in sentence for sentence in sentences)
 
 
 REASON = "less time in compute, 91 %; idle: host, 9 % of the difference between profiled steps"

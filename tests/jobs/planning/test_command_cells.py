@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from jobs.planning import resolve
+from jobs.planning import command_cells, resolve
 from jobs.plugins import command_folder
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
@@ -46,6 +46,15 @@ def test_the_hash_of_a_training_does_not_know_commands():
 def test_a_label_is_the_strategy_of_a_command(tmp_path):
     (cell,) = resolve_file(tmp_path, {"command": ["t.py", "{strategy}", "{set.n}"]}, strategy={"label": "my fsdp"})
     assert (cell.strategy, cell.command.words) == ("my fsdp", ["t.py", "my fsdp", "1"])
+
+
+def test_labels_of_one_command_line_are_named(tmp_path):
+    (cell,) = resolve_file(tmp_path, strategy={"label": "ddp"})
+    other = msgspec.structs.replace(cell, strategy="fsdp")
+    (sentence,) = command_cells.describe_commands(matrix.load_matrix(tmp_path / "m.yaml"), [cell, other])
+    assert "the labels ddp, fsdp are of one command" in sentence
+    longer = msgspec.structs.replace(other, gpus=2)
+    assert command_cells.describe_commands(matrix.load_matrix(tmp_path / "m.yaml"), [cell, longer]) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tarfile
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -109,6 +110,36 @@ def test_an_archive_writes_nothing_outside_of_the_copy(tmp_path, name, target):
     with pytest.raises(InputError, match="did not arrive whole"):
         send_folder.unpack_folder(Workspace(tmp_path / "there"), "0" * 16, archive_file.getvalue())
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+
+
+def test_an_archive_that_was_cut_is_refused(tmp_path, folder):
+    packed = send_folder.pack_folder(command_folder.read_folder(folder, []))
+    for size in (30, len(packed) // 2):
+        with pytest.raises(InputError, match="did not arrive whole"):
+            send_folder.unpack_folder(Workspace(tmp_path / "there"), "0" * 16, packed[:size])
+
+
+def test_a_link_keeps_its_text(tmp_path, folder):
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("./sub/../sub/own.bin")
+    read = command_folder.read_folder(folder, [])
+    send_folder.unpack_folder(Workspace(tmp_path / "there"), read.digest, send_folder.pack_folder(read))
+    (folder / "link").unlink()
+    (folder / "link").symlink_to(folder / "sub" / "own.bin")
+    with pytest.raises(InputError, match="by an absolute path"):
+        command_folder.read_folder(folder, [])
+
+
+def test_the_files_that_were_sent_are_named_in_the_plan(tmp_path, folder, remote):
+    loaded = write_matrix(tmp_path)
+    folders = command_folder.read_folders(loaded, Workspace(tmp_path))
+    (ignored,) = command_folder.describe_folders(folders)
+    assert "my-net: runs do not get what git ignores: left.pt" in ignored
+    send_folder.send_folders(remote, folders.values())
+    ((path, content),) = on_controller.list_sent_folders(loaded, folders).items()
+    (tmp_path / "here" / Path(path).name).write_bytes(content)
+    (sentence,) = command_folder.describe_folders(command_folder.read_folders(loaded, Workspace(tmp_path / "there")))
+    assert "my-net: runs get the files that were sent together with the matrix" in sentence
 
 
 def test_bytes_that_are_no_archive_are_refused(tmp_path):

@@ -118,3 +118,10 @@ def test_every_value_keeps_its_place():
     assert found.values[("a", 1, "c")] == document.Position(3, 8)
     assert found.keys[("a", 0, "b")] == document.Position(2, 6)
     assert str(found.error(("a", 1, "c"), "is wrong.")) == "f.yaml:3:8: a[1].c: is wrong."
+
+
+@pytest.mark.parametrize("line_break", ["\r", "\u2028", "\x85", "\r\n"])
+def test_lines_are_counted_as_yaml_counts_them(line_break):
+    text = line_break.join(["schema: 1", "name: mine", "  title: a: b", ""])
+    with pytest.raises(InputError, match="line 3 is indented by 2, the line above by 0"):
+        document.parse(text.encode(), "m.yaml")

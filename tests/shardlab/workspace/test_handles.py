@@ -32,6 +32,14 @@ def test_a_handle_a_beginning_a_pattern_and_an_id_name_the_expected_runs(name, r
     assert handles.match_run_ids(RUNS, [name], NUMBERS) == runs
 
 
+def test_the_number_of_a_repeat_is_no_beginning_of_a_longer_number():
+    runs = [f"{DDP}-r10", f"{DDP}-r11", f"{DDP}-r2-a10"]
+    for name in (f"{DDP}-r1", f"{DDP}-r2-a1"):
+        with pytest.raises(InputError, match="unknown run"):
+            handles.match_run_ids(runs, [name], NUMBERS)
+    assert handles.match_run_ids(runs, [f"{DDP}-r"], NUMBERS) == runs
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
