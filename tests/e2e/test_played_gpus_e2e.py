@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import support_report
 from support_e2e import HANG_S, benches
 from support_sampler import ended, records, sampled, start
 
@@ -71,9 +72,10 @@ def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     assert {gpu.played for sample in read_lines(samples, Sample).records for gpu in sample.gpus} == {True}
     summary = bench.json("collect", "summarize")
     page = (bench.path / "report" / "index.html").read_text()
+    figures = support_report.unpack(page, "specs")
     for title in [panel.title for panel in (*telemetry.GPU_PANELS, *telemetry.GPU)]:
-        assert f'"{title}, played"' in page, title
-    assert f"{UUIDS[0][:12]}, played" in page
+        assert f'"{title}, played"' in figures, title
+    assert f"{UUIDS[0][:12]}, played" in figures + page
     assert "Played: the GPUs of single ×1" in page
     assert any(remark.startswith("played GPUs: ") and folder.run_id in remark for remark in summary["remarks"])
     (row,) = summary["rows"]
