@@ -19,12 +19,11 @@ import msgspec
 from jobs.plugins import command_folder, plugin_store
 from jobs.plugins.command_folder import CommandFolder
 from shardlab.errors import InputError
+from shardlab.remote.remote import compute_sending_limit_s
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.terminal import console
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
-
-SLOWEST_BYTES_PER_S = 5e5  # 4 Mbit/s, the internet connection of a home
 
 
 class FolderAnswer(msgspec.Struct):
@@ -39,7 +38,7 @@ def send_folders(remote: RemoteWorkspace, folders: Collection[CommandFolder]) ->
     for folder in folders:
         if not remote.ask(__name__, [folder.digest], FolderAnswer).is_frozen:
             archive = pack_folder(folder)
-            limit_s = 600 + len(archive) / SLOWEST_BYTES_PER_S
+            limit_s = compute_sending_limit_s(archive)
             remote.ask(__name__, [folder.digest], FolderAnswer, input_bytes=archive, limit_s=limit_s)
 
 

@@ -135,7 +135,7 @@ class Remote:
         the file without root. Raises Unreachable.
         """
         put_words = put_command(content, path, mode=mode, owner=owner)
-        return self.run(put_words, timeout_s=_sending_limit_s(content), stdin=content, root=bool(owner))
+        return self.run(put_words, timeout_s=compute_sending_limit_s(content), stdin=content, root=bool(owner))
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -241,7 +241,7 @@ def shorten_command(argv: Sequence[str]) -> str:
     return " ".join(shlex.join(argv).split())[:60]
 
 
-def _sending_limit_s(content: bytes) -> float:
+def compute_sending_limit_s(content: bytes) -> float:
     """The time limit for sending a file, in seconds: 10 minutes, or the time at 4 Mbit/s if that is longer.
 
     At this rate, a gigabyte of torch is sent in time over the internet connection of a home.
