@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from socket import gethostname
 
-from jobs.plugins import command_folder, send_folder
+from jobs.plugins import command_folder
 from jobs.plugins.command_folder import CommandFolder
 from jobs.rendering.preview import find_known_python
 from jobs.slurm import commands
@@ -186,6 +186,8 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             loaded_matrix = matrix.load_matrix(cluster_file, arguments.settings)
             contents_by_path |= read_matrix_files(cluster_file, loaded_matrix)
             if loaded_matrix.commands:
+                from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
+
                 command_folders = command_folder.read_folders(loaded_matrix, workspace)
                 send_folder.send_folders(remote, command_folders.values())
                 contents_by_path |= list_sent_folders(loaded_matrix, command_folders)
