@@ -28,7 +28,7 @@ def install_command(extra: str, *options: str) -> str:
     pip takes only the packages of the extra from an index and not shardlab, which is on none.
     """
     import shlex  # not at the top: each start of a command imports this module
-    from importlib.util import find_spec
+    from importlib.metadata import distributions  # not find_spec, for which setuptools warns once distutils is imported
 
     pip_requirement = (
         f"-e {shlex.quote(f'{SOURCE_ROOT}[{extra}]')}"
@@ -37,7 +37,7 @@ def install_command(extra: str, *options: str) -> str:
     )
     if Path(sys.prefix, "pipx_metadata.json").is_file():
         installer = f"pipx runpip {shlex.quote(Path(sys.prefix).name)} install"
-    elif find_spec("pip") is None:  # uv makes environments without pip
+    elif not any(distributions(name="pip")):  # uv makes environments without pip
         installer = f"uv pip install --python {shlex.quote(sys.executable)}"
     else:
         installer = f"{shlex.quote(sys.executable)} -m pip install"

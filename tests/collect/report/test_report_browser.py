@@ -126,6 +126,7 @@ def test_the_checks_of_the_report_notice_requests_missing_figures_and_faint_text
 
 def test_a_figure_has_a_name_and_says_in_words_what_it_shows(show, report):
     found = show(report)
+    found.fold(False)
     for figure in found.page.locator("figure").all():
         title = figure.locator("h3").text_content()
         assert figure.get_by_role("img", name=title, exact=True).count() == 1
