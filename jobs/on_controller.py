@@ -190,6 +190,8 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
 
                 command_folders = command_folder.read_folders(loaded_matrix, workspace)
                 send_folder.send_folders(remote, command_folders.values())
+                if verb.makes_runs:  # an archive of the runs has the files too
+                    command_folder.freeze_folders(workspace, list(command_folders.values()))
                 contents_by_path |= list_sent_folders(loaded_matrix, command_folders)
             remote_arguments.matrix = f"{remote.workspace}/matrices/{cluster_file.name}"
         invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")

@@ -91,7 +91,11 @@ def write_archive(
     target = Path(out).absolute() if out else workspace.path / f"{matrix_name}{archive.ARCHIVE_SUFFIX}"
     pack.must_be_replaceable(target)
     cluster_config = cluster.find_cluster(None, workspace.path)
-    sources, left_out = contents.choose_files(workspace, loaded, int(most_gib * 2**30))
+    commands, commands_left_out = contents.choose_commands(workspace, loaded, anonymous=anonymize)
+    bytes_of_commands = sum(command.bytes for command in commands)
+    most_bytes = int(most_gib * 2**30)
+    sources, left_out = contents.choose_files(workspace, loaded, most_bytes, bytes_of_commands=bytes_of_commands)
+    left_out += commands_left_out
     pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster_config) if anonymize else None
     with files.as_workspace_error("write"):
         nearest_folder = next(parent for parent in target.parents if parent.is_dir())
@@ -99,6 +103,7 @@ def write_archive(
     with staging_folder as staging_path:
         folder = Path(staging_path)
         left_out += staging.copy_files(folder, sources, pseudonyms)
+        staging.pack_commands(folder, loaded, commands)
         left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
         staging.finish_workspace(folder, matrix_name, workspace)
         runs = Workspace(folder).run_ids()

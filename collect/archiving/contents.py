@@ -13,8 +13,10 @@ from collect.reading.load import Loaded
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file
+from shardlab.matrix.command import SentFolder
+from shardlab.plugins import command_copies
 from shardlab.runs.state import FINAL_STATES
-from shardlab.workspace import archive
+from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace
 
@@ -40,22 +42,34 @@ class ArchiveSource(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
+class ArchivedCommand(msgspec.Struct, frozen=True):
+    """The folder of a command that goes into an archive."""
+
+    sent_folder: SentFolder
+    """How whoever repeats the runs finds the files."""
+    copy: Path
+    """The frozen copy of the folder in the workspace."""
+    bytes: int
+
+
+def choose_files(
+    workspace: Workspace, loaded: Loaded, most_bytes: int, *, bytes_of_commands: int = 0
+) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
-    most_bytes: the limit of the sum of the sizes of all files, uncompressed. Raises ShardlabError if the files that every
-    archive needs are together larger than the limit.
+    most_bytes: the limit of the sum of the sizes of all files, uncompressed. bytes_of_commands: how many bytes the files of
+    commands take of it. Raises ShardlabError if the files that every archive needs are together larger than the limit.
     """
     sources, left_out = _choose_run_files(loaded)
     sources += _choose_matrix_files(loaded, left_out)
     sources += _choose_code_files(workspace)
     for group, patterns in DISPENSABLE_GROUPS:
-        if sum(file.bytes for file in sources) <= most_bytes:
+        if bytes_of_commands + sum(file.bytes for file in sources) <= most_bytes:
             break
         reason = f"{group} were left out to keep the archive below its limit"
         left_out += [LeftOutFile(file.name, file.bytes, reason) for file in sources if _matches_in_run(file.name, patterns)]
         sources = [file for file in sources if not _matches_in_run(file.name, patterns)]
-    needed_bytes = sum(file.bytes for file in sources)
+    needed_bytes = bytes_of_commands + sum(file.bytes for file in sources)
     if needed_bytes > most_bytes:
         raise ShardlabError(
             f"the records of the runs have {needed_bytes / 2**30:.3g} GiB without traces, logs and telemetry, and the limit is "
@@ -105,6 +119,35 @@ def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[Ar
         return []
     names = [path.name, *(model.path for model in loaded_matrix.models.values() if model.path is not None)]
     return _build_sources(MATRIX_FOLDER, path.parent, dict.fromkeys(names))
+
+
+def choose_commands(
+    workspace: Workspace, loaded: Loaded, *, anonymous: bool
+) -> tuple[list[ArchivedCommand], list[LeftOutFile]]:
+    """Choose the folders of commands whose files go into an archive, as they were submitted last. Returns (these folders, those
+    that are left out with the reasons)."""
+    try:
+        workload_of_command = matrix_file.load_matrix(Path(loaded.expansion.path)).commands
+    except ShardlabError:  # `choose_files` says so
+        workload_of_command = {}
+    digest_of_command = {
+        cell.cell.workload: cell.cell.workload_code for cell in loaded.cells if cell.cell.command and cell.cell.workload_code
+    }
+    commands, left_out = [], []
+    for name, workload in workload_of_command.items():
+        digest = digest_of_command.get(name)
+        copy = command_copies.find_copy(workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
+        if anonymous:
+            left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
+        elif digest is None or not copy.is_dir():
+            left_out.append(
+                LeftOutFile(workload.folder, None, f"this workspace has no copy of the files of the command {name}")
+            )
+        else:
+            stated_keys = (workload.folder, workload.exclude, workload.include, workload.name)
+            size = sum(path.lstat().st_size for path in copy.rglob("*"))
+            commands.append(ArchivedCommand(SentFolder(*stated_keys, name=name, digest=digest), copy, size))
+    return commands, left_out
 
 
 def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:

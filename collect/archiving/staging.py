@@ -11,7 +11,7 @@ import msgspec
 from collect import write_report
 from collect.archiving import anonymous, contents
 from collect.archiving.anonymous import Pseudonyms
-from collect.archiving.contents import ArchiveSource
+from collect.archiving.contents import ArchivedCommand, ArchiveSource
 from collect.fetching import manifest
 from collect.reading import own_metrics
 from collect.reading.load import Loaded, load_matrix
@@ -21,6 +21,8 @@ from shardlab.cluster import cluster
 from shardlab.cluster.cluster import Cluster
 from shardlab.files import files
 from shardlab.hardware.host import Host
+from shardlab.matrix.command import sent_folders_path
+from shardlab.plugins import command_copies
 from shardlab.runs.run import Run
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
@@ -69,6 +71,18 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
             target.unlink()
             left_out.append(LeftOutFile(source.name, source.bytes, str(error)))
     return left_out
+
+
+def pack_commands(folder: Path, loaded: Loaded, commands: Sequence[ArchivedCommand]) -> None:
+    """Write the files of commands into `folder`, an archive for each command, and the list of these beside the matrix file."""
+    if not commands:
+        return
+    files.make_folder(folder / archive.COMMANDS_FOLDER)
+    for command in commands:
+        packed_files = command_copies.pack_files(command.copy, command_copies.list_copy(command.copy))
+        files.write_new(folder / archive.COMMANDS_FOLDER / f"{command.sent_folder.digest}.tar.gz", packed_files)
+    matrix_path = folder / contents.MATRIX_FOLDER / Path(loaded.expansion.path).name
+    files.write_new(sent_folders_path(matrix_path), files.encode_json([command.sent_folder for command in commands]))
 
 
 def write_descriptions(

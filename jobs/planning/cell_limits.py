@@ -1,4 +1,7 @@
-"""The time limits and the nodes of a cell, whatever its runs execute."""
+"""Reads the keys `time_limit` and `hang_limit` of a cell, and checks how its ranks are divided among nodes.
+
+The time limit of a cell without the key, and Slurm's margin: jobs/rendering/sbatch_options.py.
+"""
 
 from __future__ import annotations
 

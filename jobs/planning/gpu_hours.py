@@ -1,4 +1,4 @@
-"""Estimates how long runs take, and their GPU hours: by earlier runs, else by the planner's prediction, else by time limits."""
+"""Estimates how long runs take, by earlier runs, predictions or time limits; their GPU hours; and the time limit to propose."""
 
 from __future__ import annotations
 

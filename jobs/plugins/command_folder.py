@@ -23,6 +23,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix import command
 from shardlab.matrix.matrix import Matrix
+from shardlab.plugins.command_copies import find_copy, list_copy
 from shardlab.runs.rundir import WORK_FOLDER
 from shardlab.workspace.workspace import Workspace
 
@@ -62,7 +63,7 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
         else:
             must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
             frozen_copy = find_copy(store, sent_folder.digest)
-            folders[name] = CommandFolder(frozen_copy, _list_copy(frozen_copy), sent_folder.digest, is_sent=True)
+            folders[name] = CommandFolder(frozen_copy, list_copy(frozen_copy), sent_folder.digest, is_sent=True)
     return folders
 
 
@@ -162,23 +163,13 @@ def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
         shutil.copytree(find_copy(store, digest), run_folder / WORK_FOLDER, symlinks=True)
 
 
-def find_copy(store: Path, digest: str) -> Path:
-    """The path of the frozen copy of a command's folder. store: the folder of frozen copies."""
-    return store / f"command-{digest}"
-
-
 def _is_intact(folder: Path, digest: str) -> bool:
     if not folder.is_dir():
         return False
     try:
-        return _digest_files(folder, _list_copy(folder)) == digest
+        return _digest_files(folder, list_copy(folder)) == digest
     except InputError:
         return False
-
-
-def _list_copy(folder: Path) -> list[str]:
-    """The paths of all files in a frozen copy, relative to it, sorted."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -19,6 +19,7 @@ import msgspec
 from jobs.plugins import command_folder, plugin_store
 from jobs.plugins.command_folder import CommandFolder
 from shardlab.errors import InputError
+from shardlab.plugins import command_copies
 from shardlab.remote.remote import compute_sending_limit_s
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.terminal import console
@@ -37,27 +38,16 @@ def send_folders(remote: RemoteWorkspace, folders: Collection[CommandFolder]) ->
     """Send the folders of which the workspace on the cluster has no copy. Raises ShardlabError."""
     for folder in folders:
         if not remote.ask(__name__, [folder.digest], FolderAnswer).is_frozen:
-            archive = pack_folder(folder)
+            archive = command_copies.pack_files(folder.path, folder.files)
             limit_s = compute_sending_limit_s(archive)
             remote.ask(__name__, [folder.digest], FolderAnswer, input_bytes=archive, limit_s=limit_s)
 
 
-def pack_folder(folder: CommandFolder) -> bytes:
-    """The files of a command's folder as a compressed tar archive. Raises InputError if a file cannot be read."""
-    archive_file = io.BytesIO()
-    try:
-        with tarfile.open(fileobj=archive_file, mode="w:gz", compresslevel=1) as archive:
-            for name in folder.files:
-                archive.add(folder.path / name, name, recursive=False)
-    except OSError as error:
-        raise InputError(f"{error.filename or folder.path}: cannot be read: {error.strerror or error}.") from None
-    return archive_file.getvalue()
-
-
 def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> None:
-    """Write the files of a command's folder into the store of a workspace. packed_folder: as `pack_folder` makes it.
+    """Write the files of a command's folder into the store of a workspace.
 
-    Raises InputError if the files do not have this digest, or if a path leads out of the folder; then the store is unchanged.
+    packed_folder: as `command_copies.pack_files` makes it. Raises InputError if the files do not have this digest, or if a path
+    leads out of the folder; then the store is unchanged.
     """
     store = plugin_store.find_store(workspace)
     try:

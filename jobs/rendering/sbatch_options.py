@@ -1,5 +1,6 @@
-"""The sbatch options of a run. Runs with the same options may share a job array or an allocation.
+"""Decides the sbatch options of a run, such as its time limit. Runs with the same options may share an array or allocation.
 
+A cell without `time_limit` has `slurm.time` (shardlab/cluster/slurm_keys.py), which jobs/rendering/render.py fills in.
 The options that request GPUs, by the key `gpu_request`, are chosen in shardlab/cluster/sbatch_request.py.
 """
 
@@ -46,7 +47,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     longest_s = slurm.max_time_s  # Slurm rejects, or never starts, a job with a longer limit
     limit_minutes = compute_limit_minutes(run)
     option_words.append(f"time={limit_minutes if longest_s is None else max(1, min(limit_minutes, longest_s // 60))}")
-    # whether Slurm may restart the job of its own accord (jobs.supervisor.retries)
+    # whether Slurm may restart the job of its own accord (jobs.status.retry_budget)
     option_words.append("requeue" if run.retries_after("node_fail") else "no-requeue")
     # nodes that the cluster file excludes, and nodes that earlier attempts lost
     excluded_nodes = dict.fromkeys([*slurm.exclude, *run.avoid])

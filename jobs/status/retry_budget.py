@@ -1,4 +1,4 @@
-"""The budget of a run for starts after a bad end (the key `retry` of a matrix), and how much of it is used."""
+"""Decides whether a run is started again by itself after a bad end: its budget (shardlab/matrix/retry.py), and what is used."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from trainers import menu
 HELD = "held"  # a word that `jobs retry --only` accepts besides states; the state of a held run is pending or planned
 # A node whose last telemetry sample is this many seconds older than the newest sample of the other nodes is lost. At a normal
 # end of a run, telemetry stops on all nodes within a few seconds.
-MOST_SILENT_S = 10.0
+LOST_AFTER_S = 10.0
 
 
 class RunDecision(msgspec.Struct, frozen=True):
@@ -290,7 +290,7 @@ def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
         for host in hosts
     }
     latest_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
-    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < latest_s - MOST_SILENT_S]
+    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < latest_s - LOST_AFTER_S]
 
 
 def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) -> Run:

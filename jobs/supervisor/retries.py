@@ -1,4 +1,6 @@
-"""Decides whether a run is started again by itself after it has ended, within its budget (the key `retry` of a matrix).
+"""Starts a run again by itself after a bad end: puts a new attempt into the queue, or lets Slurm start the job again.
+
+Whether it is started again is decided in jobs/status/retry_budget.py, and how often at most in shardlab/matrix/retry.py.
 
 Slurm starts the job of the run again, when the supervisor of the run asks for it. For the other schedulers, the supervisor puts
 a new attempt into the queue before it records the end of the run. So if the supervisor is killed at any moment, there is at

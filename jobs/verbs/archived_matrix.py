@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -45,7 +46,9 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as archive_folder:
         archive_index = archive.unpack_archive(
-            file, Path(archive_folder), lambda name: name.startswith((MATRIX_FOLDER, NOTES_FOLDER, *CODE_FOLDERS))
+            file,
+            Path(archive_folder),
+            lambda name: name.startswith((MATRIX_FOLDER, NOTES_FOLDER, *CODE_FOLDERS, archive.COMMANDS_FOLDER)),
         )
         if archive_index.matrix_file is None:
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
@@ -59,6 +62,9 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
             f"{file}: contains code: {', '.join(sorted(code_contents))}. "
             f"Read it (collect open {file.name}), and allow it with --trust."
         )
+    packed_commands = {
+        name: code_contents.pop(name) for name in list(code_contents) if name.startswith(archive.COMMANDS_FOLDER)
+    }
     for name, content in code_contents.items():
         existing_path = workspace.path / name
         if existing_path.exists() and files.read(existing_path) != content:
@@ -66,12 +72,31 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
                 f"{existing_path}: differs from the file of this name in {file}. Allowed: equal files, or another workspace."
             )
     workspace_trust.begin_workspace(workspace)
+    for name, content in packed_commands.items():
+        _unpack_command(workspace, file, name, content)
     digest = hashlib.sha256(b"".join(name.encode() + contents_by_name[name] for name in sorted(contents_by_name))).hexdigest()[
         :12
     ]
     matrix_folder = workspace.path / ARCHIVED_FOLDER / f"{archive_index.matrix}-{digest}"
     for name, content in contents_by_name.items():
+        if name in packed_commands:
+            continue
         target_path = workspace.path / name if name in code_contents else matrix_folder / name.removeprefix(MATRIX_FOLDER)
         files.make_folder(target_path.parent)
         files.write_atomic(target_path, content)
     return matrix_folder / archive_index.matrix_file.removeprefix(MATRIX_FOLDER), settings
+
+
+def _unpack_command(workspace: Workspace, file: Path, name: str, packed_folder: bytes) -> None:
+    """Write the files of a command into the store of the workspace. name: the path of the archive's file that has them.
+
+    Raises InputError if they are damaged.
+    """
+    from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
+
+    digest = name.removeprefix(archive.COMMANDS_FOLDER).removesuffix(".tar.gz")
+    if re.fullmatch("[0-9a-f]{16}", digest) is None:
+        raise InputError(
+            f"{file}: {name}: is not the name of the files of a command. Allowed: the digest of the files, .tar.gz."
+        )
+    send_folder.unpack_folder(workspace, digest, packed_folder)

@@ -1,4 +1,7 @@
-"""Asks the portal for more hours for an experiment. The portal may grant fewer hours than requested, or none."""
+"""Asks the portal for more hours when a person says so (`provision extend`); nothing is extended by itself.
+
+The portal may grant fewer hours than requested, or none. When users are reminded of the end: shardlab/cluster/lease.py.
+"""
 
 from __future__ import annotations
 

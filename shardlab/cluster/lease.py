@@ -1,4 +1,4 @@
-"""The lease of a cluster whose machines are lent for a time: when the lease ends, and when and from where this time was read.
+"""The lease of a cluster of lent machines: when it ends, when and where this was read, and when users are reminded of it.
 
 `provision` writes the lease into the inventory. The end of the lease is taken from the manifests of the CloudLab experiment, or
 from the portal if the portal's answer is newer than the manifests.

@@ -103,8 +103,8 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class SentFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The folder of a command that a user's machine sent to a cluster. The cluster has no folder at the path that the matrix
-    file states."""
+    """The folder of a command that came from another machine, sent to a cluster or in an archive. This machine has no folder at
+    the path that the matrix file states."""
 
     folder: str
     """As in `CommandWorkload`."""
@@ -116,7 +116,7 @@ class SentFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`name` of `CommandWorkload`."""
     name: str
     """The name of the workload on the user's machine."""
-    digest: str
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     """The digest of the files, which names the frozen copy."""
 
 
@@ -166,7 +166,7 @@ def replace_labels(sections: dict[str, Any]) -> set[str]:
 
 
 def sent_folders_path(matrix_path: Path) -> Path:
-    """The file beside a matrix file on a cluster that lists the folders of commands which a user's machine sent."""
+    """The file beside a matrix file that lists the folders of commands which came from another machine together with it."""
     return matrix_path.with_name(f"{matrix_path.name}.folders.json")
 
 

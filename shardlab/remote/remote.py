@@ -1,4 +1,8 @@
-"""Runs commands on another machine. The user's OpenSSH makes the connection; fabric's Connection carries the commands."""
+"""Runs commands on another machine. The user's OpenSSH makes the connection; fabric's Connection carries the commands.
+
+A failed login or a broken connection raises `Unreachable` at once; nothing is tried again here. The time limits are in
+ssh_command.py (connecting, silence) and shared_connection.py (logging in).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the command lines of OpenSSH with which shardlab runs a command on another machine.
+"""Makes the command lines of OpenSSH for another machine, with the seconds after which a connection has failed or is lost.
 
 The user's OpenSSH makes every connection, with the user's configuration. Only settings that would break the commands of a
 program are replaced, such as RemoteCommand. Host keys are compared with the file of the workspace, with the files that the

@@ -10,6 +10,7 @@ another person, so nothing in it is trusted: names, sizes and checksums are chec
     workspace/.shardlab/matrices/    the expansion of the matrix
     workspace/runs/                  the run folders
     workspace/{workloads,strategies,metrics}/   code of the workspace
+    workspace/commands/              for each command, the files in its folder as DIGEST.tar.gz
     workspace/report/                the report
 """
 
@@ -48,7 +49,9 @@ MOST_FILES = 2_000_000
 # The files and folders that an archive may contain. A file cluster.yaml and a folder of templates are not allowed: they could
 # make commands in the unpacked workspace log in to machines, or run a script, that the author of the archive chose.
 ALLOWED_FILES = {CLUSTER_FILE, ENVIRONMENT_FILE}
-ALLOWED_FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", *(f"{name}/" for name in plugin_source.CODE_FOLDERS))
+COMMANDS_FOLDER = "commands/"
+_FOLDERS_OF_CODE = tuple(f"{name}/" for name in plugin_source.CODE_FOLDERS)
+ALLOWED_FOLDERS = ("matrix/", "runs/", "report/", ".shardlab/matrices/", COMMANDS_FOLDER, *_FOLDERS_OF_CODE)
 MOST_NAME_LENGTH = 1000  # the largest allowed number of characters in the path of a file
 MOST_PATH_PARTS = 32  # the largest allowed number of folders in the path of a file, each of which takes room on the disk
 ALLOWED_METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # the methods of compression that an archive may use

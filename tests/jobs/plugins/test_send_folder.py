@@ -15,6 +15,7 @@ from jobs.planning import plan
 from jobs.plugins import command_folder, plugin_store, send_folder
 from shardlab.errors import InputError, ShardlabError
 from shardlab.matrix import matrix
+from shardlab.plugins import command_copies
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.workspace.workspace import Workspace
 
@@ -53,6 +54,10 @@ def remote(tmp_path, monkeypatch):
         schema=1, cluster="far", host="10.9.9.1", port=22, user="alice", identity=None, known_hosts="/k", host_keys="strict",
         python=sys.executable, workspace=str(tmp_path / "there"), mark="m",
     )  # fmt: skip
+
+
+def pack(folder):
+    return command_copies.pack_files(folder.path, folder.files)
 
 
 def write_matrix(tmp_path):
@@ -113,7 +118,7 @@ def test_an_archive_writes_nothing_outside_of_the_copy(tmp_path, name, target):
 
 
 def test_an_archive_that_was_cut_is_refused(tmp_path, folder):
-    packed = send_folder.pack_folder(command_folder.read_folder(folder, []))
+    packed = pack(command_folder.read_folder(folder, []))
     for size in (30, len(packed) // 2):
         with pytest.raises(InputError, match="did not arrive whole"):
             send_folder.unpack_folder(Workspace(tmp_path / "there"), "0" * 16, packed[:size])
@@ -123,7 +128,7 @@ def test_a_link_keeps_its_text(tmp_path, folder):
     (folder / "link").unlink()
     (folder / "link").symlink_to("./sub/../sub/own.bin")
     read = command_folder.read_folder(folder, [])
-    send_folder.unpack_folder(Workspace(tmp_path / "there"), read.digest, send_folder.pack_folder(read))
+    send_folder.unpack_folder(Workspace(tmp_path / "there"), read.digest, pack(read))
     (folder / "link").unlink()
     (folder / "link").symlink_to(folder / "sub" / "own.bin")
     with pytest.raises(InputError, match="by an absolute path"):
