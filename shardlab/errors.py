@@ -40,6 +40,9 @@ def _simplify_spelling(name: str) -> str:
     return re.sub(r"[-_\s]", "", name.casefold())
 
 
+MOST_RUNS = 4  # ids of runs in a message, which are long
+
+
 class UnknownName(InputError):
     """An unknown name. The message lists the allowed names and suggests the most similar name.
 
@@ -57,6 +60,11 @@ class UnknownName(InputError):
         suggestion = f" Did you mean {by_spelling[similar_spellings[0]]!r}?" if similar_spellings else ""
         place_prefix = f"{place}: " if place else ""
         allowed_text = f" {', '.join(sorted_names) or 'none'}."
+        if kind == "run" and len(sorted_names) > MOST_RUNS:
+            shown_names = ", ".join(sorted_names[:MOST_RUNS])
+            allowed_text = (
+                f" {shown_names} and {len(sorted_names) - MOST_RUNS} more, or a short name such as c3.2 (`jobs status`)."
+            )
         if summaries:
             allowed_text = "".join(f"\n  {name:<{max(map(len, sorted_names))}}  {summaries[name]}" for name in sorted_names)
         super().__init__(f"{place_prefix}unknown {kind} {name!r}.{suggestion} Allowed:{allowed_text}")

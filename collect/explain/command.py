@@ -68,7 +68,8 @@ def _print_explanation(output: Output, document: Explanation) -> None:
         rows += [[*(run_columns if not number else [""] * len(run_columns)), *file] for number, file in enumerate(file_rows)]
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     indexes = [index for index in range(one_cell, len(heads)) if any(row[index] for row in rows)]
-    output.print_table("", [heads[index] for index in indexes], [[row[index] for index in indexes] for row in rows])
+    shown_rows = [[row[index] for index in indexes] for row in rows]
+    output.print_table("", [heads[index] for index in indexes], shown_rows, priorities={"Run": 3, "State": 2, "From": 1})
     if document.files_remark:
         output.print_line(document.files_remark)
     for run in document.runs:
@@ -117,7 +118,7 @@ def list_metrics(workspace: Workspace, output: Output) -> int:
     metrics = all_metrics()
     files = {metric.name: metric.file for metric in workspace_metrics.metrics}
     rows = [[entry.name, entry.unit, entry.direction, entry.definition, files.get(entry.name, "ships")] for entry in metrics]
-    output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows, priorities={"From": 2, "Direction": 1})
+    output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows, priorities={"Direction": 1})
     for fault in workspace_metrics.faults:
         output.print_remark(fault, style="red")
     keys = ("name", "unit", "direction", "definition")

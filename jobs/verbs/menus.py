@@ -55,7 +55,7 @@ class StrategiesVerb(JobsVerb):
         own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.load_strategies())
         entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
         table_rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _describe_origin(entry)] for entry in entries]
-        out.print_table("strategies", ["name", "what it does", "precisions", "from"], table_rows)
+        out.print_table("strategies", ["name", "what it does", "precisions", "from"], table_rows, priorities={"precisions": 1})
         _print_options(out, entries)
         _print_faults(out, own_strategies.faults)
         out.print_document(_make_document(entries, "name", "summary", "file", "code", "precisions", "options"))
@@ -86,7 +86,12 @@ class WorkloadsVerb(JobsVerb):
             ]
             for workload in entries
         ]
-        out.print_table("workloads", ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"], table_rows)
+        out.print_table(
+            "workloads",
+            ["name", "what it is", "parameters", "unit", "MFLOP per unit", "from"],
+            table_rows,
+            priorities={"MFLOP per unit": 1},
+        )
         _print_options(out, entries)
         _print_faults(out, own_workloads.faults)
         document_keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
@@ -162,7 +167,7 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
         for (name, summary), defaults in names_by_default.items()
         for is_first_row, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
     ]
-    out.print_table("options", ["option", "default", "what it is", "available for"], table_rows)
+    out.print_table("options", ["option", "default", "what it is", "available for"], table_rows, priorities={"default": 1})
 
 
 def _shorten_names(names: Sequence[str], all_names: Sequence[str]) -> str:

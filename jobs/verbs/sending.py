@@ -148,7 +148,9 @@ def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderCo
     for run in runs:
         folder = runs_folder / run.run_id
         script = render_script(run, folder, source.where, source.own_templates, source.preview)
-        invocation.out.print_line(f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}")
+        commented_script = f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}"
+        if not invocation.out.print_script(commented_script):
+            invocation.out.print_line(commented_script)  # with its unprintable characters replaced
     return [str(runs_folder / run.run_id) for run in runs]
 
 

@@ -12,16 +12,17 @@ from shardlab.terminal import printable
 from shardlab.terminal.table import LONGEST_LINE, Row, Table
 
 COLUMN_GAP = 2  # spaces between two columns
+NARROWEST_FOLDED = 24  # characters; of a folded column in a table that otherwise does not fit
 MOST_HEADING_LINES = 3  # of a heading that is folded
 
 
 def fit_table(table: Table[Row], width: int) -> Table[Row]:
     """The table without its empty columns, and with as many of the others as fit into a line of a terminal.
 
-    If the whole table does not fit, long headings get several lines. Then columns are left out: first columns of sentences,
-    then the columns with the highest priority, and among equals the last one. One column is always shown. Sentences and
-    other long texts are folded between words, and their column has at least LONGEST_LINE characters; no other text is folded.
-    width: of the terminal, in characters.
+    Sentences and other long texts are folded between words, no other text. If the whole table does not fit, long headings get
+    several lines, and a folded column may become as narrow as NARROWEST_FOLDED characters instead of LONGEST_LINE. Then columns
+    are left out: first columns of sentences, then the columns with the highest priority, and among equals the last one. One
+    column is always shown. width: of the terminal, in characters.
     """
     texts_of_column = list(zip(*table.texts, strict=True)) or [()] * len(table.columns)
     shown_indexes = [
@@ -44,6 +45,9 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
 
     if measure_line() > width:
         headings = [_fold_heading(heading, least) for heading, least in zip(headings, least_widths, strict=True)]
+        for index, can_fold in enumerate(table.folded_columns):
+            if can_fold and (surplus := measure_line() - width) > 0:
+                least_widths[index] = max(least_widths[index] - surplus, min(least_widths[index], NARROWEST_FOLDED))
     hidden_indexes: list[int] = []
     while measure_line() > width and len(shown_indexes) > 1:
         hidden_indexes.append(

@@ -55,5 +55,6 @@ def draw_table(table: Table[Any]) -> rich.table.Table:
         no_wrap = not is_folded and len(table.columns) > 1
         grid.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=no_wrap)
     for row_index, row_texts in enumerate(table.texts):
-        grid.add_row(*row_texts, style=table.styles[row_index] if row_index < len(table.styles) else None)
+        if any(row_texts):  # all of a row may be in columns that are left out
+            grid.add_row(*row_texts, style=table.styles[row_index] if row_index < len(table.styles) else None)
     return grid

@@ -81,7 +81,7 @@ def _find_by_short_name(all_ids: list[str], name: str, handles: Mapping[str, str
     )
     cell_ids = list(dict.fromkeys(id_parts.cell if (id_parts := parse_run_id(run_id)) else run_id for run_id in run_ids))
     if not run_ids:
-        raise UnknownName("run", name, all_ids[:20])
+        raise UnknownName("run", name, all_ids)
     if len(cell_ids) > 1:
         candidates = ", ".join(f"{handles.get(cell_id, '')} {cell_id}".strip() for cell_id in cell_ids[:MOST_CANDIDATES])
         rest_clause = ", ..." if len(cell_ids) > MOST_CANDIDATES else ""

@@ -81,7 +81,7 @@ class Workspace:
         """The folder of the run with this name, which `match_run` accepts. Raises InputError if there is no such run."""
         run_dir = RunDir(self.runs / self.match_run(name, matrix_name))
         if not run_dir.run_json.exists():
-            raise UnknownName("run", name, self.run_ids()[:20], place=str(self.runs))
+            raise UnknownName("run", name, self.run_ids(), place=str(self.runs))
         return run_dir
 
     def match_run(self, name: str, matrix_name: str | None = None) -> str:
