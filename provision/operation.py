@@ -19,6 +19,7 @@ from shardlab.workspace.workspace import Workspace
 
 T = TypeVar("T")
 HERE_DOCUMENT_END = "END-OF-SHARDLAB"  # the line that ends a here-document in a script for an administrator
+_NO_NETWORK = re.compile("Temporary failure (in name resolution|resolving)|Name or service not known|Network is unreachable")
 _DISK_FULL = re.compile("No space left on device|Disk quota exceeded|enough free space")
 
 
@@ -244,14 +245,15 @@ def _make_unanswered(node: Node, reason: str) -> Unanswered:
 def failure_reason(command_output: CommandOutput) -> str:
     """Why a command failed: a full disk if its output reports one, otherwise the last line of its standard error.
 
-    apt and pip report a full disk long before their last line.
+    apt and pip report a full disk, and that no network answers, long before their last line.
     """
     full_disk_line = next(
         (line.strip() for line in f"{command_output.stderr}\n{command_output.stdout}".splitlines() if _DISK_FULL.search(line)),
         None,
     )
     if full_disk_line is None:
-        return last_line(command_output)
+        network_match = _NO_NETWORK.search(command_output.stderr)
+        return last_line(command_output) + (f"; before that: {network_match[0]}" if network_match else "")
     return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 

@@ -180,6 +180,9 @@ def _resolve_cell(
         draft, menus.launchers[draft.launcher], _find_gpus_per_node(draft.gpu_type, cluster)
     )
     cell = _assemble_cell(draft, strategy, workload, nnodes, degrees, sizes, limits, option_values)
+    if draft.nnodes is None and nnodes > 1 and strategy.refuse(cell) is not None:
+        # The cell is right and the nodes are too small: on one node, it is a misfit of the cluster and no error of the matrix.
+        cell = _assemble_cell(draft, strategy, workload, 1, degrees, sizes, limits, option_values)
     _add_refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, add_problem)
     return cell if len(problems) == problem_count else None
 

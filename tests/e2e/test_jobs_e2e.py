@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -353,6 +354,12 @@ def test_a_run_resumes_on_another_number_of_ranks_if_nothing_else_differs(bench)
     saved = "instruments: {checkpoints: {every_steps: 2, layout: whole}}"
     bench.run("jobs", "submit", "--matrix", bench.matrix(f"include: [{{strategy: ddp, gpus: 2, {saved}}}]"), "--wait")
     (one,) = bench.folders()
+    whole = bench.matrix("include: [{strategy: ddp, gpus: 2, instruments: {checkpoints: {every_steps: 3, layout: whole}}}]")
+    bench.run("jobs", "submit", "--matrix", whole, "--wait")
+    (other_id,) = {folder.run_id for folder in bench.folders()} - {one.run_id}
+    why = bench.run("jobs", "submit", "--matrix", whole, "--resume-from", other_id, code=2).stderr
+    assert f"cannot resume from {other_id}: its newest checkpoint is of step 3, the last one of the cell." in why
+    shutil.rmtree(bench.path / "runs" / other_id)
     refused = bench.matrix(f"include: [{{strategy: single, seed: 1, {saved}}}]")
     why = bench.run("jobs", "submit", "--matrix", refused, "--resume-from", one.run_id, code=2).stderr
     assert f"cannot resume from {one.run_id}: its cell differs in seed." in why

@@ -201,6 +201,16 @@ def test_only_cells_with_one_gpu_fit_slices_of_gpus(tmp_path):
     assert find_misfits(asked, cells, Capacity(1, 14), cells) == []
 
 
+def test_servers_that_small_nodes_would_spread_are_a_misfit_and_no_fault_of_the_file(tmp_path):
+    two = "[{name: gpu0, host: 10.9.9.1, roles: [controller, worker]}, {name: gpu1, host: 10.9.9.2, roles: [worker]}]"
+    site = f"schema: 1\nname: far\nprovider: ssh\nnodes: {two}\nslurm: {{}}\ngpus: {{per_node: 2}}\n"
+    sgd = "optimizer: {name: sgd, lr: 0.1}"
+    planned_matrix = planned(tmp_path, f"include: [{{strategy: ps-sync, gpus: 4, servers: 2, {sgd}}}]\n", site)
+    assert [misfit.why for misfit in planned_matrix.misfits] == ["needs 4 GPUs, the cluster has 2 per node."]
+    with pytest.raises(InputError, match=r"all on the last node: found nnodes: 2\. Allowed: nnodes: 1"):
+        planned(tmp_path, f"include: [{{strategy: ps-sync, gpus: 4, nnodes: 2, servers: 2, {sgd}}}]\n", site)
+
+
 SITE = """\
 schema: 1
 name: site

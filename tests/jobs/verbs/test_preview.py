@@ -89,6 +89,15 @@ def test_the_paths_are_those_on_the_cluster(command):
     assert str(command.workspace) not in output.out
 
 
+def test_a_script_is_printed_whole_on_a_narrow_terminal(command, monkeypatch):
+    _, output = command(SLURM, "submit", "--dry-run", "-v")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    _, narrow_output = command(SLURM, "submit", "--dry-run", "-v")
+    (long_line,) = [line for line in output.out.splitlines() if line.startswith("cd /scratch/alice/shardlab/workspaces/w-")]
+    assert long_line in narrow_output.out.splitlines()
+
+
 def test_after_provision_the_interpreter_is_known(command):
     node = {"name": "login", "host": "login.example.invalid", "python": "/p/bin/python", "roles": ["controller"]}
     (command.workspace / ".shardlab").mkdir()

@@ -18,7 +18,8 @@ from provision.facts.packages import PACKAGES, Packages
 from provision.facts.services import SERVICES, Service
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM, System
-from provision.operation import Nothing, Site, Target
+from provision.node import CommandOutput
+from provision.operation import Nothing, Site, Target, failure_reason
 from provision.operations import environment, hosts, munge, nfs, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
 from shardlab.cluster.cluster import Cluster
@@ -342,3 +343,11 @@ def test_slurm_nfs_and_names_use_the_address_of_the_training_network():
     assert b"172.16.0.3(" in texts[1]
     assert any(b"NodeAddr=172.16.0.2 " in text for text in texts)
     assert not any(b"10.0.0." in text for text in texts)
+
+
+def test_the_reason_of_a_failure_names_a_network_that_did_not_answer_before():
+    retries = "WARNING: Retrying after connection broken: [Errno -3] Temporary failure in name resolution\n"
+    assert failure_reason(CommandOutput(1, "", f"{retries}ERROR: ResolutionImpossible\n")) == (
+        "ERROR: ResolutionImpossible; before that: Temporary failure in name resolution"
+    )
+    assert failure_reason(CommandOutput(1, "", "ERROR: ResolutionImpossible\n")) == "ERROR: ResolutionImpossible"
