@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_the_paths_are_those_on_the_cluster(command):
 
 def test_a_script_is_printed_whole_on_a_narrow_terminal(command, monkeypatch):
     _, output = command(SLURM, "submit", "--dry-run", "-v")
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "40")
     _, narrow_output = command(SLURM, "submit", "--dry-run", "-v")
     (long_line,) = [line for line in output.out.splitlines() if line.startswith("cd /scratch/alice/shardlab/workspaces/w-")]
