@@ -78,13 +78,9 @@ def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     ns_per_step = [
         sum(times) / rank.steps
         for rank, rank_times in zip(ranks, times_of_rank, strict=True)
-        if len(times := _drop_unknown(rank_times)) == len(rank_times)
+        if len(times := [time for time in rank_times if time is not None]) == len(rank_times)
     ]
     return Quantity(statistics.fmean(ns_per_step) / 1e6, "ms", ranks[0].kind) if len(ns_per_step) == len(ranks) else None
-
-
-def _drop_unknown(times: list[int | None]) -> list[int]:
-    return [time for time in times if time is not None]
 
 
 METRICS = (

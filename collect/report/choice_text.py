@@ -190,7 +190,7 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
     more_ranks = [
         (
             _contests_text(choice_family, fit.contests),
-            _more_ranks_text(fit),
+            ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits)),
             _cell_links(choice_family, fit.contests, _all_names(fit)),
         )
         for fit in choice_family.more_ranks
@@ -315,10 +315,6 @@ def _one_rank_text(fit: MemoryFit) -> ChoiceText:
         return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", remark=_other_cells_text(fit), sure=True)
     other_cells = _other_cells_text(fit)
     return ChoiceText([], value="no", remark=other_cells, sure=True) if fit.does_not_fit else ChoiceText([], remark=other_cells)
-
-
-def _more_ranks_text(fit: MemoryFit) -> ChoiceText:
-    return ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits))
 
 
 def _other_cells_text(fit: MemoryFit) -> str:

@@ -122,7 +122,7 @@ class ShardWriter(StorageWriter):
         written_boxes, growing_file = [], None
         for item, tensor in boxes:
             growing_file = growing_file or GrowingFile(self._path)
-            content = _tensor_bytes(tensor)
+            content = _flat_bytes(tensor).numpy().data
             growing_file.write(bytes(-growing_file.size % ALIGNMENT))
             written_boxes.append((item, tensor, growing_file.size, len(content)))
             growing_file.write(content)
@@ -290,10 +290,6 @@ def _sort_key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    return _flat_bytes(tensor).numpy().data
 
 
 def _make_completed_future(value: Any) -> Future[Any]:
