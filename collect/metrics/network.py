@@ -150,11 +150,9 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
     counters = [*_select_counters(run.interfaces, network_kind), *_select_counters(run.interfaces, lambda _: "loopback")]
     growth_or_none = [growth_bounds(counter, run.window, spread_s) for counter in counters]
     known_bounds = [bounds for bounds in growth_or_none if bounds is not None]
-    return (
-        (sum(lower_bound for lower_bound, _ in known_bounds), sum(upper_bound for _, upper_bound in known_bounds))
-        if len(known_bounds) == len(growth_or_none)
-        else None
-    )
+    if len(known_bounds) != len(growth_or_none):
+        return None
+    return (sum(lower_bound for lower_bound, _ in known_bounds), sum(upper_bound for _, upper_bound in known_bounds))
 
 
 def growth_bounds(counter: CounterValues, timed_window: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
@@ -205,10 +203,8 @@ def counter_growth(counter: CounterValues, timed_window: tuple[float, float]) ->
     sample_times = counter.wall_s
     # The slice contains the samples within the span, the nearest sample before the span, and the nearest sample after the span.
     # If several samples have the same time as such a nearest sample, the slice contains all of them.
-    index_before, index_after = (
-        int(sample_times.searchsorted(timed_window[0], "right")),
-        int(sample_times.searchsorted(timed_window[1], "left")),
-    )
+    index_before = int(sample_times.searchsorted(timed_window[0], "right"))
+    index_after = int(sample_times.searchsorted(timed_window[1], "left"))
     first_index = int(sample_times.searchsorted(sample_times[index_before - 1], "left")) if index_before else 0
     last_index = (
         int(sample_times.searchsorted(sample_times[index_after], "right"))

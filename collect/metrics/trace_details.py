@@ -26,11 +26,9 @@ def layer_time(run: LoadedRun, module: str) -> Quantity | None:
         for layer, rank_analysis in layers_of_rank
         if layer.backward is not None
     ]
-    return (
-        Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
-        if ms_of_rank and len(ms_of_rank) == len(layers_of_rank)
-        else None
-    )
+    if not (ms_of_rank and len(ms_of_rank) == len(layers_of_rank)):
+        return None
+    return Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
 
 
 def profiled_peak(run: LoadedRun) -> Quantity | None:

@@ -24,11 +24,9 @@ from provision.datasets.archive import damage_as_input_error, foreign_member_err
 from provision.datasets.formats import FORMATS
 from shardlab.errors import InputError
 
-TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE = (
-    "ILSVRC2012_img_train.tar",
-    "ILSVRC2012_img_val.tar",
-    "ILSVRC2012_devkit_t12.tar.gz",
-)
+TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
+VALIDATION_ARCHIVE = "ILSVRC2012_img_val.tar"
+KIT_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 MOST_CLASSES = 10_000
 MOST_KIT_FILES, MOST_KIT_BYTES = 10_000, 2**27  # the official kit has about a hundred files and 3 MiB
 MOST_TEXT_BYTES = 2**24  # most bytes of TRUTH_FILE

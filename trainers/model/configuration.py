@@ -173,11 +173,9 @@ def _shrink_keys(config: Any) -> dict[str, Any]:
         value = getattr(config, name, None)
         return value if type(value) is int and value > 0 else 0
 
-    width, heads, key_value_heads = (
-        read_number("hidden_size"),
-        read_number("num_attention_heads"),
-        read_number("num_key_value_heads"),
-    )
+    width = read_number("hidden_size")
+    heads = read_number("num_attention_heads")
+    key_value_heads = read_number("num_key_value_heads")
     if width and heads:
         twin_heads = min(heads, HEADS)
         changes |= {"num_attention_heads": twin_heads, "hidden_size": twin_heads * HEAD_WIDTH}
