@@ -33,10 +33,11 @@ from provision.operations import packages
 from shardlab.cloudlab import cloudlab_manifest
 from shardlab.cluster import lease
 from shardlab.cluster.slurm_keys import Slurm
+from shardlab.files import image_files
 from shardlab.matrix import cell, retry
 from shardlab.runs import lease_cutoff
 from trainers import workload_options
-from trainers.data import cifar10, imagenet, synthetic_images, synthetic_tokens
+from trainers.data import imagenet, synthetic_images, synthetic_tokens
 from trainers.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ SENTENCES = [
     ("data.md", f"ImageNet {formats.FORMATS['imagenet'].most_bytes // GIB} GiB"),
     ("data.md", f"{formats.FORMATS['imagenet'].most_files:,} files"),
     ("data.md", f"headers of more than {archive.MOST_HEADER_BYTES // MIB} MiB"),
-    ("data.md", f"not a multiple of {cifar10.RECORD_BYTES:,} bytes"),
+    ("data.md", f"not a multiple of {image_files.CIFAR10_RECORD_BYTES:,} bytes"),
     ("data.md", {2**27: "more than 2^27"}[imagenet.MOST_PIXELS]),
     ("data.md", {256 / 224: "size x 256 / 224"}[imagenet.MARGIN]),
     ("exports.md", f"reads the growing records every {tracking.READING_PERIOD_S:g} seconds"),
