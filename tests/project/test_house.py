@@ -21,10 +21,10 @@ OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # name
 SAFE = re.compile(r"'x[bt]?'|O_EXCL|O_DIRECTORY|O_NOFOLLOW|closefd=False|os\.devnull|'/(?:proc|etc)/|resources\.files\(")
 # Other opens outside of shardlab/files/files.py, by file or folder, with the reason why they are safe.
 OPENED = {
-    "collect/archiving/pack.py": "writes members of a zip file",
+    "collect/archiving/command.py": "writes members of a zip file",
     "collect/fetching/arrival.py": "adds O_NOFOLLOW to its flags",
     "collect/sampler/": "files of the kernel",
-    "collect/traces/figure_cache.py": "our own source",
+    "collect/traces/run_traces.py": "our own source",
     "shardlab/plugins/plugin_process.py": "in a new folder of mode 0700",
     "jobs/plugins/send_folder.py": "writes and reads members of an archive in memory",
     "jobs/planning/rehearsals.py": "in a new folder of mode 0700",
@@ -45,7 +45,7 @@ OPENED = {
     "trainers/data/": "data sets may be behind links",
     "trainers/forking/address.py": "our own source",
     "trainers/proof/proof.py": "our own source",
-    "trainers/rehearsal/fork_steps.py": "in a new folder of mode 0700",
+    "trainers/rehearsal/rehearse.py": "in a new folder of mode 0700",
 }
 
 
