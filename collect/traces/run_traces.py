@@ -1,5 +1,4 @@
-"""Reads the figures (numbers) of a run's traces: exact, and as HolisticTraceAnalysis computes them if the matrix asks for
-it.
+"""Reads the figures (numbers) of a run's traces: exact, and as HolisticTraceAnalysis computes them if the matrix asks for it.
 
 The figures of a trace are cached in a file beside the trace: reading a trace takes seconds, and figures do not change.
 """

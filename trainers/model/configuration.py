@@ -128,9 +128,8 @@ def list_dropout_keys(config: Any) -> list[str]:
 
 
 def shorten_model(config: Any, layer_count: int) -> None:
-    """Change a configuration in place so that the model has only its first `layer_count` blocks. Lists that have one entry
-    for each
-    block are cut to the same length."""
+    """Change a configuration in place so that the model has only its first `layer_count` blocks. Lists that have one entry for
+    each block are cut to the same length."""
     configured_layers = getattr(config, LAYERS_KEY)
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == configured_layers:
