@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from trainers.data import cifar10, data_sets, imagenet, tokens
+from shardlab.files import image_files
+from trainers.data import data_sets, imagenet, tokens
 from trainers.data.image_sets import open_images
 from trainers.data.token_sets import open_tokens
 from trainers.tasks import vision_library
@@ -152,9 +153,9 @@ def write_others(folder: Path) -> None:
     """Write the files of CIFAR-10 and a token file, with random content."""
     generator = np.random.default_rng(0)
     (folder / data_sets.FOLDER_BY_DATA_SET["cifar10"]).mkdir()
-    for name in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
-        records = generator.integers(0, 256, (1000, cifar10.RECORD_BYTES), dtype=np.uint8)
-        records[:, 0] %= cifar10.CLASSES
+    for name in (*image_files.CIFAR10_FILES["train"], *image_files.CIFAR10_FILES["validation"]):
+        records = generator.integers(0, 256, (1000, image_files.CIFAR10_RECORD_BYTES), dtype=np.uint8)
+        records[:, 0] %= image_files.LABEL_COUNT
         (folder / data_sets.FOLDER_BY_DATA_SET["cifar10"] / name).write_bytes(records.tobytes())
     tokens.write_token_file(folder / "some.tokens", [generator.integers(0, 50_257, 4 * 2**20)], 50_257)
 

@@ -137,11 +137,9 @@ class RunQueue:
             and (claim_event := _find_claim_event(run_dir)) is not None
             and claim_event.host == gethostname()
         ):
-            return (
-                (verdict, "its search starts it")
-                if _is_supervisor_alive(claim_event)
-                else (_judge_vanished_run(claim_event), "process gone")
-            )
+            if _is_supervisor_alive(claim_event):
+                return (verdict, "its search starts it")
+            return (_judge_vanished_run(claim_event), "process gone")
         if verdict.state == "pending":
             if not self.is_runner_alive():
                 return verdict, "queued, but no runner is alive: `jobs submit` starts a runner"

@@ -181,10 +181,8 @@ def _administrator_step(
         return None
     if root_changes := [change for change in changes if change.script]:
         site.administrator.setdefault(node.name, []).append(operation.name)
-        change_sentences, root_scripts = (
-            [change.description for change in root_changes],
-            [change.script for change in root_changes],
-        )
+        change_sentences = [change.description for change in root_changes]
+        root_scripts = [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", change_sentences, commands=root_scripts)
     if (earlier := site.administrator.get(node.name)) and not is_dry_run:
         return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier)}"])

@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 
 def make_schemas() -> dict[str, Schema]:
     """The JSON Schema of each kind of file that users write, by name: cluster, matrix."""
-    return {"cluster": _cluster_schema(), "matrix": _matrix_schema()}
+    return {"cluster": _file_schema("cluster.yaml", Cluster, {}), "matrix": _matrix_schema()}
 
 
 def encode_schema(schema: Schema) -> bytes:
@@ -42,10 +42,6 @@ def write_schemas() -> None:
     SCHEMA_FOLDER.mkdir(exist_ok=True)
     for schema_name, schema in make_schemas().items():
         (SCHEMA_FOLDER / f"{schema_name}.schema.json").write_bytes(encode_schema(schema))
-
-
-def _cluster_schema() -> Schema:
-    return _file_schema("cluster.yaml", Cluster, {})
 
 
 def _matrix_schema() -> Schema:

@@ -48,8 +48,7 @@ class Instrument(ABC):
         raise NotImplementedError
 
     def collect_results(self) -> dict[str, Any]:
-        """The results for result.json. Called on every rank after the last step; the results of rank 0
-        are written."""
+        """The results for result.json. Called on every rank after the last step; the results of rank 0 are written."""
         return {}
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from collect.traces.sent_bytes import bytes_sent_for_message
+from collect.traces.calls import bytes_sent_for_message
 from shardlab.files import files
 from shardlab.hardware.nccl_log import TIMED_STEPS_BEGIN, TIMED_STEPS_END
 

@@ -1,21 +1,28 @@
-"""`collect archive` and `collect open`: write an archive of a matrix, and open an archive of another person."""
+"""`collect archive` and `collect open`: write an archive of a matrix, and open an archive of another person.
+
+Two archives with the same content have equal zip files, byte by byte.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from collect import atomic_folder
-from collect.archiving import anonymous, contents, pack, secret_scan, staging
+from collect.archiving import anonymous, contents, secret_scan, staging
 from collect.archiving.anonymous import Pseudonyms
 from collect.reading.load import load_matrix
+from shardlab import __version__
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
@@ -23,8 +30,12 @@ from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.matrix.expansion import LAST_MATRIX, LastMatrix
 from shardlab.terminal.console import Output
 from shardlab.workspace import archive, workspace_trust
-from shardlab.workspace.archive import ArchiveIndex, LeftOutFile
+from shardlab.workspace.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 from shardlab.workspace.workspace import Workspace
+
+EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
+STORED_SUFFIXES = (".gz", ".png", ".parquet")  # of files that are already compressed, so that zip stores them as they are
+
 
 SUMMARY_NAME = "report/summary.json"
 
@@ -89,7 +100,7 @@ def write_archive(
     loaded = load_matrix(workspace, matrix)
     matrix_name = loaded.expansion.name
     target = Path(out).absolute() if out else workspace.path / f"{matrix_name}{archive.ARCHIVE_SUFFIX}"
-    pack.must_be_replaceable(target)
+    must_be_replaceable(target)
     cluster_config = cluster.find_cluster(None, workspace.path)
     commands, commands_left_out = contents.choose_commands(workspace, loaded, anonymous=anonymize)
     bytes_of_commands = sum(command.bytes for command in commands)
@@ -110,12 +121,12 @@ def write_archive(
         if pseudonyms is not None:
             replace_names = pseudonyms.replace_names_in_text
             left_out = [LeftOutFile(replace_names(file.name), file.bytes, replace_names(file.why)) for file in left_out]
-        index = pack.build_index(folder, matrix_name, runs, left_out, anonymous=anonymize)
+        index = build_index(folder, matrix_name, runs, left_out, anonymous=anonymize)
         secret_scan.must_contain_no_secret(folder, index)
         remaining_names = _find_remaining_names(folder, index, pseudonyms) if pseudonyms is not None else {}
         with files.as_workspace_error("write"):
             target.parent.mkdir(parents=True, exist_ok=True)
-        size = pack.write_zip(target, folder, index)
+        size = write_zip(target, folder, index)
     replaced_counts = pseudonyms.counts if pseudonyms is not None else {}
     _print_written_archive(output, target, size, index, replaced_counts, remaining_names)
     output.print_document(
@@ -201,7 +212,7 @@ def _find_remaining_names(folder: Path, index: ArchiveIndex, pseudonyms: Pseudon
     """
     files_of_name: dict[str, list[str]] = {}
     for name in index.files:
-        if not name.endswith((*pack.STORED_SUFFIXES, ".html")):
+        if not name.endswith((*STORED_SUFFIXES, ".html")):
             with files.open_regular(folder / name.removeprefix(archive.WORKSPACE_PREFIX)) as source:
                 remaining_names = set[str]().union(*map(pseudonyms.find_remaining, anonymous.read_whole_lines(source)))
             for remaining_name in sorted(remaining_names):
@@ -251,3 +262,60 @@ def _print_left_out(output: Output, left_out: Sequence[LeftOutFile]) -> None:
         output.print_line(f"left out: {count} file(s): {why}")
     for left_out_file in left_out:
         output.print_detail(f"left out: {left_out_file.name}")
+
+
+def must_be_replaceable(out: Path) -> None:
+    """Raise InputError if a file exists at `out` that is not an archive, because the new archive would overwrite this file."""
+    if not out.exists() and not out.is_symlink():
+        return
+    try:
+        archive.read_index(out)
+    except InputError:
+        raise InputError(
+            f"{out}: is there already and is not an archive. Allowed with --out: a new file, or an archive."
+        ) from None
+
+
+def build_index(
+    folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool
+) -> ArchiveIndex:
+    """Make the index (archive.json) of an archive of all files in `folder`. anonymous: whether names were replaced."""
+    archived_files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and archive.may_contain(name):
+            archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.file_sha256(path))
+    workspace_paths = (name.removeprefix(archive.WORKSPACE_PREFIX) for name in archived_files)
+    return ArchiveIndex(
+        schema=archive.SCHEMA,
+        shardlab=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        matrix=matrix,
+        matrix_file=next((path for path in workspace_paths if re.fullmatch(r"matrix/.*\.ya?ml", path)), None),
+        anonymous=anonymous,
+        runs=list(runs),
+        files=archived_files,
+        left_out=list(left_out),
+    )
+
+
+def write_zip(out: Path, folder: Path, archive_index: ArchiveIndex) -> int:
+    """Write the files of `folder` that the index names to `out`, completely or not at all. Returns the size in bytes.
+
+    Raises WorkspaceError if `out` cannot be written.
+    """
+    with files.open_atomic(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zip_file:
+        with zip_file.open(_build_entry(archive.INDEX_FILE), "w") as member:
+            member.write(files.encode_json(archive_index))
+        for name in archive_index.files:
+            path = folder / name.removeprefix(archive.WORKSPACE_PREFIX)
+            with files.open_regular(path) as source, zip_file.open(_build_entry(name), "w", force_zip64=True) as member:
+                shutil.copyfileobj(source, member, archive.BLOCK_BYTES)
+    return out.stat().st_size
+
+
+def _build_entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, EARLIEST_TIME)
+    entry.compress_type = zipfile.ZIP_STORED if name.endswith(STORED_SUFFIXES) else zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    return entry

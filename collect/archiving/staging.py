@@ -105,11 +105,9 @@ def write_descriptions(
         path.parent.mkdir(parents=True, exist_ok=True)
         archived_content = content if pseudonyms is None else pseudonyms.replace_names(content)
         files.write_new(path, msgspec.json.format(archived_content, indent=2) + b"\n")
-    return (
-        [LeftOutFile("cluster.yaml", None, MISSING_VALUES)]
-        if public_cluster != cluster.encode_resolved_file(cluster_config)
-        else []
-    )
+    if public_cluster == cluster.encode_resolved_file(cluster_config):
+        return []
+    return [LeftOutFile("cluster.yaml", None, MISSING_VALUES)]
 
 
 def finish_workspace(folder: Path, matrix: str, original_workspace: Workspace) -> Summary:

@@ -34,9 +34,14 @@ class SearchResult(msgspec.Struct):
     """The result of the search in words."""
 
     @property
+    def texts(self) -> list[str]:
+        """Each try in words, such as `16 completed`."""
+        return [f"{search_try.size} {search_try.state}" for search_try in self.tries]
+
+    @property
     def path(self) -> str:
         """The tries of the search in words, such as `16 completed → 32 oom → 24 completed`."""
-        return " → ".join(f"{search_try.size} {search_try.state}" for search_try in self.tries)
+        return " → ".join(self.texts)
 
 
 def search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:

@@ -21,11 +21,9 @@ def mfu(run: LoadedRun) -> Quantity | None:
     if flops is None or precision is None or len(gpu_names) != 1:
         return None
     throughput_per_s, peak_flops_per_s = throughput(run), peak_flops(gpu_names.pop(), precision)
-    return (
-        None
-        if throughput_per_s is None or peak_flops_per_s is None
-        else Quantity(100 * throughput_per_s.value * flops / (peak_flops_per_s * run.cell.gpus), "%")
-    )
+    if throughput_per_s is None or peak_flops_per_s is None:
+        return None
+    return Quantity(100 * throughput_per_s.value * flops / (peak_flops_per_s * run.cell.gpus), "%")
 
 
 def hfu(run: LoadedRun) -> Quantity | None:

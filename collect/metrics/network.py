@@ -43,26 +43,6 @@ def network_faults(run: LoadedRun) -> Quantity | None:
     return None if fault_total is None else Quantity(round(fault_total.value), "packets")
 
 
-def pause_frames(run: LoadedRun) -> Quantity | None:
-    """Pause frames of all kinds, sent and received, from the counters that network drivers have for pause frames."""
-    return _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, PAUSE_COUNTERS, "frames")
-
-
-def limited_packets(run: LoadedRun) -> Quantity | None:
-    """Packets that the cloud delayed or dropped above a limit of the machine, from the counters of its network driver."""
-    return _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, LIMIT_COUNTERS, "packets")
-
-
-def rdma_retransmissions(run: LoadedRun) -> Quantity | None:
-    """Packets that all ports of RDMA devices sent again."""
-    return _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, ("retransmitted_packets",), "packets")
-
-
-def rdma_faults(run: LoadedRun) -> Quantity | None:
-    """Errors, discarded and dropped packets and link failures of all ports of RDMA devices."""
-    return _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, RDMA_FAULTS, "faults")
-
-
 def _count_events(
     run: LoadedRun, samples: pl.DataFrame, device_columns: Sequence[str], counter_columns: Sequence[str], unit: str
 ) -> Quantity | None:
@@ -150,11 +130,9 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
     counters = [*_select_counters(run.interfaces, network_kind), *_select_counters(run.interfaces, lambda _: "loopback")]
     growth_or_none = [growth_bounds(counter, run.window, spread_s) for counter in counters]
     known_bounds = [bounds for bounds in growth_or_none if bounds is not None]
-    return (
-        (sum(lower_bound for lower_bound, _ in known_bounds), sum(upper_bound for _, upper_bound in known_bounds))
-        if len(known_bounds) == len(growth_or_none)
-        else None
-    )
+    if len(known_bounds) != len(growth_or_none):
+        return None
+    return (sum(lower_bound for lower_bound, _ in known_bounds), sum(upper_bound for _, upper_bound in known_bounds))
 
 
 def growth_bounds(counter: CounterValues, timed_window: tuple[float, float], apart_s: float = 0.0) -> tuple[int, int] | None:
@@ -205,10 +183,8 @@ def counter_growth(counter: CounterValues, timed_window: tuple[float, float]) ->
     sample_times = counter.wall_s
     # The slice contains the samples within the span, the nearest sample before the span, and the nearest sample after the span.
     # If several samples have the same time as such a nearest sample, the slice contains all of them.
-    index_before, index_after = (
-        int(sample_times.searchsorted(timed_window[0], "right")),
-        int(sample_times.searchsorted(timed_window[1], "left")),
-    )
+    index_before = int(sample_times.searchsorted(timed_window[0], "right"))
+    index_after = int(sample_times.searchsorted(timed_window[1], "left"))
     first_index = int(sample_times.searchsorted(sample_times[index_before - 1], "left")) if index_before else 0
     last_index = (
         int(sample_times.searchsorted(sample_times[index_after], "right"))
@@ -291,7 +267,7 @@ METRICS = (
         direction="lower is better",
         definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
         f"the counters of network drivers, {_WHEN_COUNTED}",
-        of_run=pause_frames,
+        of_run=lambda run: _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, PAUSE_COUNTERS, "frames"),
         reads=Reads(samples="window"),
     ),
     Metric(
@@ -299,7 +275,7 @@ METRICS = (
         unit="faults",
         direction="lower is better",
         definition=f"Receive errors, discarded or dropped packets and link failures of all RDMA ports {_WHEN_COUNTED}",
-        of_run=rdma_faults,
+        of_run=lambda run: _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, RDMA_FAULTS, "faults"),
         reads=Reads(samples="window"),
     ),
     Metric(
@@ -308,7 +284,7 @@ METRICS = (
         direction="lower is better",
         definition="Packets that the cloud delayed or dropped because a machine exceeded its limits of bytes, packets or "
         f"connections, by the counters of the network driver (ENA), {_WHEN_COUNTED}",
-        of_run=limited_packets,
+        of_run=lambda run: _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, LIMIT_COUNTERS, "packets"),
         reads=Reads(samples="window"),
     ),
     Metric(
@@ -316,7 +292,7 @@ METRICS = (
         unit="packets",
         direction="lower is better",
         definition=f"Packets that all ports of RDMA devices sent again, by the counters of EFA, {_WHEN_COUNTED}",
-        of_run=rdma_retransmissions,
+        of_run=lambda run: _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, ("retransmitted_packets",), "packets"),
         reads=Reads(samples="window"),
     ),
     Metric(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Compared, Metric
+from collect.metric import Metric
 from collect.metric_values import mean_per_step
 from collect.metrics.baseline_differences import subtract_baseline
 from collect.traces.breakdown import Breakdown, EventTally
@@ -88,11 +88,6 @@ def _mean_per_step(
     return mean_per_step(ranks, lambda rank: sum(map(measure_tally, select_matching(rank))), unit)
 
 
-def operator_difference(compared: Compared) -> Quantity | None:
-    """The time of the operators in the cell minus their time in the baseline, in ms."""
-    return subtract_baseline(compared, "ms")
-
-
 METRICS = (
     Metric(
         name="operator_count",
@@ -119,7 +114,7 @@ METRICS = (
         unit="ms",
         direction="lower is better",
         definition="operator_ms minus that of the baseline: the time that a strategy adds (study 2, section 4.5.1).",
-        of_cells=operator_difference,
+        of_cells=lambda compared: subtract_baseline(compared, "ms"),
         compares="operator_ms",
         argument="of",
         example="GEMM",

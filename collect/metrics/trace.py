@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import WORK, Direction, EventKind, Metric, Reads
 from collect.metric_values import mean_ms_per_step, mean_over_ranks
 
@@ -39,11 +38,6 @@ def _build_time_metric(
         of_run=lambda run: mean_ms_per_step(run.breakdowns, get_ns),
         reads=Reads(breakdown=(*event_kinds, *PROFILER_STEPS)),
     )
-
-
-def communication_overlap(run: LoadedRun) -> Quantity | None:
-    """The share of communication during which something computes, in percent; None if no profiled rank communicated."""
-    return mean_over_ranks(run.breakdowns, lambda breakdown: breakdown.overlap_pct, "%")
 
 
 METRICS = (
@@ -106,7 +100,7 @@ METRICS = (
         unit="%",
         direction="higher is better",
         definition="Share of the communication of the profiled steps during which something computes as well.",
-        of_run=communication_overlap,
+        of_run=lambda run: mean_over_ranks(run.breakdowns, lambda breakdown: breakdown.overlap_pct, "%"),
         reads=Reads(breakdown=("compute", "collectives")),
     ),
 )

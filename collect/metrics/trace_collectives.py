@@ -36,11 +36,9 @@ def hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
     """The share of the collective's time during which something computes, in percent; None if no rank called the collective."""
     collective_uses = _select_uses(run, collective)
     total_ns = sum(use.total_ns for use in collective_uses)
-    return (
-        Quantity(100 * sum(use.hidden_ns for use in collective_uses) / total_ns, "%", run.traces.analyses[0].kind)
-        if total_ns
-        else None
-    )
+    if not total_ns:
+        return None
+    return Quantity(100 * sum(use.hidden_ns for use in collective_uses) / total_ns, "%", run.traces.analyses[0].kind)
 
 
 def _compute_bandwidth(

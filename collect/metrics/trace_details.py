@@ -26,11 +26,9 @@ def layer_time(run: LoadedRun, module: str) -> Quantity | None:
         for layer, rank_analysis in layers_of_rank
         if layer.backward is not None
     ]
-    return (
-        Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
-        if ms_of_rank and len(ms_of_rank) == len(layers_of_rank)
-        else None
-    )
+    if not (ms_of_rank and len(ms_of_rank) == len(layers_of_rank)):
+        return None
+    return Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
 
 
 def profiled_peak(run: LoadedRun) -> Quantity | None:
@@ -78,13 +76,9 @@ def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     ns_per_step = [
         sum(times) / rank.steps
         for rank, rank_times in zip(ranks, times_of_rank, strict=True)
-        if len(times := _drop_unknown(rank_times)) == len(rank_times)
+        if len(times := [time for time in rank_times if time is not None]) == len(rank_times)
     ]
     return Quantity(statistics.fmean(ns_per_step) / 1e6, "ms", ranks[0].kind) if len(ns_per_step) == len(ranks) else None
-
-
-def _drop_unknown(times: list[int | None]) -> list[int]:
-    return [time for time in times if time is not None]
 
 
 METRICS = (

@@ -32,11 +32,9 @@ def collective_ms(run: LoadedRun) -> Quantity | None:
 def collective_mean_ms(run: LoadedRun) -> Quantity | None:
     """The mean duration of a collective, in ms; None if no collective was called."""
     ms_per_step, calls_per_step = collective_ms(run), collective_count(run)
-    return (
-        Quantity(ms_per_step.value / calls_per_step.value, "ms", ms_per_step.kind)
-        if ms_per_step and calls_per_step and calls_per_step.value
-        else None
-    )
+    if not (ms_per_step and calls_per_step and calls_per_step.value):
+        return None
+    return Quantity(ms_per_step.value / calls_per_step.value, "ms", ms_per_step.kind)
 
 
 def _share_metric(name: str, name_of_time: str, direction: Direction, condition: str) -> Metric:

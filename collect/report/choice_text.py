@@ -152,7 +152,7 @@ def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
             lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
             if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
                 links = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
-                groups.append((f"{family_title(choice_family)}, {_ranks_text(rank_count)}", links))
+                groups.append((f"{family_title(choice_family)}, {ranks_text(rank_count)}", links))
     return groups
 
 
@@ -165,7 +165,7 @@ def choice_rows(
     """
     rows = [
         ChoiceRow(
-            _ranks_text(contest.ranks),
+            ranks_text(contest.ranks),
             _batch_and_nodes_text(contest),
             [best_cells_text(contest, name, tensors) for name in criterion_names],
             _unranked_cells(contest),
@@ -190,7 +190,7 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
     more_ranks = [
         (
             _contests_text(choice_family, fit.contests),
-            _more_ranks_text(fit),
+            ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits)),
             _cell_links(choice_family, fit.contests, _all_names(fit)),
         )
         for fit in choice_family.more_ranks
@@ -317,10 +317,6 @@ def _one_rank_text(fit: MemoryFit) -> ChoiceText:
     return ChoiceText([], value="no", remark=other_cells, sure=True) if fit.does_not_fit else ChoiceText([], remark=other_cells)
 
 
-def _more_ranks_text(fit: MemoryFit) -> ChoiceText:
-    return ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits))
-
-
 def _other_cells_text(fit: MemoryFit) -> str:
     outcomes = (
         (fit.does_not_fit, "out of memory"),
@@ -441,13 +437,14 @@ def _contests_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) 
     )
 
 
-def _ranks_text(rank_count: int) -> str:
+def ranks_text(rank_count: int) -> str:
+    """The number of ranks in words, such as `8 ranks`."""
     return "1 rank" if rank_count == 1 else f"{rank_count} ranks"
 
 
 def contest_text(contest: Contest) -> str:
     """The ranks and the batch size of a contest as text, such as `8 ranks, batch 64`."""
-    return f"{_ranks_text(contest.ranks)}, {_batch_and_nodes_text(contest)}"
+    return f"{ranks_text(contest.ranks)}, {_batch_and_nodes_text(contest)}"
 
 
 def _batch_and_nodes_text(contest: Contest) -> str:

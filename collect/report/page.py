@@ -40,7 +40,6 @@ from collect.report import (
     choice_text,
     fault_text,
     palette,
-    printed_text,
     provenance,
     report_start,
     score_text,
@@ -199,14 +198,11 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         redrawn=study_tables.arrange_reported(summary.reported),
         remarks_of=lambda places: study_tables.make_footnotes(summary.reported, [line.own for line in reported], places),
         metric_heading=study_tables.metric_heading,
-        tables=printed_text,
         table=table,
         facets=make_facets(table.main.columns, short_summary.rows),
         facets_of_row=_encode_facets_of_row,
         least_rows=LEAST_ROWS,
         runs_path=runs_path,
-        run_columns=_run_columns(table.main.columns),
-        run_value=_format_run_value,
         state_class=columns.find_notable_state,
         place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
         headline=headline,
@@ -225,13 +221,13 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
 
 
 def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -> str:
-    """The address of the runs of a cell on the page, or of the folder of a run; "" if the page shows no runs of the cell.
+    """The address of the runs of a cell on the page, or of a file of a run; "" if the page shows no runs of the cell.
 
-    name: the id of the cell, or the id of the run followed by a slash.
+    name: the id of the cell, or the id of the run followed by a slash and the name of a file or "".
     """
-    if name.endswith("/"):
-        return f"{runs_path}/{name}"
-    return f"#runs-{index_by_cell[name]}" if name in index_by_cell else ""
+    if name in index_by_cell:
+        return f"#runs-{index_by_cell[name]}"
+    return f"{runs_path}/{name}" if "/" in name else ""
 
 
 def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[ShownPart]:
@@ -360,15 +356,6 @@ def _build_drawn_figure(
     spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + mark, wide)}
     spec = printable.map_texts(spec, printable.clean_to_one_line)
     return DrawnFigure(name, plot.name, part, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
-
-
-def _run_columns(table_columns: Sequence[Column[CellRow]]) -> list[Column[CellRow]]:
-    """The columns of the table of cells that the table of runs has too."""
-    return [column for column in table_columns if column.name in ("throughput_per_s", "step_time_ms", "final_loss")]
-
-
-def _format_run_value(metrics: dict[str, float], name: str) -> str:
-    return notation.format_number(metrics[name]) if name in metrics else ""
 
 
 def make_facets(columns: Sequence[Column[CellRow]], rows: Sequence[CellRow]) -> list[Facet]:

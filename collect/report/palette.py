@@ -1,5 +1,4 @@
-"""The colours of a report. The page uses them as CSS variables; an image file of a figure contains the colours
-themselves."""
+"""The colours of a report. The page uses them as CSS variables; an image file of a figure contains the colours themselves."""
 
 from __future__ import annotations
 

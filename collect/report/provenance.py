@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from collect.findings.row import CellRow, RunRow
 from collect.findings.traffic import HostTraffic, RunTraffic
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER_STATE
@@ -15,6 +16,8 @@ from collect.summary import Summary
 from collect.verdicts import reasons
 from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Table
+
+OF_RUNS = ("throughput_per_s", "step_time_ms", "final_loss")  # the metrics of which the table of runs has columns
 
 
 class RunProvenance(msgspec.Struct, frozen=True):
@@ -35,6 +38,30 @@ class CellProvenance(msgspec.Struct, frozen=True):
     """How the runs differ from what the study ran, if the runs are a rehearsal; else ""."""
     runs: dict[str, RunProvenance]
     """The runs of the cell by run id."""
+
+    def make_runs_table(self, row: CellRow, label: str, table_columns: Sequence[Column[CellRow]]) -> Table[RunRow]:
+        """The runs of a cell. row: the row of the cell. label: its label. table_columns: the columns of the table of cells, of
+        which some are shown for each run, too."""
+
+        def make_metric_column(name: str, heading: str, unit: str) -> Column[RunRow]:
+            unit = unit or (row.metrics[name].unit if name in row.metrics else "")
+            return Column(heading, lambda run: run.metrics.get(name), unit, is_number=True)
+
+        columns: list[Column[RunRow]] = [
+            Column(
+                "Run", lambda run: run.run_id, is_number=False, is_code=True,
+                link=lambda run: "" if self.runs[run.run_id].files is None else f"{run.run_id}/",
+            ),
+            Column("State", lambda run: run.state, state=lambda run: run.state),
+            Column("Hosts", lambda run: ", ".join(self.runs[run.run_id].hosts), is_number=False),
+            *(make_metric_column(entry.name, entry.heading, entry.unit) for entry in table_columns if entry.name in OF_RUNS),
+            Column(
+                "Files", lambda run: " ".join(self.runs[run.run_id].files or ()), is_number=False,
+                pieces=lambda run: [(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
+            ),
+            Column("Why", lambda run: run.why, is_number=False),
+        ]  # fmt: skip
+        return Table(f"Runs of {label}", columns, row.runs)
 
 
 def cell_provenance(loaded: LoadedCell) -> CellProvenance:

@@ -315,11 +315,9 @@ def _reason_text(verdict: Verdict, part: ClaimPart | None) -> str:
         else ""
     )
     if verdict.verdict == "reproduced" and part is not None:
-        return (
-            "the same in every repeat"
-            if "do not scatter" in verdict.why
-            else f"holds in {notation.format_number(part.holds_pct or 100, 3)} % of draws"
-        )
+        if "do not scatter" in verdict.why:
+            return "the same in every repeat"
+        return f"holds in {notation.format_number(part.holds_pct or 100, 3)} % of draws"
     if verdict.verdict == "contradicted" and part is not None:
         return " ".join(filter(None, ["does not hold", failed_parts]))
     if verdict.helps and part is not None:

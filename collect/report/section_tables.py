@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from collect.choices.printed_tables import RowBeside, TableBeside
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
-from collect.report import fault_text, score_text, verdict_text
+from collect.report import choice_text, fault_text, score_text, study_tables, text_tables, verdict_text
 from collect.summary import Failure, Summary
 from shardlab.matrix.study import Deviation
 from shardlab.terminal.table import Column, Table, Text
@@ -26,6 +27,11 @@ _DEVIATIONS_NOTE = (
 )
 
 
+WINS = {"throughput_per_s": "fastest", "peak_memory_bytes": "least memory"}
+AMONG = {"throughput_per_s": "among the fastest", "peak_memory_bytes": "among those with the least memory"}
+NO_COMPARISON = "no comparison"
+
+
 def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str, list[Table[Any]]]:
     """The tables of the sections that consist of tables only, by the name of the section. labels: {id of a cell: its label}."""
     return {
@@ -35,6 +41,8 @@ def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str
         "instruments": [_make_instruments_table(summary, labels)],
         "losses": [_make_losses_table(summary, labels)],
         "predictions": [score_text.make_score_table(summary.predictions)],
+        "searches": [text_tables.make_searches_table(summary.searches)],
+        "tables": [_make_printed_table(printed) for printed in summary.tables],
     }
 
 
@@ -86,3 +94,40 @@ def _make_losses_table(summary: Summary, labels: Mapping[str, str]) -> Table[Los
         Column("At step", lambda losses: losses.at_step if losses.max_difference else None),
     ]
     return Table("Are the losses the same?", columns, summary.losses, note=_LOSSES_NOTE)
+
+
+def _make_printed_table(printed: TableBeside) -> Table[RowBeside]:
+    """A table of the study that is mostly text: its own columns, the measured values, and the computed choice."""
+
+    def make_text_column(index: int, heading: str) -> Column[RowBeside]:
+        return Column(heading, lambda row: row.texts[index], is_number=False)
+
+    def make_measured_column(index: int, name: str) -> Column[RowBeside]:
+        def show_estimate(row: RowBeside) -> str:
+            return verdict_text.format_quantity(value.value, value.unit) if (value := row.values[index]) else ""
+
+        heading = f"{study_tables.metric_heading(name)[0]}, here"
+        return Column(heading, show_estimate, is_number=True, name=name, link=lambda row: row.row or "")
+
+    columns = [make_text_column(index, heading) for index, heading in enumerate(printed.columns)]
+    columns += [make_measured_column(index, name) for index, name in enumerate(printed.measured)]
+    if printed.choice:
+        columns.append(Column(
+            "Chosen here", lambda row: "; ".join(choice_clauses(row)), is_number=False, is_sentence=True,
+            pieces=lambda row: [(clause, "") for clause in choice_clauses(row)], separator="\n",
+        ))  # fmt: skip
+    return Table(f"{printed.where[:1].upper()}{printed.where[1:]}", columns, printed.rows, note=f"{printed.title}.")
+
+
+def choice_clauses(row: RowBeside) -> list[str]:
+    """What the computed choice says about a row, in one clause per criterion; NO_COMPARISON if no comparison has a cell of the
+    row."""
+    wins = [f"{AMONG[entry.criterion]} in {entry.won} of {entry.of} comparison{'s' * (entry.of != 1)}" for entry in row.wins]
+    best = [
+        f"{WINS[entry.criterion]} on {choice_text.ranks_text(entry.ranks)}: {_shorten_names(entry.best)}" for entry in row.best
+    ]
+    return wins + best or [NO_COMPARISON]
+
+
+def _shorten_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -12,6 +12,11 @@ from collect.summary import Summary
 from collect.verdicts.claims import Verdict
 from shardlab.terminal.table import Column, Table
 
+_SEARCHES_NOTE = (
+    "A size is gpu_batch_size: items of a data-parallel rank in a step. Powers of two are tried first, then sizes between "
+    "them. Every try is a row of the table of all cells."
+)
+
 
 def report_title(summary: Summary) -> str:
     """The title of a report: the name of the matrix, and the title of the matrix if it has one."""
@@ -49,9 +54,12 @@ def make_searches_table(searches: Sequence[SearchResult]) -> Table[SearchResult]
         Column("Searched", lambda search: search.searched, is_number=False),
         Column("Repeat", lambda search: search.repeat),
         Column("Found", lambda search: search.says, is_number=False),
-        Column("Tries", lambda search: search.path, is_number=False, is_sentence=True),
-    ]
-    return Table("Searches for a batch size", columns, searches, "searches")
+        Column(
+            "Tries", lambda search: search.path, is_number=False, is_sentence=True,
+            pieces=lambda search: list(zip(search.texts, search.cells, strict=True)), separator=" → ",
+        ),
+    ]  # fmt: skip
+    return Table("Searches for a batch size", columns, searches, "searches", note=_SEARCHES_NOTE)
 
 
 def make_claims_table(summary: Summary) -> Table[Verdict]:

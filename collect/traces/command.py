@@ -1,4 +1,7 @@
-"""`collect trace`: shows how a run spends its profiled steps, and how its operators differ from those of another run."""
+"""`collect trace`: shows how a run spends its profiled steps, and how its operators differ from those of another run.
+
+Of runs of `jobs trace`, it merges the summaries, each of which is of a part of a folder of traces.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
-from collect.traces import answer_tables, change_tables, hta, merged, run_traces
+from collect.traces import answer_tables, change_tables, hta, run_traces
 from collect.traces import trace as source
 from collect.traces.advice import find_advice
 from collect.traces.breakdown import Breakdown
@@ -29,13 +32,18 @@ from collect.traces.operators import OperatorDifference, compare_trace_operators
 from collect.traces.rank_analysis import rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import json_file
 from shardlab.runs import trace_part
-from shardlab.runs.run import REHEARSAL_NOTE
+from shardlab.runs.run import REHEARSAL_NOTE, Run
 from shardlab.runs.rundir import RunDir
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, summary_name
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
+
+_MOST_NAMED_RUNS = 5  # the most runs that a message names
+
 
 _DERIVED_FIGURES = ("exposed_communication_ns", "overlap_pct", "bounds")
 _MOST_FILES = 8  # the most files for which a sentence is printed for each kind of lack
@@ -50,7 +58,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
     run: the name of a run, a path, or the name of the jobs that `jobs trace` submitted to read traces. against: another run to
     compare with, or None. like_hta: whether to compute with the rounding of HolisticTraceAnalysis.
     """
-    merged_figures = None if "/" in run else merged.merge_figures(workspace, run)
+    merged_figures = None if "/" in run else merge_figures(workspace, run)
     run = run if merged_figures is not None else _find_run_id(workspace, run)
     against = _find_run_id(workspace, against) if against else None
     run_ids = [run_id for run_id in (run, against) if run_id and "/" not in run_id]
@@ -315,3 +323,64 @@ def why_not_compared(figures: Sequence[FileFigures]) -> str:
     return (
         f"not compared, because a recording is incomplete ({', '.join(f'{path}: {kind}' for kind, path in lacking.items())})."
     )
+
+
+def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | None:
+    """The figures (numbers) of all traces that the runs of the set `set_name` analysed, sorted by rank; None if there is no
+    such run.
+
+    The result is the same as if one machine had analysed the whole folder. Raises InputError if a part of the folder has not
+    been analysed completely, or if a summary cannot be read.
+    """
+    latest_runs = _find_latest_runs(workspace, set_name) if SET_NAME.fullmatch(set_name) else {}
+    if not latest_runs:
+        return None
+    part_count = next(iter(latest_runs.values()))[2].parts
+    missing_parts = sorted(set(range(part_count)) - latest_runs.keys())
+    if missing_parts:
+        raise InputError(f"{set_name}: {len(missing_parts)} of {part_count} parts have no run. `jobs trace` submits them.")
+    unfinished_ids = [folder.run_id for folder, _, _ in latest_runs.values() if folder.judge().state != "completed"]
+    if unfinished_ids:
+        run_ids = ", ".join(unfinished_ids[:_MOST_NAMED_RUNS])
+        more_text = f" and {len(unfinished_ids) - _MOST_NAMED_RUNS} more" if len(unfinished_ids) > _MOST_NAMED_RUNS else ""
+        raise InputError(
+            f"{set_name}: {len(unfinished_ids)} of {part_count} parts have not completed: {run_ids}{more_text}. `jobs status` "
+            "says why; on a remote cluster, `collect fetch` copies the runs first."
+        )
+    return sort_by_rank(
+        [
+            summary
+            for part_number in range(part_count)
+            for summary in _read_summaries(latest_runs[part_number][0], latest_runs[part_number][2])
+        ]
+    )
+
+
+def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple[RunDir, Run, TracePart]]:
+    """The latest run for each part of the folder of traces: {number of the part: (run folder, run.json, traces of the part)}.
+
+    set_name: the name of the set of runs. Runs whose records cannot be read are left out.
+    """
+    latest_runs: dict[int, tuple[RunDir, Run, TracePart]] = {}
+    for run_dir in workspace.all_runs():
+        try:
+            run = run_dir.read_run()
+        except ShardlabError:
+            continue
+        if run.traces is None or run.matrix != set_name:
+            continue
+        earlier = latest_runs.get(run.traces.place)
+        if earlier is None or earlier[1].attempt < run.attempt:
+            latest_runs[run.traces.place] = (run_dir, run, run.traces)
+    return latest_runs
+
+
+def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
+    summaries = []
+    for file_number in range(len(trace_part.files)):
+        summary_path = run_dir.path / SUMMARIES_FOLDER / summary_name(file_number)
+        summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
+        if summary is None:
+            raise InputError(f"{summary_path}: the summary is missing, although the run completed.")
+        summaries.append(summary)
+    return summaries

@@ -127,10 +127,8 @@ def _select_events(
     memory_events = [event for event in instant_events if event.cat == _ALLOCATION_CATEGORY and event.name == MEMORY_EVENT_NAME]
     lasting_events = [*selected_events, *module_events] if module_events else selected_events
     timed_events = [*lasting_events, *memory_events] if memory_events else lasting_events
-    starts_ns, durations_ns = (
-        to_nanoseconds([event.ts for event in timed_events]),
-        to_nanoseconds([event.dur for event in lasting_events]),
-    )
+    starts_ns = to_nanoseconds([event.ts for event in timed_events])
+    durations_ns = to_nanoseconds([event.dur for event in lasting_events])
     if starts_ns is None or durations_ns is None:
         return None
     return DecodedEvents(

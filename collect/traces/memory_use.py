@@ -76,10 +76,8 @@ def select_device_events(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDAr
             (memory_events.device_type == device_type) & (memory_events.device_number == device_number)
         )
         device_rows = device_rows[np.argsort(memory_events.at_ns[device_rows], kind="stable")]
-        rows_before, rows_inside = (
-            device_rows[memory_events.at_ns[device_rows] < begin_ns],
-            device_rows[(memory_events.at_ns[device_rows] >= begin_ns) & (memory_events.at_ns[device_rows] < end_ns)],
-        )
+        rows_before = device_rows[memory_events.at_ns[device_rows] < begin_ns]
+        rows_inside = device_rows[(memory_events.at_ns[device_rows] >= begin_ns) & (memory_events.at_ns[device_rows] < end_ns)]
         devices.append((_device_name(device_type, device_number), rows_before[-1:], rows_inside))
     return devices
 
@@ -108,11 +106,9 @@ def _measure_device(
     if not len(device_rows):
         return None
     # If no event is before `begin`, the memory at `begin` is the memory after the first event minus the size of this event.
-    allocated_bytes, reserved_bytes, moments_ns = (
-        events.allocated_bytes[device_rows],
-        events.reserved_bytes[device_rows],
-        np.maximum(0, events.at_ns[device_rows] - begin_ns),
-    )
+    allocated_bytes = events.allocated_bytes[device_rows]
+    reserved_bytes = events.reserved_bytes[device_rows]
+    moments_ns = np.maximum(0, events.at_ns[device_rows] - begin_ns)
     start = int(allocated_bytes[0]) if len(rows_before) else max(0, int(allocated_bytes[0] - events.size_bytes[device_rows[0]]))
     # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
     reserved_known = device != CPU_DEVICE and bool((reserved_bytes >= allocated_bytes).all())

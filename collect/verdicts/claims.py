@@ -413,8 +413,6 @@ def _unproven_reason(
             unprovable_texts.append(proof_text)
     if unprovable_texts:
         verdict.remarks.append(f"compares cells that are not proven to do the same work: {'; '.join(unprovable_texts)}")
-    return (
-        f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven_texts)}"
-        if unproven_texts
-        else ""
-    )
+    if not unproven_texts:
+        return ""
+    return f"not ranked, because the cells are not known to do the same work: {'; '.join(unproven_texts)}"

@@ -6,14 +6,14 @@ The reasons come from the descriptions of the hosts and from the matrix.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collect.findings import traffic
 from collect.findings.row import CellRow
 from collect.reading.load import Loaded, LoadedCell
 from shardlab.matrix import cell_names
-from shardlab.matrix.study import Assumed, Claim, Reported, Setting
+from shardlab.matrix.study import Assumed, Claim, Reported
 
 _SIZE_KEYS = (
     "workload",
@@ -82,7 +82,7 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names:
     gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
     has_nvlink = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
     nic_speeds_mbps = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
-    for setting in _row_settings(loaded, row):
+    for setting in (setting for setting in loaded.expansion.settings if cell_names.matches_cell(row.cell, setting.cell)):
         if study_gpu := setting.gpu:
             if not gpus and hosts:
                 clauses.append(f"no GPU here, {study_gpu} in the study")
@@ -148,10 +148,6 @@ def common_clauses(clause_lists: Sequence[Sequence[str]]) -> list[str]:
     return [
         clause for clause in (clause_lists[0] if clause_lists else ()) if all(clause in clauses for clauses in clause_lists)
     ]
-
-
-def _row_settings(loaded: Loaded, row: CellRow) -> Iterable[Setting]:
-    return (setting for setting in loaded.expansion.settings if cell_names.matches_cell(row.cell, setting.cell))
 
 
 def _base_version(versions: Mapping[str, str], package: str) -> str:

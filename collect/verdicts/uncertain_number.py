@@ -50,10 +50,8 @@ class UncertainNumber:
             return
         error_of_mean, freedom_degrees = error_and_degrees
         self.how = POOLED_TEXT if self.n < 3 and freedom_degrees != self.n - 1 else ""
-        self.low, self.high = (
-            self.value - t_975(freedom_degrees) * error_of_mean,
-            self.value + t_975(freedom_degrees) * error_of_mean,
-        )
+        self.low = self.value - t_975(freedom_degrees) * error_of_mean
+        self.high = self.value + t_975(freedom_degrees) * error_of_mean
         argument_text = "" if selected.argument is None else f" {selected.argument}"
         self.draws = draw_mean(
             self.value, error_of_mean, freedom_degrees, f"{selected.metric.name} {selected.row.id}{argument_text}"

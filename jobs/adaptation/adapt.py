@@ -246,10 +246,8 @@ def _rewrite_questions(questions: Questions, matrix: Matrix, content: dict[str, 
     reported_entries = []
     for reported_number, file_entry in zip(matrix.file.reported, content.get("reported", []), strict=True):
         try:
-            new_cell_filter, difference_clauses = (
-                questions.rewrite_filter(reported_number.cell),
-                questions.describe_differences(reported_number.cell),
-            )
+            new_cell_filter = questions.rewrite_filter(reported_number.cell)
+            difference_clauses = questions.describe_differences(reported_number.cell)
             new_against_filter = questions.rewrite_filter(reported_number.against) if reported_number.against else {}
             difference_clauses += questions.describe_differences(reported_number.against) if reported_number.against else []
         except QuestionError as question_error:

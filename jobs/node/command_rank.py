@@ -133,10 +133,8 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, forward_signal)
     assert isinstance(process.stdout, io.BufferedReader)
-    source, writer = (
-        cell_command.steps,
-        StepWriter(run_dir.steps_file(rank), rank, run.cell.warmup_steps) if cell_command.steps is not None else None,
-    )
+    source = cell_command.steps
+    writer = StepWriter(run_dir.steps_file(rank), rank, run.cell.warmup_steps) if cell_command.steps is not None else None
     follower = FileFollower(run_dir.work / source.jsonl, source, writer) if source and writer and source.jsonl else None
     with files.open_append(run_dir.rank_log(rank)) as log_file:
         for line in _read_lines(process.stdout):

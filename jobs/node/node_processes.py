@@ -44,10 +44,8 @@ class Sampler:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         run = run_dir.read_run()
-        self._hz, self._played_nvml = (
-            run.cell.instruments.telemetry_hz,
-            os.environ.get(PLAYED_NVML_VARIABLE, "") if run.rehearsal else "",
-        )
+        self._hz = run.cell.instruments.telemetry_hz
+        self._played_nvml = os.environ.get(PLAYED_NVML_VARIABLE, "") if run.rehearsal else ""
         self._start_count = 0
         self._process = self._start()
 

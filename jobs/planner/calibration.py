@@ -175,10 +175,8 @@ def _normalize_gpu_name(gpu_name: str) -> str:
 def _narrow_by_ratios(predicted_range: PredictedRange, ratios: list[float]) -> PredictedRange:
     """The likely value, multiplied by the median of the ratios, with the range of the ratios."""
     median_ratio = median(ratios)
-    lowest_ratio, highest_ratio = (
-        min(*ratios, median_ratio * (1 - LEAST_RATIO_SPREAD)),
-        max(*ratios, median_ratio * (1 + LEAST_RATIO_SPREAD)),
-    )
+    lowest_ratio = min(*ratios, median_ratio * (1 - LEAST_RATIO_SPREAD))
+    highest_ratio = max(*ratios, median_ratio * (1 + LEAST_RATIO_SPREAD))
     return PredictedRange(
         predicted_range.likely * lowest_ratio, predicted_range.likely * median_ratio, predicted_range.likely * highest_ratio
     )

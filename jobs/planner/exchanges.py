@@ -31,11 +31,9 @@ def list_exchanges(cell: Cell) -> list[Term] | None:
         return []
     model_part = _describe_model_part(cell, model_facts.find_model_facts(cell))
     known_exchanges = find_strategy(cell.strategy).theory_of_communication(cell, model_part)
-    return (
-        None
-        if known_exchanges is None
-        else [exchange for exchange in known_exchanges if exchange.payload_bytes > 2 * SCALAR_BYTES]
-    )
+    if known_exchanges is None:
+        return None
+    return [exchange for exchange in known_exchanges if exchange.payload_bytes > 2 * SCALAR_BYTES]
 
 
 def sum_sent_bytes(cell: Cell) -> float | None:

@@ -119,10 +119,8 @@ def _predict_rank_memory(
     cell: Cell, facts: ModelFacts, division: Division, stage_share: StageShare, micro_batch_size: int
 ) -> dict[str, PredictedRange]:
     """The bytes of each category at the peak, on the rank that has the part `stage_share` of the model."""
-    rank_part, activations = (
-        _find_rank_part(cell, facts, stage_share),
-        _count_activations(cell, facts, stage_share, micro_batch_size),
-    )
+    rank_part = _find_rank_part(cell, facts, stage_share)
+    activations = _count_activations(cell, facts, stage_share, micro_batch_size)
     kept_bytes = division.kept_gradient_bytes
     if cell.pp > 1 and kept_bytes and cell.gradient_accumulation_steps <= stage_share.kept_micro_batches:
         # When the first backward of a pipeline begins, there are no gradients of earlier passes yet. When the last one begins,
@@ -157,10 +155,8 @@ def _predict_rank_memory(
 
 def _find_rank_part(cell: Cell, facts: ModelFacts, stage_share: StageShare) -> RankPart:
     """The parameters of a rank. If FSDP does not wrap blocks, all parameters are outside of blocks."""
-    front_parameters, back_parameters = (
-        facts.front_parameters if stage_share.has_first_stage else 0,
-        facts.back_parameters if stage_share.has_last_stage else 0,
-    )
+    front_parameters = facts.front_parameters if stage_share.has_first_stage else 0
+    back_parameters = facts.back_parameters if stage_share.has_last_stage else 0
     tied_parameters = facts.tied_parameters if stage_share.has_first_stage and stage_share.has_last_stage else 0
     block_parameters, largest_block = facts.block_parameters / cell.tp, facts.largest_block / cell.tp
     if cell.options.get("wrap") == "none":
@@ -212,10 +208,8 @@ def _count_cast_bytes(cell: Cell, saved: SavedBytes) -> float:
 
 def _describe_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, rank_part: RankPart) -> dict[str, float]:
     """The bytes of categories in the optimizer's step."""
-    shard_ranks, is_unfused = (
-        max(1, division.optimizer_ranks),
-        cell.optimizer.name in STATE_TENSORS and not cell.optimizer.fused,
-    )
+    shard_ranks = max(1, division.optimizer_ranks)
+    is_unfused = cell.optimizer.name in STATE_TENSORS and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
     # With tensor parallelism, split and whole weights are two groups.
     has_one_group = cell.tp == 1 or facts.head_share < 1

@@ -144,11 +144,9 @@ def _compute_model_facts(cell: Cell) -> ModelFacts:
         )
     ) is not None:
         return compute_facts(cell, workload)
-    return (
-        _compute_convolutional_facts(cell, workload)
-        if cell.workload in counted_networks()
-        else _compute_described_facts(cell, workload)
-    )
+    if cell.workload in counted_networks():
+        return _compute_convolutional_facts(cell, workload)
+    return _compute_described_facts(cell, workload)
 
 
 def _compute_gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:

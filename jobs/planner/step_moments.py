@@ -156,11 +156,9 @@ def _describe_block_moment(
     """The bytes in the backward of a block, or of the segment that contains the first block of the model. done_blocks: the
     number of blocks whose backward is over. computed_blocks: 0 when the backward of the block begins, 1 when it has computed
     all gradients."""
-    waiting_bytes, has_units, bucket_elements = (
-        division.waiting_gradient_bytes,
-        division.rest_bytes > 0,
-        division.bucket_elements,
-    )
+    waiting_bytes = division.waiting_gradient_bytes
+    has_units = division.rest_bytes > 0
+    bucket_elements = division.bucket_elements
     unit_blocks = rank_part.segment_blocks if done_blocks == rank_part.block_count - 1 else 1
     gradient_elements = (done_blocks + computed_blocks) * rank_part.block_parameters
     if unit_blocks > 1:

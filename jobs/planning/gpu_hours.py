@@ -238,11 +238,9 @@ def describe_retries(hours: GpuHours) -> str:
     split_text = ", ".join(
         f"{format_amount(cause_hours)} {cause_phrase}" for cause_phrase, cause_hours in hours_by_cause.items() if cause_hours
     )
-    return (
-        f"about {format_amount(hours.submitted + hours.requeues)} GPU hours with all retries ({split_text})"
-        if split_text
-        else ""
-    )
+    if not split_text:
+        return ""
+    return f"about {format_amount(hours.submitted + hours.requeues)} GPU hours with all retries ({split_text})"
 
 
 def describe_limits(cell_hours: Sequence[CellHours]) -> str:

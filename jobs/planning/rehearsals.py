@@ -38,13 +38,11 @@ class Rehearsals:
     def __init__(
         self, workspace: Workspace, plugins: OwnPlugins, out: Output, *, makes_missing: bool = False, full_depth: bool = False
     ) -> None:
-        self._workspace, self._plugins, self._out, self._makes_missing, self._full_depth = (
-            workspace,
-            plugins,
-            out,
-            makes_missing,
-            full_depth,
-        )
+        self._workspace = workspace
+        self._plugins = plugins
+        self._out = out
+        self._makes_missing = makes_missing
+        self._full_depth = full_depth
         self.folder = workspace.shardlab_folder / "rehearsals"
         # failures, by the key of the answer; not stored, because a later command may succeed
         self._failures: dict[str, NotRehearsed] = {}

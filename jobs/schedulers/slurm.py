@@ -507,11 +507,9 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
     if verdict.state != "failed" or reason not in (None, TOLD_REASON) or (is_shared and reason is None):
         return verdict
-    return (
-        JudgedState(slurm_state, states.END_CLAUSES[states.extract_state(job.state)])
-        if slurm_state in STATES_ONLY_SLURM_KNOWS
-        else verdict
-    )
+    if slurm_state not in STATES_ONLY_SLURM_KNOWS:
+        return verdict
+    return JudgedState(slurm_state, states.END_CLAUSES[states.extract_state(job.state)])
 
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:

@@ -59,8 +59,6 @@ def _parse_time_s(time_text: str) -> int | None:
     first_number, second_number, third_number = (int(match[name] or 0) for name in ("first", "second", "third"))
     if match["days"] is not None:
         return int(match["days"]) * 86400 + first_number * 3600 + second_number * 60 + third_number
-    return (
-        first_number * 3600 + second_number * 60 + third_number
-        if match["third"] is not None
-        else first_number * 60 + second_number
-    )
+    if match["third"] is not None:
+        return first_number * 3600 + second_number * 60 + third_number
+    return first_number * 60 + second_number

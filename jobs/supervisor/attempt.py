@@ -296,11 +296,9 @@ class Attempt:
     def _describe_changed_packages(self) -> str:
         """A clause that says that the installed packages changed since the run was submitted; '' if they did not change."""
         submitted_digest, current_digest = self.run.packages, source_digest.digest_installed_packages()
-        return (
-            hold.PACKAGES_CHANGED.format(then=submitted_digest, now=current_digest)
-            if submitted_digest not in (None, current_digest)
-            else ""
-        )
+        if submitted_digest in (None, current_digest):
+            return ""
+        return hold.PACKAGES_CHANGED.format(then=submitted_digest, now=current_digest)
 
     def _wait_for_slurm(self) -> None:
         """Wait until Slurm's controller answers.

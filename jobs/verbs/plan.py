@@ -40,10 +40,8 @@ class PlanVerb(JobsVerb):
         planned_matrix = matrix_plan.plan_with_options(invocation)
         workspace = invocation.workspace
         missing_data = datasets.find_missing_data(planned_matrix.cells, planned_matrix.source, workspace)
-        cell_hours, account_shares = (
-            plan.estimate_hours(planned_matrix, planned_matrix.repeats),
-            plan.read_account_shares(planned_matrix, workspace),
-        )
+        cell_hours = plan.estimate_hours(planned_matrix, planned_matrix.repeats)
+        account_shares = plan.read_account_shares(planned_matrix, workspace)
         scaled_cells, schedule = scale_out_cells(invocation, planned_matrix), simulate_schedule(invocation, planned_matrix)
         late_count = lease_schedule.count_late_runs(planned_matrix, workspace)
         views.print_plan(

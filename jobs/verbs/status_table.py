@@ -82,11 +82,9 @@ def _make_columns(hidden_headings: Sequence[str]) -> list[Column[Status]]:
         return _format_moment(run.started.astimezone(zone), datetime.now(zone)) if run.started else ""
 
     def format_end(run: Status) -> str:
-        return (
-            _format_moment(run.ended.astimezone(zone), (run.started or datetime.now(zone)).astimezone(zone))
-            if run.ended
-            else ""
-        )
+        if not run.ended:
+            return ""
+        return _format_moment(run.ended.astimezone(zone), (run.started or datetime.now(zone)).astimezone(zone))
 
     texts_by_heading: dict[str, Callable[[Status], str]] = {
         "run": lambda run: run.id,

@@ -3,20 +3,21 @@
 Before a request is sent to the portal, a note in the workspace describes the request. If the command is killed at any moment,
 the next command continues: it finds the experiment by its name, and adopts the experiment if it matches the note. Without a
 note, an experiment of this name is adopted if the user of the token created it; `down` does not terminate such an experiment.
+While the nodes become ready, their states are shown.
 """
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
 import msgspec
 
-from provision.cloudlab import profile_request, readiness
+from provision.cloudlab import profile_request, waiting
 from provision.cloudlab.portal import NoConnection, OutcomeUnknown, Portal, PortalError, parse_http_date, refusal_as_input_error
-from provision.cloudlab.portal_answers import PortalExperiment, parse_portal_time
+from provision.cloudlab.portal_answers import ENDED_STATES, PortalExperiment, parse_portal_time
 from provision.cloudlab.profile_request import ProfileRequest
-from provision.cloudlab.readiness import DOWN_COMMAND
 from provision.cloudlab.token import DEFAULT_URL
 from shardlab.cloudlab import cloudlab_experiment, cloudlab_manifest
 from shardlab.cloudlab.cloudlab_experiment import ExperimentNote
@@ -27,6 +28,11 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.terminal import moments
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
+
+POLL_S = 15.0
+MOST_WAIT_S = 3600.0
+DOWN_COMMAND = "provision CLUSTER.yaml down"
+
 
 CLOCK_S = 60.0  # seconds by which two clocks of the portal may differ
 AGAIN_ADVICE = "Run the same command again: it looks for the experiment by its name, and continues."
@@ -41,7 +47,7 @@ def obtain_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, ou
     if note is None or note.uuid is None:
         with refusal_as_input_error():
             note = _create_or_adopt(profile_request_body, workspace, portal, output, note)
-    experiment = readiness.wait_until_ready(note, workspace, portal, output)
+    experiment = wait_until_ready(note, workspace, portal, output)
     if grant_warning := _short_grant_warning(profile_request_body, experiment):
         output.print_remark(f"warning: {grant_warning}", style="yellow")
     try:
@@ -75,7 +81,7 @@ def refresh_experiment(workspace: Workspace, portal: Portal) -> PortalExperiment
     note = cloudlab_experiment.read_note(workspace.shardlab_folder)
     if note is None or note.uuid is None:
         return None
-    experiment = readiness.fetch_experiment(note, workspace, portal)
+    experiment = fetch_experiment(note, workspace, portal)
     store_end(workspace, portal, experiment)
     return experiment
 
@@ -260,3 +266,58 @@ def _name_taken_error(project: str | None, name: str, why: str) -> InputError:
 def _portal_time(header: str | None) -> str:
     """The time in the header of the portal's last answer, in ISO format; the time of this machine if the header has none."""
     return (parse_http_date(header) or datetime.now(UTC).replace(microsecond=0)).isoformat()
+
+
+def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
+    """Wait until all nodes of the experiment are ready, and return the experiment.
+
+    Raises ShardlabError if the experiment fails, ends, or is not ready after MOST_WAIT_S.
+    """
+    deadline = time.monotonic() + MOST_WAIT_S
+    with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show_text:
+        while True:
+            experiment = fetch_experiment(note, workspace, portal)
+            unready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
+            failed_names = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
+            if experiment.status in ENDED_STATES or failed_names:
+                raise ShardlabError(
+                    f"the experiment {note.name} has failed: its status is {experiment.status}"
+                    + (f", and these nodes failed: {', '.join(failed_names)}" if failed_names else "")
+                    + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, "
+                    f"or no such image. To end it: {DOWN_COMMAND}"
+                )
+            if experiment.status == "ready" and experiment.nodes and not unready:
+                return experiment
+            if time.monotonic() > deadline:
+                state = _describe_state(experiment, unready)
+                raise ShardlabError(
+                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {state}. It still exists. "
+                    f" To wait on, run the same command again; to end it: {DOWN_COMMAND}"
+                )
+            show_text(_describe_state(experiment, unready))
+            portal.pause(POLL_S)
+
+
+def fetch_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment:
+    """Ask the portal for the experiment of the note. Raises PortalError, and ShardlabError if the experiment is gone."""
+    assert note.uuid is not None
+    experiment = portal.find_experiment(note.uuid)
+    if experiment is None:
+        last_lease = lease.read_newest_lease(workspace.shardlab_folder, [])
+        end = f" It was to end at {moments.format_time(last_lease.expires)}." if last_lease is not None else ""
+        raise ShardlabError(
+            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
+            f"manifests from this workspace: {DOWN_COMMAND}"
+        )
+    return experiment
+
+
+def _describe_state(experiment: PortalExperiment, unready: dict[str, str]) -> str:
+    """The state of the experiment in a line, such as `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`.
+
+    unready: for each node that is not ready, by name, the states that are not ready yet.
+    """
+    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
+    nodes = len(experiment.nodes)
+    ready_text = f"{nodes - len(unready)} of {nodes} nodes ready" if nodes else "no nodes yet"
+    return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

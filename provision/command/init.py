@@ -288,11 +288,9 @@ def _machine_text(system: System) -> str:
 
 def _free_text(shared_folder: SharedFolder) -> str:
     inode_text = f", {shared_folder.free_inodes:,} inodes" if shared_folder.free_inodes else ""
-    return (
-        "free space not known"
-        if shared_folder.free_bytes is None
-        else f"{shared_folder.free_bytes / GIB:,.0f} GiB free{inode_text}"
-    )
+    if shared_folder.free_bytes is None:
+        return "free space not known"
+    return f"{shared_folder.free_bytes / GIB:,.0f} GiB free{inode_text}"
 
 
 def _quota_line(quota: Quota) -> str:

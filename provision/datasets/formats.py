@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardlab.errors import InputError
+from shardlab.files import image_files
 
-CIFAR10_RECORD_BYTES = 1 + 3 * 32 * 32
-CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
-MNIST_PAIRS = (("train-images-idx3-ubyte", "train-labels-idx1-ubyte"), ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"))
-MNIST_PIXELS = (28, 28)
-LABEL_COUNT = 10
 IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a few official .JPEG files of ImageNet are PNG
 
 
@@ -43,60 +36,13 @@ class Format:
 
 
 def _check_cifar10(folder: Path) -> None:
-    for name in CIFAR10_FILES:
-        file_bytes = _read_content(folder / name, most_bytes=FORMATS["cifar10"].most_bytes)
-        if not file_bytes or len(file_bytes) % CIFAR10_RECORD_BYTES:
-            raise InputError(
-                f"{folder / name}: found {len(file_bytes)} bytes. Allowed: a multiple of {CIFAR10_RECORD_BYTES}, one record."
-            )
-        _check_labels(folder / name, file_bytes[::CIFAR10_RECORD_BYTES])
+    for name in (name for file_names in image_files.CIFAR10_FILES.values() for name in file_names):
+        image_files.read_cifar10_records(folder / name)
 
 
 def _check_mnist(folder: Path) -> None:
-    for images_name, labels_name in MNIST_PAIRS:
-        _, shape = _read_idx(folder, images_name, 3)
-        labels, _ = _read_idx(folder, labels_name, 1)
-        if shape[1:] != MNIST_PIXELS:
-            raise InputError(f"{folder / images_name}: found images of {shape[1]} x {shape[2]} pixels. Allowed: 28 x 28.")
-        if shape[0] != len(labels):
-            raise InputError(f"{folder / labels_name}: found {len(labels)} labels. Allowed: {shape[0]}, one for each image.")
-        _check_labels(folder / labels_name, labels)
-
-
-def _read_idx(folder: Path, file_name: str, dimension_count: int) -> tuple[bytes, tuple[int, ...]]:
-    path = folder / file_name if (folder / file_name).exists() else folder / f"{file_name}.gz"
-    idx_bytes = _read_content(path, most_bytes=FORMATS["mnist"].most_bytes)
-    begin = 4 + 4 * dimension_count
-    magic = bytes([0, 0, 8, dimension_count])
-    if idx_bytes[:4] != magic or len(idx_bytes) < begin:
-        raise InputError(f"{path}: starts with {idx_bytes[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes.")
-    shape = struct.unpack(f">{dimension_count}I", idx_bytes[4:begin])
-    promised_bytes = 1
-    for dimension_size in shape:
-        promised_bytes *= dimension_size
-    if not promised_bytes or promised_bytes != len(idx_bytes) - begin:
-        raise InputError(f"{path}: found {len(idx_bytes) - begin} bytes after the header, which promises {promised_bytes}.")
-    return idx_bytes[begin:], shape
-
-
-def _read_content(path: Path, *, most_bytes: int) -> bytes:
-    """The bytes of a file, decompressed if its name ends with .gz. most_bytes: the largest allowed number of bytes."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as opened_file:
-            file_bytes: bytes = opened_file.read(most_bytes + 1)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: is not a whole gzip file: {error}.") from None
-    if len(file_bytes) > most_bytes:
-        raise InputError(f"{path}: holds more than {most_bytes} bytes, the most that this set may have.")
-    return file_bytes
-
-
-def _check_labels(path: Path, labels: bytes) -> None:
-    if max(labels) >= LABEL_COUNT:
-        first = next(index for index, label in enumerate(labels) if label >= LABEL_COUNT)
-        raise InputError(f"{path}: record {first} has the label {labels[first]}. Allowed: 0 to {LABEL_COUNT - 1}.")
+    for split in image_files.MNIST_FILES:
+        image_files.read_mnist(folder, split)
 
 
 def _check_imagenet(folder: Path) -> None:

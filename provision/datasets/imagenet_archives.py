@@ -4,8 +4,9 @@
 |---|---|
 | ILSVRC2012_img_train.tar | WNID.tar for each class, which contains WNID_NUMBER.JPEG |
 | ILSVRC2012_img_val.tar | ILSVRC2012_val_NUMBER.JPEG, from 1, without folders |
-| ILSVRC2012_devkit_t12.tar.gz | the ILSVRC2012_ID of each validation image, and meta.mat with the WNID of each ID |
+| ILSVRC2012_devkit_t12.tar.gz | the ILSVRC2012_ID of each validation image |
 
+`imagenet_classes.txt` has the WNID of each ILSVRC2012_ID from 1 to 1000, one in a line; meta.mat of the kit says the same.
 The archives may be malicious: only plain files with expected names are written. A class is unpacked into a hidden folder,
 which is renamed when it is complete, so that a later call continues after the last complete class.
 """
@@ -16,26 +17,23 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from provision.datasets import synsets
 from provision.datasets.archive import damage_as_input_error, foreign_member_error, read_members, write_member
 from provision.datasets.formats import FORMATS
 from shardlab.errors import InputError
 
-TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE = (
-    "ILSVRC2012_img_train.tar",
-    "ILSVRC2012_img_val.tar",
-    "ILSVRC2012_devkit_t12.tar.gz",
-)
+TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
+VALIDATION_ARCHIVE = "ILSVRC2012_img_val.tar"
+KIT_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 MOST_CLASSES = 10_000
 MOST_KIT_FILES, MOST_KIT_BYTES = 10_000, 2**27  # the official kit has about a hundred files and 3 MiB
-MOST_TEXT_BYTES = 2**24  # most bytes of a file of the kit that is read
+MOST_TEXT_BYTES = 2**24  # most bytes of TRUTH_FILE
 CLASS_ARCHIVE = re.compile(r"(?:\./)?(?P<wnid>n[0-9]{1,12})\.tar")
 VALIDATION_IMAGE = re.compile(r"(?:\./|val/)?(?P<name>ILSVRC2012_val_(?P<number>[0-9]{8})\.JPEG)")
-META_FILE, TRUTH_FILE = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
-WNID_PATTERN = re.compile(r"n[0-9]{1,12}")
+TRUTH_FILE = "data/ILSVRC2012_validation_ground_truth.txt"
+CLASSES_FILE = Path(__file__).parent / "imagenet_classes.txt"
 
 
 def has_official_archives(folder: Path) -> bool:
@@ -133,33 +131,31 @@ def _unpack_validation(archive: Path, folder: Path, wnids: Sequence[str]) -> Non
 
 def _read_validation_classes(kit_path: Path) -> list[str]:
     """The WNID of each validation image, in the order of their numbers."""
-    kit_files = _read_kit(kit_path)
-    for kit_file in (META_FILE, TRUTH_FILE):
-        if kit_file not in kit_files:
-            raise InputError(f"{kit_path}: has no file {kit_file}. Allowed: the official development kit of ILSVRC 2012.")
-    wnid_by_id = synsets.read_classes(kit_files[META_FILE], f"{kit_path}: {META_FILE}")
+    classes = CLASSES_FILE.read_text().split()
     wnids: list[str] = []
-    for line, id_text in enumerate(kit_files[TRUTH_FILE].decode("ascii", "replace").split(), 1):
-        wnid = wnid_by_id.get(int(id_text)) if len(id_text) < 10 and id_text.isdecimal() else None
-        if wnid is None or not WNID_PATTERN.fullmatch(wnid):
+    for line, id_text in enumerate(_read_truth(kit_path).decode("ascii", "replace").split(), 1):
+        class_id = int(id_text) if len(id_text) < 10 and id_text.isdecimal() else 0
+        if not 1 <= class_id <= len(classes):
             raise InputError(
-                f"{kit_path}: {TRUTH_FILE}: line {line}: found {id_text[:40]!r}. Allowed: an ILSVRC2012_ID of {META_FILE}."
+                f"{kit_path}: {TRUTH_FILE}: line {line}: found {id_text[:40]!r}. Allowed: an ILSVRC2012_ID from 1 to "
+                f"{len(classes)}."
             )
-        wnids.append(wnid)
+        wnids.append(classes[class_id - 1])
     return wnids
 
 
-def _read_kit(kit: Path) -> Mapping[str, bytes]:
-    """The bytes of the files META_FILE and TRUTH_FILE of the development kit, by name, without those that the kit lacks."""
-    content_by_name: dict[str, bytes] = {}
+def _read_truth(kit: Path) -> bytes:
+    """The bytes of TRUTH_FILE of the development kit."""
+    truth_bytes = None
     with kit.open("rb") as kit_stream, damage_as_input_error(kit):
         for member in read_members(kit, kit_stream, MOST_KIT_FILES, MOST_KIT_BYTES):
-            for kit_file in (META_FILE, TRUTH_FILE):
-                if member.info.name.endswith(f"/{kit_file}"):
-                    if member.info.size > MOST_TEXT_BYTES:
-                        raise InputError(f"{kit}: {kit_file} has {member.info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}.")
-                    content_by_name[kit_file] = member.open().read()
-    return content_by_name
+            if member.info.name.endswith(f"/{TRUTH_FILE}"):
+                if member.info.size > MOST_TEXT_BYTES:
+                    raise InputError(f"{kit}: {TRUTH_FILE} has {member.info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}.")
+                truth_bytes = member.open().read()
+    if truth_bytes is None:
+        raise InputError(f"{kit}: has no file {TRUTH_FILE}. Allowed: the official development kit of ILSVRC 2012.")
+    return truth_bytes
 
 
 def _make_empty_folder(folder: Path) -> Path:

@@ -14,6 +14,7 @@ import msgspec
 from provision.fact import Fact, Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.node import Node, RunOptions
+from provision.nodes.local_node import LocalNode
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
@@ -39,20 +40,8 @@ class DescribedMachines(msgspec.Struct, frozen=True):
     nodes: list[DescribedMachine]
 
 
-class PretendedNode(msgspec.Struct, eq=False):
-    """A node of the cluster file that the file of --pretend describes. It runs no commands. Its fields are those of `Node`."""
-
-    name: str
-    host: str
-    port: int | None
-    user: str | None
-    identity: Path | None
-    python: str
-    wheelhouse: str | None
-    may_sudo: bool
-    venv_python: str
-    address: str
-    running: tuple[str, ...] = ()
+class PretendedNode(LocalNode, eq=False):
+    """A node of the cluster file that the file of --pretend describes. It runs no commands."""
 
     def end(self, limit_s: float) -> None:
         """Does nothing, because no command runs on this node."""
@@ -110,5 +99,5 @@ def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
 
 
 def _make_pretended_node(node: Node) -> PretendedNode:
-    login_fields = (node.name, node.host, node.port, node.user, node.identity)
-    return PretendedNode(*login_fields, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)
+    login_fields = (node.name, node.host, node.address, node.port, node.user, node.identity)
+    return PretendedNode(*login_fields, node.python, node.wheelhouse, node.may_sudo, node.venv_python)

@@ -64,11 +64,9 @@ def store_lease(site: Site) -> None:
 def find_lease(site: Site) -> Lease | None:
     """The last known lease of the cluster's machines; None if they are not lent. Raises InputError."""
     cloudlab_keys = site.cluster.cloudlab
-    return (
-        lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in cloudlab_keys.manifests])
-        if cloudlab_keys is not None
-        else None
-    )
+    if cloudlab_keys is None:
+        return None
+    return lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in cloudlab_keys.manifests])
 
 
 def _write_inventory(inventory_path: Path, inventory_bytes: bytes) -> None:

@@ -135,10 +135,8 @@ def count_job_cpus(node: Node, node_names: str) -> int | None:
     answer = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
     cpu_counts = []
     for value_by_key in map(parse_pairs, answer.stdout.splitlines() if answer is not None and answer.code == 0 else []):
-        total, threads_per_core = (
-            parse_limit(value_by_key.get("CPUTot", "")),
-            parse_limit(value_by_key.get("ThreadsPerCore", "")) or 1,
-        )
+        total = parse_limit(value_by_key.get("CPUTot", ""))
+        threads_per_core = parse_limit(value_by_key.get("ThreadsPerCore", "")) or 1
         effective_cpus = parse_limit(value_by_key.get("CPUEfctv", ""))  # from Slurm 22.05 on
         listed_cpus = sum(
             int(last or first) - int(first) + 1 for first, last in _CPU_RANGE.findall(value_by_key.get("CPUSpecList", ""))

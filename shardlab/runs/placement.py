@@ -24,8 +24,6 @@ class Placement(msgspec.Struct, frozen=True):
 def read_placement(events: Sequence[Event]) -> Placement | None:
     """The placement of a run according to its events; None if the run was not started, or if its nodes share a folder."""
     placed_event = next((event for event in reversed(events) if event.event == PLACED_EVENT), None)
-    return (
-        Placement(placed_event.host, [str(name) for name in placed_event.data.get("nodes", [])])
-        if placed_event is not None
-        else None
-    )
+    if placed_event is None:
+        return None
+    return Placement(placed_event.host, [str(name) for name in placed_event.data.get("nodes", [])])

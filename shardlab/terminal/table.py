@@ -55,6 +55,9 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """Whether a page shows the texts as code."""
     link: Callable[[Row], str] | None = None
     """The id of the cell or run to which a page links the text; "" for no link."""
+    pieces: Callable[[Row], Sequence[tuple[str, str]]] | None = None
+    """The pieces of the text, each with what a page links it to, as in `link`. A page shows them with `separator` between."""
+    separator: str = " "
     name: str = ""
     """The name of the metric or key in the column. A page links the heading of a metric to its definition."""
     state: Callable[[Row], str] | None = None

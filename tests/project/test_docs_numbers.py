@@ -26,17 +26,18 @@ from jobs.schedulers import slurm
 from jobs.submission import backlog
 from provision import clock, gpu_generations
 from provision.checks import network
-from provision.cloudlab import portal, readiness
+from provision.cloudlab import creation, portal
 from provision.datasets import archive, formats
 from provision.facts import mounts, quotas
 from provision.operations import packages
 from shardlab.cloudlab import cloudlab_manifest
 from shardlab.cluster import lease
 from shardlab.cluster.slurm_keys import Slurm
+from shardlab.files import image_files
 from shardlab.matrix import cell, retry
 from shardlab.runs import lease_cutoff
 from trainers import workload_options
-from trainers.data import cifar10, imagenet, synthetic_images, synthetic_tokens
+from trainers.data import imagenet, synthetic_images, token_sets
 from trainers.strategy import Strategy
 
 ROOT = Path(__file__).parents[2]
@@ -71,21 +72,21 @@ SENTENCES = [
     ("cloudlab.md", f"after {portal.BACKOFF_S[0]:g} s to {portal.BACKOFF_S[-1]:g} s"),
     ("cloudlab.md", f"at most {portal.MOST_RETRY_AFTER_S / 60:g} minutes each"),
     ("cloudlab.md", f"by more than {WORDS[portal.CLOCK_TOLERANCE.seconds // 60]} minutes"),
-    ("cloudlab.md", {3600.0: "waits up to an hour until all nodes are ready"}[readiness.MOST_WAIT_S]),
+    ("cloudlab.md", {3600.0: "waits up to an hour until all nodes are ready"}[creation.MOST_WAIT_S]),
     (
         "data.md",
         f"{synthetic_images.ITEMS_BY_SPLIT['train']:,} (or `subset`) and {synthetic_images.ITEMS_BY_SPLIT['validation']}",
     ),
     ("data.md", f"any number; {synthetic_images.CLASSES} by default"),
-    ("data.md", f"{synthetic_tokens.SEQUENCE_COUNT:,} sequences of tokens below {synthetic_tokens.VOCABULARY}"),
-    ("data.md", {0.1: "nine times in ten, a fixed rule"}[synthetic_tokens.RANDOM_TOKEN_PROBABILITY]),
+    ("data.md", f"{token_sets.SEQUENCE_COUNT:,} sequences of tokens below {token_sets.VOCABULARY}"),
+    ("data.md", {0.1: "nine times in ten, a fixed rule"}[token_sets.RANDOM_TOKEN_PROBABILITY]),
     ("data.md", f"imagenet-train-131072-seed-{workload_options.SUBSET_SEED}.list"),
     ("data.md", f"CIFAR-10 {formats.FORMATS['cifar10'].most_bytes // MIB} MiB"),
     ("data.md", f"MNIST {formats.FORMATS['mnist'].most_bytes // MIB} MiB"),
     ("data.md", f"ImageNet {formats.FORMATS['imagenet'].most_bytes // GIB} GiB"),
     ("data.md", f"{formats.FORMATS['imagenet'].most_files:,} files"),
     ("data.md", f"headers of more than {archive.MOST_HEADER_BYTES // MIB} MiB"),
-    ("data.md", f"not a multiple of {cifar10.RECORD_BYTES:,} bytes"),
+    ("data.md", f"not a multiple of {image_files.CIFAR10_RECORD_BYTES:,} bytes"),
     ("data.md", {2**27: "more than 2^27"}[imagenet.MOST_PIXELS]),
     ("data.md", {256 / 224: "size x 256 / 224"}[imagenet.MARGIN]),
     ("exports.md", f"reads the growing records every {tracking.READING_PERIOD_S:g} seconds"),

@@ -21,10 +21,10 @@ OPENS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}  # name
 SAFE = re.compile(r"'x[bt]?'|O_EXCL|O_DIRECTORY|O_NOFOLLOW|closefd=False|os\.devnull|'/(?:proc|etc)/|resources\.files\(")
 # Other opens outside of shardlab/files/files.py, by file or folder, with the reason why they are safe.
 OPENED = {
-    "collect/archiving/pack.py": "writes members of a zip file",
+    "collect/archiving/command.py": "writes members of a zip file",
     "collect/fetching/arrival.py": "adds O_NOFOLLOW to its flags",
     "collect/sampler/": "files of the kernel",
-    "collect/traces/figure_cache.py": "our own source",
+    "collect/traces/run_traces.py": "our own source",
     "shardlab/plugins/plugin_process.py": "in a new folder of mode 0700",
     "jobs/plugins/send_folder.py": "reads members of an archive in memory",
     "shardlab/plugins/command_copies.py": "writes members of an archive in memory",
@@ -40,12 +40,13 @@ OPENED = {
     "shardlab/hardware/host.py": "files of the kernel, found by their folders",
     "shardlab/json_schema.py": "writes files of our own source",
     "shardlab/remote/remote.py": "opens a connection",
+    "shardlab/files/image_files.py": "data sets may be behind links",
     "shardlab/files/source_digest.py": "our own source",
     "templates/__init__.py": "imports nothing of ours; it reads templates only if is_file() is true, as jinja2 does",
     "trainers/data/": "data sets may be behind links",
     "trainers/forking/address.py": "our own source",
     "trainers/proof/proof.py": "our own source",
-    "trainers/rehearsal/fork_steps.py": "in a new folder of mode 0700",
+    "trainers/rehearsal/rehearse.py": "in a new folder of mode 0700",
 }
 
 
@@ -57,7 +58,7 @@ def test_the_wheel_has_all_files_of_our_packages_and_no_other(tmp_path):
     assert {top for top in tops if not top.endswith(".dist-info")} == {*ROOMS, "matrices"}
     tracked = {str(path.relative_to(ROOT)) for path in SOURCES} | {
         str(path.relative_to(ROOT))
-        for pattern in ("matrices/*.yaml", "templates/**/*.j2", "shardlab/schemas/*.json")
+        for pattern in ("matrices/*.yaml", "templates/**/*.j2", "shardlab/schemas/*.json", "provision/datasets/*.txt")
         for path in ROOT.glob(pattern)
     }
     assert tracked <= names

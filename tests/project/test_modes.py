@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from collect.archiving import pack
+from collect.archiving import command
 from shardlab.cluster import node_folder
 from shardlab.files import files, own_folder
 from shardlab.workspace import workspace_trust
@@ -65,4 +65,4 @@ def test_a_lock_may_be_opened_by_those_who_may_enter_its_folder(tmp_path, umask,
 
 
 def test_the_members_of_an_archive_have_the_same_mode_with_any_umask(umask):
-    assert pack._build_entry("workspace/runs/x/run.json").external_attr >> 16 == 0o644
+    assert command._build_entry("workspace/runs/x/run.json").external_attr >> 16 == 0o644

@@ -32,7 +32,6 @@ from provision.checks import all_reduce, compiled, judged_proof, network
 from provision.checks.all_reduce import AllReduceReport
 from provision.cloudlab.waiting import WaitingLines
 from provision.command import display, init
-from provision.datasets import formats
 from provision.fact import Unanswered
 from provision.facts import wheels
 from provision.facts.quotas import Quota
@@ -43,7 +42,7 @@ from provision.operations import space
 from shardlab.cloudlab import cloudlab_manifest
 from shardlab.cluster.lease import Lease
 from shardlab.errors import ShardlabError
-from shardlab.files import document, files, plugin_source
+from shardlab.files import document, files, image_files, plugin_source
 from shardlab.hardware.host import Host
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix import cell_sizes
@@ -53,7 +52,6 @@ from shardlab.runs.state import JudgedState
 from shardlab.terminal import moments, notation
 from shardlab.terminal.console import Output
 from shardlab.workspace import archive
-from trainers.data import cifar10, mnist
 
 MIB, GIB = 2**20, 2**30
 NOW = datetime(2031, 5, 2, 18, 0, tzinfo=UTC)
@@ -165,14 +163,6 @@ def sentences_of_provision(folder):
     yield "provision/facts/wheels.py", f"{wheels.parse('torch-2.9.0+cu130-x')} {wheels.parse('torch-2.9.0+cpu-x')}"
     yield "provision/operation.py", Write("a file", "/etc/x", b"12345", 0o600, "me:us").command
     yield "provision/operation.py", repr(RunCommand("a command", ["true"], 90.5))
-    (folder / "mnist").mkdir()
-    write(folder / "mnist" / "train-images-idx3-ubyte", formats.FORMATS["mnist"].most_bytes + 1)
-    yield "provision/datasets/formats.py", refusal(formats._check_mnist, folder / "mnist").replace(str(folder), "FOLDER")
-    pixels = b"\0\0\x08\x03" + b"".join(size.to_bytes(4) for size in (2, 28, 28))
-    (folder / "mnist" / "train-images-idx3-ubyte").write_bytes(pixels + bytes(100))
-    yield "provision/datasets/formats.py", refusal(formats._check_mnist, folder / "mnist")
-    (folder / formats.CIFAR10_FILES[0]).write_bytes(bytes(3074))
-    yield "provision/datasets/formats.py", refusal(formats._check_cifar10, folder)
 
 
 def sentences_of_waiting(capsys, monkeypatch):
@@ -292,12 +282,12 @@ def sentences_of_collect():
     yield "collect/archiving/command.py", refusal(archive_command.write_archive, None, None, None, 0.0, None, anonymize=False)
 
 
-def sentences_of_trainers(folder):
+def sentences_of_data_sets(folder):
     (folder / "data_batch_1.bin").write_bytes(bytes(3074))
-    yield "trainers/data/cifar10.py", refusal(cifar10._read_records, folder / "data_batch_1.bin", ["data_batch_1.bin"])
+    yield "shardlab/files/image_files.py", refusal(image_files.read_cifar10_records, folder / "data_batch_1.bin")
     for content in (b"\0\0\x08\x01\x7f\xff\xff\xff", b"\0\0\x08\x01\0\0\0\x05abc"):
         (folder / "labels").write_bytes(content)
-        yield "trainers/data/mnist.py", refusal(mnist.read_idx, folder / "labels", 1)
+        yield "shardlab/files/image_files.py", refusal(image_files.read_idx, folder / "labels", 1)
 
 
 def test_sentences_with_numbers_are_the_golden_sentences(tmp_path, capsys, monkeypatch):
@@ -308,7 +298,7 @@ def test_sentences_with_numbers_are_the_golden_sentences(tmp_path, capsys, monke
     found = [
         *sentences_of_shardlab(shardlab_folder), *sentences_of_checks(), *sentences_of_provision(provision_folder),
         *sentences_of_waiting(capsys, monkeypatch), *sentences_of_jobs(), *sentences_of_collect_numbers(),
-        *sentences_of_collect(), *sentences_of_trainers(trainers_folder),
+        *sentences_of_collect(), *sentences_of_data_sets(trainers_folder),
     ]  # fmt: skip
     lines = [f"{file}: {sentence}" for file, sentence in found]
     for path in (shardlab_folder, provision_folder, trainers_folder):

@@ -53,10 +53,7 @@ HELD_TEMPLATES = {
     "report/choices.html.j2": (1, "test_choices"),
     "report/data_table.html.j2": (1, OF_COLLECT),
     "report/reported.html.j2": (2, OF_COLLECT),
-    "report/runs.html.j2": (1, "test_report"),
-    "report/searches.html.j2": (1, "test_searches"),
     "report/table.html.j2": (1, PAGE),
-    "report/tables.html.j2": (1, "test_printed_tables"),
     "watch/queue.html.j2": (1, "test_watch"),
 }
 

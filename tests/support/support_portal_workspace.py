@@ -14,7 +14,7 @@ from support_cloudlab import lan, manifest, node
 from support_portal import TOKEN, URN, serve, two_nodes
 
 from provision import cli
-from provision.cloudlab import readiness, termination
+from provision.cloudlab import creation, termination
 
 FILE = """\
 schema: 1
@@ -25,8 +25,8 @@ ssh: {{user: alice, host_keys: accept-new}}
 """
 # A Python script that runs `provision` in a process of its own, with the short polling interval of the tests.
 COMMAND = (
-    "import sys; from shardlab.terminal import command_start; from provision.cloudlab import readiness, termination; "
-    "readiness.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start_command('provision'))"
+    "import sys; from shardlab.terminal import command_start; from provision.cloudlab import creation, termination; "
+    "creation.POLL_S = termination.POLL_S = 0.05; sys.exit(command_start.start_command('provision'))"
 )
 
 
@@ -95,7 +95,7 @@ def place_of_portal(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Iterator[P
     monkeypatch.delenv("CLOUDLAB_TOKEN", raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(server / "certificate.pem"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(readiness, "POLL_S", 0.01)
+    monkeypatch.setattr(creation, "POLL_S", 0.01)
     monkeypatch.setattr(termination, "POLL_S", 0.01)
     with serve(server) as portal:
         token = home / f".config/shardlab/cloudlab-token.{urlsplit(portal.url).netloc}"

@@ -86,7 +86,24 @@ class LoadingPlanner(DefaultLoadPlanner):
         return memory
 
 
-class ShardWriter(StorageWriter):
+class _GivenFolder:
+    """What torch asks of a writer or a reader of a checkpoint that nothing is to be done for: the folder is given."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Does nothing: each checkpoint has its own writer or reader."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False  # torch calls this to choose a storage for a checkpoint name; the folder is given explicitly
+
+
+class ShardWriter(_GivenFolder, StorageWriter):
     """Writes checkpoints of the layout `sharded`: each rank writes its boxes into one file, one box after the other.
 
     If several ranks have the same box, one of them writes it. After saving, `index` and `files` are set on the first rank.
@@ -99,21 +116,8 @@ class ShardWriter(StorageWriter):
     def __init__(self, folder: Path, rank: int) -> None:
         self._path = folder / f"rank-{rank:05d}.bin"
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Does nothing: each checkpoint has its own writer."""
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the folder exists already."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False  # torch calls this to choose a storage for a checkpoint name; this writer gets its folder explicitly
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         return _make_completed_future(self._write((item, planner.resolve_data(item)) for item in plan.items))
@@ -122,7 +126,7 @@ class ShardWriter(StorageWriter):
         written_boxes, growing_file = [], None
         for item, tensor in boxes:
             growing_file = growing_file or GrowingFile(self._path)
-            content = _tensor_bytes(tensor)
+            content = _flat_bytes(tensor).numpy().data
             growing_file.write(bytes(-growing_file.size % ALIGNMENT))
             written_boxes.append((item, tensor, growing_file.size, len(content)))
             growing_file.write(content)
@@ -211,7 +215,7 @@ class GatheringWriter(ShardWriter):
                 )
 
 
-class BoxReader(StorageReader):
+class BoxReader(_GivenFolder, StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
     folder: the folder of the checkpoint. file_sizes: file name -> bytes of the file. state: the parts to read.
@@ -233,21 +237,8 @@ class BoxReader(StorageReader):
         box = msgspec.structs.replace(entry.boxes[0], offsets=[0] * len(shape), sizes=shape)
         return msgspec.structs.replace(entry, shape=shape, boxes=[box])
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Does nothing: each checkpoint has its own reader."""
-
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Does nothing: the caller has already read the index."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         tensor_metadata = {}
@@ -290,10 +281,6 @@ def _sort_key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    return _flat_bytes(tensor).numpy().data
 
 
 def _make_completed_future(value: Any) -> Future[Any]:

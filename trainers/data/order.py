@@ -18,9 +18,8 @@ WARMUP, TIMED, PROOF = 0, 1, 2
 class DataOrder:
     """The items of each step: a new permutation of all items in every epoch, cut into global batches.
 
-    The items after the last whole global batch of an epoch are left out. short_step_items: number of these items that are
-    not left out,
-    because each timed epoch has a short step with them at its end.
+    The items after the last whole global batch of an epoch are left out. short_step_items: number of these items that are not
+    left out, because each timed epoch has a short step with them at its end.
     """
 
     def __init__(self, item_count: int, global_batch_size: int, seed: int, short_step_items: int = 0) -> None:
@@ -40,9 +39,8 @@ class DataOrder:
         return cell.steps if cell.steps is not None else (cell.epochs or 0) * self.steps_per_epoch
 
     def with_short_step(self, rank_items: int) -> DataOrder:
-        """The same order with an additional short step at the end of each timed epoch. rank_items: the number of items of
-        one rank
-        in a step; the short step has as many whole shares as the remaining items allow."""
+        """The same order with an additional short step at the end of each timed epoch. rank_items: the number of items of one
+        rank in a step; the short step has as many whole shares as the remaining items allow."""
         leftover = self._items % self._batch_size
         return DataOrder(self._items, self._batch_size, self._seed, leftover - leftover % rank_items)
 
@@ -62,9 +60,8 @@ class DataOrder:
         """The micro-batches of one slice of a step's global batch, as indices of `micro_batch_size` items each.
 
         The global batch is divided into `slice_count` equal slices; `slice_index` is the number of the slice, from 0. In a
-        short
-        step, the
-        first slices have their full size and all later slices are empty. Raises InputError if the sizes are not divisible.
+        short step, the first slices have their full size and all later slices are empty. Raises InputError if the sizes are not
+        divisible.
         """
         share, remainder = divmod(self._batch_size, slice_count)
         if remainder or share % micro_batch_size:

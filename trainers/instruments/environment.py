@@ -69,8 +69,7 @@ def _count_connections() -> dict[str, int]:
 
 def find_interface(address: str, interface_by_address: dict[str, str]) -> str:
     """The network interface that has an address. interface_by_address: address -> interface. Every address in 127.0.0.0/8
-    belongs to the
-    loopback interface."""
+    belongs to the loopback interface."""
     plain_address = address.removeprefix("::ffff:")  # the prefix of an IPv4 address in an IPv6 socket
     if ip_address(plain_address.partition("%")[0]).is_loopback:
         return "lo (loopback)"

@@ -128,9 +128,8 @@ def list_dropout_keys(config: Any) -> list[str]:
 
 
 def shorten_model(config: Any, layer_count: int) -> None:
-    """Change a configuration in place so that the model has only its first `layer_count` blocks. Lists that have one entry
-    for each
-    block are cut to the same length."""
+    """Change a configuration in place so that the model has only its first `layer_count` blocks. Lists that have one entry for
+    each block are cut to the same length."""
     configured_layers = getattr(config, LAYERS_KEY)
     for name, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == configured_layers:
@@ -173,11 +172,9 @@ def _shrink_keys(config: Any) -> dict[str, Any]:
         value = getattr(config, name, None)
         return value if type(value) is int and value > 0 else 0
 
-    width, heads, key_value_heads = (
-        read_number("hidden_size"),
-        read_number("num_attention_heads"),
-        read_number("num_key_value_heads"),
-    )
+    width = read_number("hidden_size")
+    heads = read_number("num_attention_heads")
+    key_value_heads = read_number("num_key_value_heads")
     if width and heads:
         twin_heads = min(heads, HEADS)
         changes |= {"num_attention_heads": twin_heads, "hidden_size": twin_heads * HEAD_WIDTH}

@@ -102,7 +102,7 @@ class MeshModel:
             vocabulary[1].weight = vocabulary[0].weight
         for part in self.parts.values() if reshard_after_forward is not None else ():
             other_parameters = [
-                p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in _list_mesh_dimensions(p)
+                p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in (p.device_mesh.mesh_dim_names or ())
             ]
             self._shard(part, cell.precision, other_parameters, is_block=False, reshard=False)
 
@@ -304,10 +304,6 @@ def _embed_tokens(layer: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
         .redistribute(placements=[Replicate()])
         .to_local()
     )
-
-
-def _list_mesh_dimensions(tensor: DTensor) -> tuple[str, ...]:
-    return tensor.device_mesh.mesh_dim_names or ()
 
 
 def _gather_dtensor(tensor: DTensor) -> torch.Tensor:

@@ -57,10 +57,8 @@ POSITIONS = 1  # the index of the dimension `positions` in a hidden state (items
 
 
 def slice_stage_blocks(block_count: int, index: int, stage_count: int) -> slice:
-    """The blocks of stage `index` of `stage_count` stages: consecutive blocks, as equal in number as possible. block_count:
-    number
-    of all
-    blocks."""
+    """The blocks of stage `index` of `stage_count` stages: consecutive blocks, as equal in number as possible. block_count: the
+    number of all blocks."""
     return slice(index * block_count // stage_count, (index + 1) * block_count // stage_count)
 
 

@@ -314,10 +314,8 @@ def _is_finite(result: Trajectory) -> bool:
 
 def _measure_differences(result: Trajectory, reference: Trajectory) -> tuple[float, float, float]:
     """The largest differences of losses and of gradient norms, and the distance of the parameters."""
-    loss_difference, norm_difference = (
-        _find_largest_difference(result.losses, reference.losses),
-        _find_largest_difference(result.gradient_norms, reference.gradient_norms),
-    )
+    loss_difference = _find_largest_difference(result.losses, reference.losses)
+    norm_difference = _find_largest_difference(result.gradient_norms, reference.gradient_norms)
     return loss_difference, norm_difference, _measure_parameter_distance(result, reference)
 
 

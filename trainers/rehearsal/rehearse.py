@@ -1,4 +1,9 @@
-"""Rehearses a cell: builds its engine on fake tensors for each kind of rank, makes steps, and counts one."""
+"""Rehearses a cell: builds its engine on fake tensors for each kind of rank, makes steps, and counts one.
+
+Each step has a forked process of its own, several at a time: torch and DeepSpeed remember process groups, so in one process, a
+step of another rank would get the groups of the previous rank. A fork takes a tenth of a second; the imports of a new process
+would take seconds.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from shardlab.runs.rehearsed import (
 )
 from trainers import dtypes, menu
 from trainers.instruments.timing import make_clock
-from trainers.rehearsal import counted_step, depths, fork_steps
+from trainers.rehearsal import counted_step, depths
 from trainers.rehearsal.counted_step import CountedStep
 from trainers.rehearsal.fake_group import FakeRanks, infer_neighbour_shapes, register_averaging_hook, use_fake_group
 from trainers.rehearsal.fake_tensors import make_fake, use_fake_tensors, with_real_tensors
@@ -37,6 +42,15 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from trainers.task import Task
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from shardlab.errors import ShardlabError
+from shardlab.hardware import host
 
 # The number of steps before the counted step, for strategies that need more than one step until all further steps are equal.
 # The first step allocates the optimizer's state. DDP makes new buckets in its second step, PowerSGD makes two exact steps, and
@@ -99,7 +113,7 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
     count_tasks = [
         partial(_count_step_of_rank, shallow_cell, data_path, rank) for rank, _ in rehearsed_ranks for shallow_cell in cells
     ]
-    steps = fork_steps.rehearse_steps(count_tasks)
+    steps = rehearse_steps(count_tasks)
     if depth_pair is None:
         step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in steps]
     else:
@@ -181,3 +195,52 @@ def _make_fake_batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
 def _make_fake_hidden(cell: Cell, task: Task) -> torch.Tensor:
     """A tensor with the shape and dtype of the hidden state of a micro-batch between two blocks."""
     return torch.empty(cell.micro_batch_size, *task.plan().hidden, dtype=dtypes.stream_dtype(cell.precision))
+
+
+class StepFailed(ShardlabError):
+    """Raised if a step could not be rehearsed. The message is the error of the process that rehearsed the step."""
+
+
+def rehearse_steps(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedStep]:
+    """Call functions that each rehearse a step, in forked processes. Returns their results in the same order. Raises StepFailed
+    if a function fails."""
+    with tempfile.TemporaryDirectory(prefix="shardlab-rehearsal-") as folder:
+        waiting_steps, step_by_child = deque(range(len(steps))), dict[int, int]()
+        try:
+            while waiting_steps or step_by_child:
+                while waiting_steps and len(step_by_child) < host.count_usable_processors():
+                    step_number = waiting_steps.popleft()
+                    step_by_child[_fork_step(steps[step_number], Path(folder, str(step_number)))] = step_number
+                child, wait_status = os.wait()
+                if (failed_step := step_by_child.pop(child, None)) is not None and wait_status:
+                    raise StepFailed(_describe_failure(Path(folder, str(failed_step)), wait_status))
+        finally:
+            for child in step_by_child:
+                os.kill(child, 9)
+                os.waitpid(child, 0)
+        return [
+            msgspec.json.decode(Path(folder, str(step_number)).read_bytes(), type=CountedStep)
+            for step_number in range(len(steps))
+        ]
+
+
+def _fork_step(step: Callable[[], CountedStep], path: Path) -> int:
+    """Fork a process that calls `step` and writes the result, or a sentence about its error, to the file `path`. Returns the
+    process id."""
+    if (pid := os.fork()) != 0:
+        return pid
+    exit_code = 1
+    try:
+        path.write_bytes(msgspec.json.encode(step()))
+        exit_code = 0
+    except BaseException as error:  # noqa: BLE001 - a forked process must not return into the code of its parent
+        traceback.print_exception(error)
+        path.write_text(summarize_error(error))
+    finally:
+        os._exit(exit_code)
+
+
+def _describe_failure(path: Path, status: int) -> str:
+    if path.exists() and (error_text := path.read_text()):
+        return error_text
+    return f"the process of a step ended with {os.waitstatus_to_exitcode(status)}."

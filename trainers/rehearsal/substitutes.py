@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shardlab.files.image_files import LABEL_COUNT
 from shardlab.matrix.cell import Cell
 from trainers import menu
-from trainers.data import cifar10, mnist
 from trainers.proof.proof import MOST_COUNTED_STEPS
 from trainers.strategies import zero
 from trainers.workload_options import IMAGENET_CLASSES
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 OFFLOADING_OPTIONS = ("offload", "offload_optimizer", "offload_param")
-CLASS_COUNTS = {"cifar10": cifar10.CLASSES, "mnist": mnist.CLASSES, "imagenet": IMAGENET_CLASSES}
+CLASS_COUNTS = {"cifar10": LABEL_COUNT, "mnist": LABEL_COUNT, "imagenet": IMAGENET_CLASSES}
 
 
 def refuse_rehearsal(cell: Cell) -> str | None:

@@ -116,11 +116,9 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
     try:
         traceback.print_exception(error)
         sys.stderr.flush()
-        event_name, failed_stage, why = (
-            _name_error_event(error),
-            stage.find_stage_of_error(error),
-            summarize_error(error, run_dir.path),
-        )
+        event_name = _name_error_event(error)
+        failed_stage = stage.find_stage_of_error(error)
+        why = summarize_error(error, run_dir.path)
         if event_name == "oom" and failed_stage is not None:
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.gradient_sync import LAST_PASS
 from shardlab.registry import Option
@@ -49,38 +51,34 @@ OPTIONS = (
     Option("sync_batch_norm", False, "compute BatchNorm's statistics over the micro-batches of all ranks together"),
     Option("gradient_as_bucket_view", True, "store gradients in the buckets themselves, without copies into and out of them"),
 )
-VARIANTS = (
-    Strategy(
-        name="ddp",
-        summary="a whole model on every rank, gradients averaged by all-reduce (PyTorch DistributedDataParallel)",
-        precisions=ALL,
-        refuse=refuse,
-        engine="trainers.engines.ddp",
-        switches=SWITCHES,
-        sync=lambda _: LAST_PASS,
-        cuts=(),
-        theory_of_memory=divide_ddp,
-        theory_of_communication=list_ddp_terms,
-        options=(
-            *OPTIONS,
-            Option("comm_hook", "none", "round gradients to this dtype before they are sent", ("none", "bf16")),
-            Option("join", False, "train also on the items left at the end of the epoch, on as many ranks as they fill"),
-        ),
+_DDP = Strategy(
+    name="ddp",
+    summary="a whole model on every rank, gradients averaged by all-reduce (PyTorch DistributedDataParallel)",
+    precisions=ALL,
+    refuse=refuse,
+    engine="trainers.engines.ddp",
+    switches=SWITCHES,
+    sync=lambda _: LAST_PASS,
+    cuts=(),
+    theory_of_memory=divide_ddp,
+    theory_of_communication=list_ddp_terms,
+    options=(
+        *OPTIONS,
+        Option("comm_hook", "none", "round gradients to this dtype before they are sent", ("none", "bf16")),
+        Option("join", False, "train also on the items left at the end of the epoch, on as many ranks as they fill"),
     ),
-    Strategy(
+)
+VARIANTS = (
+    _DDP,
+    msgspec.structs.replace(
+        _DDP,
         name="ddp-powersgd",
         summary=f"DDP with gradients compressed to matrices of rank {POWERSGD_RANK}, with error feedback (PowerSGD)",
         precisions=tuple(name for name in ALL if not scales_loss(name)),
         reasons=dict.fromkeys(
             filter(scales_loss, ALL), "the compression error of a step is added to the next gradient, even after an overflow"
         ),
-        refuse=refuse,
-        engine="trainers.engines.ddp",
         settings={"powersgd": True},
-        switches=SWITCHES,
-        sync=lambda _: LAST_PASS,
-        cuts=(),
-        theory_of_memory=divide_ddp,
         theory_of_communication=list_powersgd_terms,
         options=OPTIONS,
         other_work=lambda _: "PowerSGD approximates gradients, so its computation differs from that of one process",

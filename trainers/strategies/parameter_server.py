@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+
 from shardlab.matrix.cell import Cell
 from shardlab.registry import Option
 from trainers.model.precision import ALL
@@ -48,53 +50,41 @@ def find_pull_period(cell: Cell) -> int:
     return interval
 
 
+_SYNC = Strategy(
+    name="ps-sync",
+    summary="parameter servers that wait for all workers and apply the mean gradient",
+    precisions=ALL,
+    refuse=refuse,
+    engine="trainers.engines.parameter_server",
+    settings={"waits": True},
+    servers=True,
+    theory_of_memory=divide_worker,
+    theory_of_communication=partial(list_worker_terms, waits=True),
+    switches=SUPPORTED_SWITCHES,
+)
+_ASYNC = msgspec.structs.replace(
+    _SYNC,
+    name="ps-async",
+    summary="parameter servers that apply each worker's gradient at once",
+    settings={},
+    theory_of_communication=partial(list_worker_terms, waits=False),
+    options=(PULL_INTERVAL,),
+    unprovable=explain_unprovable,
+    communication_period=find_pull_period,
+    no_checkpoints=NO_COMMON_STEP,
+    tolerates_lost_ranks=True,
+)
 VARIANTS = (
-    Strategy(
-        name="ps-sync",
-        summary="parameter servers that wait for all workers and apply the mean gradient",
-        precisions=ALL,
-        refuse=refuse,
-        engine="trainers.engines.parameter_server",
-        settings={"waits": True},
-        servers=True,
-        theory_of_memory=divide_worker,
-        theory_of_communication=partial(list_worker_terms, waits=True),
-        switches=SUPPORTED_SWITCHES,
-    ),
-    Strategy(
-        name="ps-async",
-        summary="parameter servers that apply each worker's gradient at once",
-        precisions=ALL,
-        refuse=refuse,
-        engine="trainers.engines.parameter_server",
-        servers=True,
-        theory_of_memory=divide_worker,
-        theory_of_communication=partial(list_worker_terms, waits=False),
-        switches=SUPPORTED_SWITCHES,
-        options=(PULL_INTERVAL,),
-        unprovable=explain_unprovable,
-        communication_period=find_pull_period,
-        no_checkpoints=NO_COMMON_STEP,
-        tolerates_lost_ranks=True,
-    ),
-    Strategy(
+    _SYNC,
+    _ASYNC,
+    msgspec.structs.replace(
+        _ASYNC,
         name="ps-ssp",
         summary="asynchronous parameter servers with bounded staleness; stale gradients get a smaller weight",
-        precisions=ALL,
-        refuse=refuse,
-        engine="trainers.engines.parameter_server",
-        servers=True,
-        theory_of_memory=divide_worker,
-        theory_of_communication=partial(list_worker_terms, waits=False),
-        switches=SUPPORTED_SWITCHES,
         options=(
             Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),
             Option("staleness_weighted", True, "weight a gradient by 1 / (1 + updates since its worker pulled parameters)"),
             PULL_INTERVAL,
         ),
-        unprovable=explain_unprovable,
-        communication_period=find_pull_period,
-        no_checkpoints=NO_COMMON_STEP,
-        tolerates_lost_ranks=True,
     ),
 )

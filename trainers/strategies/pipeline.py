@@ -65,10 +65,6 @@ def refuse_1f1b_schedule(cell: Cell) -> str | None:
     return None
 
 
-def _refuse_gpipe(cell: Cell) -> str | None:
-    return refuse_stages(cell)
-
-
 def _refuse_1f1b(cell: Cell) -> str | None:
     return refuse_stages(cell) or refuse_1f1b_schedule(cell)
 
@@ -100,7 +96,7 @@ def _make_strategy(name: str, schedule: str, summary: str, refuse: Callable[[Cel
 
 
 VARIANTS = (
-    _make_strategy("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", _refuse_gpipe),
+    _make_strategy("pp-gpipe", "gpipe", "all micro-batches forward, then all backward (Huang et al., 2019)", refuse_stages),
     _make_strategy(
         "pp-1f1b", "1f1b", "forward and backward alternate, so fewer activations are kept (PipeDream)", _refuse_1f1b
     ),

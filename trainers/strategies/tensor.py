@@ -34,8 +34,7 @@ def refuse_tensor_split(cell: Cell) -> str | None:
 
 def _refuse_own_split(cell: Cell, workload: Workload) -> str | None:
     """As `refuse_tensor_split`, for a workspace's own workload. If a cell changes the options of the workload, the sizes of
-    layers
-    may be different; in this case, only the ranks check the sizes."""
+    layers may be different; in this case, only the ranks check the sizes."""
     if not workload.tensor_degrees and workload.is_data:
         return (
             f"{cell.strategy} cannot split {cell.workload}: no split of its layers is known (docs/model-by-configuration.md)."

@@ -15,6 +15,8 @@ from tests.collect.metrics.test_metrics import RESULT, WINDOW, measured, nic, sa
 
 TIMES = (9, 11, 13, 15, 17, 19, 21)
 
+FUNCTIONS = {metric.name: metric.of_run for metric in network.METRICS}
+
 
 def covered(run, ends=None, clocks=None):
     (entry,) = telemetry.compute_coverage("r", run.timed, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
@@ -92,25 +94,25 @@ def test_received_bytes_and_faults_are_shown():
 def test_pause_frames_and_faults_of_rdma_are_counted():
     """A driver may have only some of the counters. A metric has no value if no sample has one of its counters."""
     some = [sample(at, nics=[both(at, rx_pauses=3 * at, tx_priority_pauses=2 * at)]) for at in TIMES]
-    found = network.pause_frames(measured(WINDOW, some))
+    found = FUNCTIONS["pause_frames"](measured(WINDOW, some))
     assert (found.value, found.unit) == (50, "frames")
     faulty = [
         sample(at, rdma=[RdmaSample(device="m", port=n, rx_errors=at * n, link_downed=1) for n in (1, 2)]) for at in TIMES
     ]
-    found = network.rdma_faults(measured(WINDOW, faulty))
+    found = FUNCTIONS["rdma_faults"](measured(WINDOW, faulty))
     assert (found.value, found.unit) == (30, "faults")
     neither = measured(WINDOW, [sample(at, nics=[both(at)], rdma=[port(at)]) for at in TIMES])
-    assert network.pause_frames(neither) is network.rdma_faults(neither) is None
+    assert FUNCTIONS["pause_frames"](neither) is FUNCTIONS["rdma_faults"](neither) is None
 
 
 def test_packets_above_limits_of_the_cloud_and_retransmissions_are_counted():
     limited = [sample(at, nics=[both(at, tx_bandwidth_limited=2 * at, connections_limited=at)]) for at in TIMES]
-    found = network.limited_packets(measured(WINDOW, limited))
+    found = FUNCTIONS["limited_packets"](measured(WINDOW, limited))
     assert (found.value, found.unit) == (30, "packets")
     efa = [sample(at, rdma=[RdmaSample(device="e", port=1, retransmitted_packets=4 * at, rx_drops=at)]) for at in TIMES]
     run = measured(WINDOW, efa)
-    assert (network.rdma_retransmissions(run).value, network.rdma_faults(run).value) == (40, 10)
-    assert network.limited_packets(run) is None
+    assert (FUNCTIONS["rdma_retransmissions"](run).value, FUNCTIONS["rdma_faults"](run).value) == (40, 10)
+    assert FUNCTIONS["limited_packets"](run) is None
 
 
 def test_a_port_without_known_counters_is_trouble_of_the_telemetry():

@@ -15,7 +15,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.metrics import traced_bytes
 from collect.reading import load
 from collect.summary import summarize
-from collect.traces import sent_bytes, trace
+from collect.traces import calls, trace
 from collect.traces.collective import parse_gloo_span
 from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
@@ -56,15 +56,15 @@ def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
     ],
 )
 def test_the_bytes_that_a_rank_sends_follow_from_the_message_size(collective, sent):
-    assert sent_bytes.bytes_sent_for_message(collective, 1200, 4) == sent
-    assert sent_bytes.bytes_sent_for_message(collective, 1200, None) == (0 if collective == "barrier" else None)
+    assert calls.bytes_sent_for_message(collective, 1200, 4) == sent
+    assert calls.bytes_sent_for_message(collective, 1200, None) == (0 if collective == "barrier" else None)
 
 
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_theory_and_traces_count_each_collective_alike(ranks):
     """The trainers' factors (`term.FACTORS`) and those for traces (`bytes_sent_for_message`) do not share code."""
     for collective, factor in term.FACTORS.items():
-        assert sent_bytes.bytes_sent_for_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
+        assert calls.bytes_sent_for_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
 
 
 def span(name, at, dims, types=("float",), **more):

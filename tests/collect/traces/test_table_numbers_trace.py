@@ -8,7 +8,7 @@ import pytest
 import support_tables
 from support_tables import KNOWN_WORK, MIB, analysis
 
-from collect.traces import answer_tables, change_tables, command, sent_bytes
+from collect.traces import answer_tables, calls, change_tables, command
 from collect.traces.advice import Saving
 from collect.traces.attention import AttentionUse
 from collect.traces.breakdown import Breakdown, EventTally
@@ -71,7 +71,7 @@ def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
     """An all-reduce of 4 ranks sends 1.5 times its message: twice (4 - 1) / 4. An all-gather sends 3/4 of it."""
     group = [ProcessGroup("3", (0, 1, 2, 3), 4)]
     names = ("all_reduce", "all_gather")
-    sent = [sent_bytes.bytes_sent_for_message(name, 64_000_000, 4) for name in names]
+    sent = [calls.bytes_sent_for_message(name, 64_000_000, 4) for name in names]
     calls = [CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, [], size) for name, size in zip(names, sent, strict=True)]
     output = support_tables.PrintedTables()
     answer_tables.print_answer_tables(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from collect.metrics import trace as metrics
-from collect.traces import figure_cache, intervals, trace
+from collect.traces import intervals, run_traces, trace
 from collect.traces.breakdown import EventTally, compute_breakdown
 from collect.traces.event import UNKNOWN_NS, numbers_to_ns, texts_to_ns, to_integers
 from collect.traces.file_figures import compute_file_figures
@@ -64,10 +64,10 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
     path = support.Rank(0, kernels=40).write(tmp_path, gz=True)
     found = trace.read_trace(path)
     told = msgspec.structs.replace(compute_file_figures(found), path=path.name)
-    assert figure_cache.load_figures(path) == told
+    assert run_traces.load_figures(path) == told
     with monkeypatch.context() as patched:
         patched.setattr(trace, "read_trace", None)
-        assert figure_cache.load_figures(path) == told
+        assert run_traces.load_figures(path) == told
     (beside,) = tmp_path.glob(".*")
     whole = beside.read_bytes()
     digest = json.loads(whole)["code"]
@@ -75,14 +75,14 @@ def test_figures_are_kept_until_the_trace_or_the_code_that_reads_it_changes(tmp_
     made_by_other_code = whole.replace(digest.encode(), b"other code")
     for damaged in (b"", whole[:-9], b"[]", made_by_other_code):
         beside.write_bytes(damaged)
-        assert figure_cache.load_figures(path) == told
+        assert run_traces.load_figures(path) == told
         assert beside.read_bytes() == whole
     # A truncated gzip file gives no figures, not even the cached figures of the whole file.
     path.write_bytes(path.read_bytes()[:-20])
-    assert not figure_cache.load_figures(path).is_usable
-    assert not figure_cache.load_figures(path).is_usable
+    assert not run_traces.load_figures(path).is_usable
+    assert not run_traces.load_figures(path).is_usable
     support.Rank(0, kernels=10).write(tmp_path, gz=True)
-    assert figure_cache.load_figures(path).breakdown == compute_breakdown(trace.read_trace(path)) != told.breakdown
+    assert run_traces.load_figures(path).breakdown == compute_breakdown(trace.read_trace(path)) != told.breakdown
 
 
 def test_kernels_and_collectives_are_counted_by_name(tmp_path):

@@ -12,7 +12,7 @@ from support_e2e import HANG_S
 from support_trust import make_own
 
 from collect.cli import main as collect
-from collect.traces import merged, part
+from collect.traces import command, part
 from jobs import cli
 from jobs.launcher import launcher, launchers
 from jobs.rendering import render, sbatch_options
@@ -67,7 +67,7 @@ def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, caps
     runs = sorted(workspace.run_ids())
     assert len(runs) == RANKS // PER_RUN
     with pytest.raises(InputError, match="2 of 2 parts have not completed"):
-        merged.merge_figures(workspace, name)
+        command.merge_figures(workspace, name)
     other = generated(tmp_path / "other", 1)
     jobs(workspace, "trace", other, "--wait", "--trust")  # starts a runner, which starts the runs in the order of submission
     states = [status.state for status in read_statuses(workspace, [RunDir(workspace.runs / run) for run in runs])]
@@ -184,10 +184,10 @@ def test_a_summary_that_cannot_be_read_is_named(tmp_path, content):
     for event in ("submitted", "started"):
         folder.write_event("attempt", event)
     folder.write_event("attempt", "exited", code=0, steps=1)
-    (found,) = merged.merge_figures(workspace, run.matrix)
+    (found,) = command.merge_figures(workspace, run.matrix)
     assert (found.rank, found.damage, found.why) == (0, [], "")
-    assert merged.merge_figures(workspace, "traces-ffffffffffff") is None
+    assert command.merge_figures(workspace, "traces-ffffffffffff") is None
     (path,) = (folder.path / SUMMARIES_FOLDER).iterdir()
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(InputError, match=path.name):
-        merged.merge_figures(workspace, run.matrix)
+        command.merge_figures(workspace, run.matrix)

@@ -1,19 +1,19 @@
 """The official archives of ImageNet become class folders. An interrupted call continues; a wrong archive is refused."""
 
+import hashlib
 import io
 import tarfile
-from pathlib import Path
 
 import pytest
 from support_datasets import imagenet_members, jpeg, put, tar
 
-from provision.datasets import archive, stage
+from provision.datasets import archive, imagenet_archives, stage
 from provision.datasets.stage import StageRequest
 from shardlab.errors import InputError
 
 TRAIN, VALIDATION, KIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
-META = (Path(__file__).parents[2] / "recorded" / "imagenet" / "meta.mat").read_bytes()  # by scipy.io.savemat; class ids 1 to 3
-WNIDS = ("n00000003", "n00000002", "n00000001")  # the class names (WordNet ids) of the ids 1, 2, 3 in META
+WNIDS = ("n02119789", "n02100735", "n02110185")  # the class names (WordNet ids) of the class ids 1, 2, 3
+KIT_DATA, TRUTH_NAME = "ILSVRC2012_devkit_t12/data", "ILSVRC2012_validation_ground_truth.txt"
 TRUTH = "2\n3\n1\n2\n"  # the class ids of validation images 1 to 4
 
 
@@ -40,8 +40,7 @@ def official(folder, *, train=None, validation=None, kit=None):
     """
     folder.mkdir()
     images = {f"ILSVRC2012_val_{number:08d}.JPEG": jpeg(30 + number) for number in range(1, 5)}
-    texts = {"ILSVRC2012_devkit_t12/readme.txt": b"x", "ILSVRC2012_devkit_t12/data/meta.mat": META,
-             "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": TRUTH.encode()}  # fmt: skip
+    texts = {"ILSVRC2012_devkit_t12/readme.txt": b"x", f"{KIT_DATA}/{TRUTH_NAME}": TRUTH.encode()}
     tar(folder / TRAIN, train_members() | (train or {}), zipped=False)
     tar(folder / VALIDATION, {n: c for n, c in (images | (validation or {})).items() if c is not None}, zipped=False)
     tar(folder / KIT, {name: c for name, c in (texts | (kit or {})).items() if c is not None})
@@ -67,6 +66,12 @@ def test_the_official_archives_become_class_folders(tmp_path):
     assert tree(tmp_path / "data" / "imagenet") == expected
     assert {path.name for path in (tmp_path / "data" / ".staging").iterdir()} == {"imagenet.lock", "imagenet.json"}
     assert stage.inspect_data_set(wanted(tmp_path, source)).ready
+
+
+def test_the_1000_classes_are_those_of_the_development_kit():
+    classes = imagenet_archives.CLASSES_FILE.read_bytes()  # compared with meta.mat of the official kit when it was written
+    assert hashlib.sha256(classes).hexdigest() == "e85e4969a881deb8a8ba329357d033f7a664de8f1e099f593ad723bcf79bbfe5"
+    assert len(set(classes.split())) == 1000
 
 
 def test_an_interrupted_call_continues_after_the_last_complete_class(tmp_path, monkeypatch):
@@ -111,7 +116,6 @@ def link(name):
     return info
 
 
-KIT_DATA = "ILSVRC2012_devkit_t12/data"
 IMAGE = f"{WNIDS[0]}_1.JPEG"
 REFUSED = [
     ({"train": {"../n00000009.tar": b""}}, f"{TRAIN}: the member '../n00000009.tar' leads out of its folder"),
@@ -123,10 +127,8 @@ REFUSED = [
     ({"train": {f"{WNIDS[0]}.tar": class_archive((IMAGE, b"MZ a program"))}}, "starts with 4d 5a 20 61. Allowed: a JPEG"),
     ({"validation": {"ILSVRC2012_val_00000005.JPEG": jpeg()}}, "has no class. Allowed: the numbers 1 to 4"),
     ({"validation": {"ILSVRC2012_val_00000004.JPEG": None}}, "has 3 images. Allowed: 4, as many as"),
-    ({"kit": {f"{KIT_DATA}/meta.mat": None}}, f"{KIT}: has no file data/meta.mat"),
-    ({"kit": {f"{KIT_DATA}/meta.mat": META[:-40]}}, "data/meta.mat: the classes cannot be read"),
-    ({"kit": {f"{KIT_DATA}/meta.mat": b"x" * 400}}, "it is no MAT-file of level 5"),
-    ({"kit": {f"{KIT_DATA}/ILSVRC2012_validation_ground_truth.txt": b"2\n4\n"}}, "line 2: found '4'. Allowed: an"),
+    ({"kit": {f"{KIT_DATA}/{TRUTH_NAME}": None}}, f"{KIT}: has no file data/{TRUTH_NAME}"),
+    ({"kit": {f"{KIT_DATA}/{TRUTH_NAME}": b"2\n1001\n"}}, "line 2: found '1001'. Allowed: an ILSVRC2012_ID from 1 to 1000"),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from support_datasets import CIFAR, cifar_members, cifar_records, idx, imagenet_members, jpeg, mnist_members, put
 
 from shardlab.errors import InputError, UnknownName, WorkspaceError
-from trainers.data import image_list, imagenet, mnist
+from trainers.data import image_list, imagenet
 from trainers.data.image_sets import open_images
 from trainers.data.images import resize_images
 
@@ -172,8 +172,8 @@ SIX = mnist_members(zipped=False)[IMAGES]
         (IMAGES, b"\0\0\x08\3" + b"\xff" * 12, "its header announces 79228162458924105385300197375 bytes. Allowed: 1 to"),
         (IMAGES, b"\0\0\x08\3" + bytes(12), "its header announces 0 bytes"),
         (IMAGES, idx(np.zeros((6, 9, 9))), "found images of 9 x 9 pixels. Allowed: 28 x 28"),
-        (LABELS, idx(np.arange(5)), "found 5 labels. Allowed: one for each of 6 images"),
-        (LABELS, idx(np.array([0, 1, 2, 10, 4, 5])), "label 3 is 10. Allowed: 0 to 9"),
+        (LABELS, idx(np.arange(5)), "found 5 labels. Allowed: 6, one for each image"),
+        (LABELS, idx(np.array([0, 1, 2, 10, 4, 5])), "record 3 has the label 10. Allowed: 0 to 9"),
         (f"{LABELS}.gz", b"no gzip", "the gzip file is damaged or incomplete"),
         (f"{LABELS}.gz", gzip.compress(idx(np.arange(6)), mtime=0)[:-5], "the gzip file is damaged"),
         (f"{LABELS}.gz", gzip.compress(idx(np.arange(6)) + bytes(9), mtime=0), "found more than 6 bytes after the header"),
@@ -190,8 +190,10 @@ def test_damaged_mnist_is_refused_in_a_sentence(tmp_path, name, content, why):
 
 
 def test_an_idx_file_that_cannot_be_read_says_so(tmp_path):
+    (put(tmp_path / "mnist", mnist_members(zipped=False)) / LABELS).unlink()
+    (tmp_path / "mnist" / LABELS).mkdir()
     with pytest.raises(WorkspaceError, match="cannot read the data set"):
-        mnist.read_idx(tmp_path, 3)
+        opened(tmp_path, "mnist")
 
 
 @pytest.fixture

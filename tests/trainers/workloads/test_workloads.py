@@ -9,8 +9,9 @@ import pytest
 from support_cells import CELL
 from support_long import LONG
 
+from shardlab.files import image_files
 from trainers import menu
-from trainers.data import cifar10, data_sets
+from trainers.data import data_sets
 from trainers.task import Batch
 from trainers.tasks import vision_library
 
@@ -165,8 +166,8 @@ def test_the_head_has_the_classes_of_the_data(name, task_of, tmp_path):
 
     folder = tmp_path / data_sets.FOLDER_BY_DATA_SET["cifar10"]
     folder.mkdir()
-    for file in (*cifar10.FILES["train"], *cifar10.FILES["validation"]):
-        (folder / file).write_bytes(bytes([3] + [7] * (cifar10.RECORD_BYTES - 1)) * 4)
+    for file in (*image_files.CIFAR10_FILES["train"], *image_files.CIFAR10_FILES["validation"]):
+        (folder / file).write_bytes(bytes([3] + [7] * (image_files.CIFAR10_RECORD_BYTES - 1)) * 4)
     task = task_of(name, tmp_path, data="cifar10")
     assert (task.source.classes, task.source.items, task.open_validation().source.items) == (10, 20, 4)
     model = on_meta(task)
