@@ -39,19 +39,9 @@ class DescribedMachines(msgspec.Struct, frozen=True):
     nodes: list[DescribedMachine]
 
 
-class PretendedNode(msgspec.Struct, eq=False):
-    """A node of the cluster file that the file of --pretend describes. It runs no commands. Its fields are those of `Node`."""
+class PretendedNode(Node, eq=False):
+    """A node of the cluster file that the file of --pretend describes. It runs no commands."""
 
-    name: str
-    host: str
-    port: int | None
-    user: str | None
-    identity: Path | None
-    python: str
-    wheelhouse: str | None
-    may_sudo: bool
-    venv_python: str
-    address: str
     running: tuple[str, ...] = ()
 
     def end(self, limit_s: float) -> None:
@@ -106,9 +96,5 @@ def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
     if sorted(machine.name for machine in described_machines) != sorted(names):
         machine_names = ", ".join(machine.name for machine in described_machines) or "no node"
         raise InputError(f"{path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(names)}.")
-    return [PretendedFacts(_make_pretended_node(node), path, machine_by_name[node.name]) for node in nodes]
-
-
-def _make_pretended_node(node: Node) -> PretendedNode:
-    login_fields = (node.name, node.host, node.port, node.user, node.identity)
-    return PretendedNode(*login_fields, node.python, node.wheelhouse, node.may_sudo, node.venv_python, node.address)
+    pretended_nodes = (PretendedNode(*(getattr(node, field) for field in Node.__struct_fields__)) for node in nodes)
+    return [PretendedFacts(node, path, machine_by_name[node.name]) for node in pretended_nodes]
