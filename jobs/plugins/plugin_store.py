@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -122,15 +122,17 @@ def new_copy(final_folder: Path, is_intact: Callable[[Path], bool], fault: str) 
     is_intact: whether a folder has the content of the copy. fault: what is wrong if the new folder does not have it. Raises
     InputError with it, and WorkspaceError.
     """
-    new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
+    new_folder = final_folder.with_name(f".{final_folder.name}.{secrets.token_hex(4)}.tmp")
     with files.as_workspace_error("write"):
-        shutil.rmtree(new_folder, ignore_errors=True)
-        new_folder.mkdir(parents=True)
         try:
+            new_folder.mkdir(parents=True)
             yield new_folder
             if not is_intact(new_folder):
                 raise InputError(f"{fault}; run the command again.")
-            shutil.rmtree(final_folder, ignore_errors=True)
+            if final_folder.exists():  # the existing copy is damaged, or another person may have made it
+                final_folder.rename(damaged_folder := new_folder.with_suffix(".damaged"))
+                shutil.rmtree(damaged_folder)
             new_folder.rename(final_folder)
+            files.sync_folder(final_folder.parent)
         finally:
             shutil.rmtree(new_folder, ignore_errors=True)

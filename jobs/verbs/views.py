@@ -113,7 +113,7 @@ def _print_cells(out: Output, plan: MatrixPlan) -> None:
     cell_names = [cell.name() for cell in plan.cells]
     differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
     cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
-    handle_column: Column[AnyCell] = Column(handles.HEADING, lambda cell: cell_handles[cell.name()], is_number=False)
+    handle_column: Column[AnyCell] = handles.make_column(lambda cell: cell_handles[cell.name()])
     differing_column: Column[AnyCell] = Column("differs in", lambda cell: differences[cell.name()])
     columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(differences.values()) else [])]
     matrix_name = plan.source.matrix

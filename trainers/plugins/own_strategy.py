@@ -130,12 +130,8 @@ def _call_own_function(
     Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not
     allowed.
     """
-    try:
+    with own_code.name_errors(file, f"So {name} of {strategy} is not known."):
         result = function(cell)
-    except ShardlabError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{own_code.describe_error(file, error)} So {name} of {strategy} is not known.") from error
     if type(result) not in allowed_types:
         allowed_text = "a whole number or None" if int in allowed_types else "a sentence or None"
         raise InputError(f"{file}: {name} of {strategy} returned {repr(result)[:60]}. Allowed: {allowed_text}.")
