@@ -87,11 +87,8 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Events of the traces, for other figures, which are always exact (`LoadedRun.traces`)."""
 
 
-class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """A metric of a run (`of_run`), of a run and an argument (`of_run_at`), or of two cells (`of_cells`).
-
-    If the function of a metric returns None, the value is not known. None never means 0.
-    """
+class MetricFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is plain data of every metric, also of a metric that a workspace defines."""
 
     name: str
     unit: str
@@ -99,6 +96,16 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     definition: str
     column: MetricColumn | None = None
     """None: no table shows the metric; it is only in the exported files and in claims of studies."""
+    reads: Reads | None = None
+    """What the function `of_run` reads of a run. None: not declared, which only metrics of a workspace may leave out."""
+
+
+class Metric(MetricFacts, frozen=True, kw_only=True):
+    """A metric of a run (`of_run`), of a run and an argument (`of_run_at`), or of two cells (`of_cells`).
+
+    If the function of a metric returns None, the value is not known. None never means 0.
+    """
+
     of_run: Callable[[LoadedRun], Quantity | None] | None = None
     of_run_at: Callable[[LoadedRun, Any], Quantity | None] | None = None
     of_cells: Callable[[Compared], Quantity | None] | None = None
@@ -117,8 +124,6 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """
     of_training: bool = False
     """Whether the value is what the training reached, and not what it cost. Claims may then compare cells of other work."""
-    reads: Reads | None = None
-    """For `of_run`: what the function reads. None: not declared, which only metrics of a workspace may leave out."""
 
     def applies_to(self, run: LoadedRun) -> bool:
         """Whether a run has ended as the metric needs it."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Required, TypedDict, Unpack
+from typing import Required, TypedDict, Unpack
+
+import msgspec
 
 from shardlab.remote.remote import CommandOutput
 
@@ -24,48 +27,52 @@ class RunOptions(TypedDict, total=False):
     """The output of the command is a secret, which no log may contain."""
 
 
-class Node(Protocol):
+class Node(msgspec.Struct, eq=False):
     """One machine of a cluster. `host`, `port` and `user` are for the login; `port` and `user` may be None."""
 
     name: str
     host: str
-    port: int | None
-    user: str | None
-    identity: Path | None
+    port: int | None = None
+    user: str | None = None
+    identity: Path | None = None
     """The file of the private key for the login; None: SSH chooses a key."""
-    python: str
+    python: str = "python3"
     """The Python interpreter on this machine that has shardlab installed."""
-    wheelhouse: str | None
+    wheelhouse: str | None = None
     """A folder of wheels on this machine, from which pip installs; None: pip uses its index."""
-    may_sudo: bool
+    may_sudo: bool = True
     """False: no command runs as root on this machine; an administrator has to make changes that need root."""
-    venv_python: str
+    venv_python: str = "python3"
     """The Python interpreter on this machine that creates the virtual environment."""
+    own_address: str | None = None
+    """The address on the network on which the nodes train; None: `host`."""
+    variables: dict[str, str] = {}
+    """Environment variables of each command on this machine."""
 
     @property
     def address(self) -> str:
         """The node's address on the network on which the nodes train; often the same as `host`."""
-        ...
+        return self.own_address or self.host
 
     @property
+    @abstractmethod
     def running(self) -> tuple[str, ...]:
         """The beginnings of the commands that this program runs on the node now."""
-        ...
 
+    @abstractmethod
     def end(self, limit_s: float) -> None:
         """End the commands in `running`. Commands that are still in `running` after `limit_s` seconds could not be ended."""
-        ...
 
+    @abstractmethod
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run the command `argv` on the node, without a shell. Raises Unreachable."""
-        ...
 
+    @abstractmethod
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the node, completely or not at all. Raises Unreachable.
 
         owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.
         """
-        ...
 
 
 def last_line(command_output: CommandOutput) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from shardlab import registry
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix.cell import Cell
-from shardlab.plugins.plugin_kind import OwnWorkload
+from shardlab.plugins.plugin_kind import OwnWorkload, WorkloadFacts
 from trainers.strategy import Strategy
 from trainers.workload import Workload
 from trainers.workload_options import refuse_tokens
@@ -85,9 +85,8 @@ def add_own_workload(description: OwnWorkload, file: Path) -> Workload:
 
     description: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
     """
-    shared_names = [name for name in OwnWorkload.__struct_fields__ if name in Workload.__struct_fields__]
-    shared_fields = {name: getattr(description, name) for name in shared_names}
-    own_workload = Workload(**shared_fields, task="trainers.tasks.own", settings={"file": file})
+    facts = {name: getattr(description, name) for name in (*WorkloadFacts.__struct_fields__, "code", "file")}
+    own_workload = Workload(**facts, task="trainers.tasks.own", settings={"file": file})
     if description.is_data:
         own_workload = msgspec.structs.replace(
             own_workload,

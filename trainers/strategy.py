@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from shardlab.registry import Option
+from shardlab.plugins.plugin_kind import StrategyFacts
 from trainers.theory.division import Division
 from trainers.theory.term import ModelPart, Term
 
@@ -21,27 +21,20 @@ if TYPE_CHECKING:
 SWITCHES = ("activation_checkpointing", "compile", "max_grad_norm")  # keys of a cell that a strategy may support
 
 
-class Strategy(msgspec.Struct, frozen=True):
-    """A strategy on the menu. A family of strategies, such as FSDP, has several of these variants."""
+class Strategy(StrategyFacts, frozen=True, kw_only=True):
+    """A strategy on the menu. A family of strategies, such as FSDP, has several of these variants.
 
-    name: str
-    summary: str
-    precisions: tuple[str, ...]
-    """The precisions that the strategy supports."""
+    If `servers` is true, the function `build_server` of the engine's module builds the parameter servers. If `cuts` is None,
+    `theory_of_memory` says how the strategy divides the model.
+    """
+
     refuse: Callable[[Cell], str | None]
     """Returns why a cell cannot run, as a sentence, or None. The function gets the resolved cell, whose options are within
     their bounds, and needs no torch (`Workload.refuse` says how a sentence names an option)."""
     engine: str
     """The module whose function `build` makes the engine. The module imports torch, so only ranks import it."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keyword arguments for `build` of the engine's module. The variants of a family differ in them."""
-    options: tuple[Option, ...] = ()
-    degrees: tuple[str, ...] = ("dp",)
-    """The dimensions of the strategy's device mesh: some of dp, tp and pp."""
-    switches: tuple[str, ...] = ()
-    """The entries of SWITCHES that the strategy supports."""
-    servers: bool = False
-    """Whether the last ranks are parameter servers. The function `build_server` of the engine's module builds such a server."""
     unprovable: Callable[[Cell], str | None] = lambda _: None
     """Returns why a cell cannot be compared with one process although the strategy is meant to do the same work, as a sentence,
     or None. Such a cell is ranked, with a remark."""
@@ -52,9 +45,6 @@ class Strategy(msgspec.Struct, frozen=True):
     """Returns after how many optimizer steps the communication of a cell repeats. `Engine.theory` gives the mean per step over
     the period, and the proof counts a whole period. None: the bytes cannot be counted, because other threads than the training
     thread start the collectives."""
-    cuts: tuple[str, ...] | None = None
-    """Which of parameter, gradient and optimizer_state the strategy shards over the data-parallel ranks of a group, according
-    to textbooks; None if the strategy divides the model in another way."""
     theory_of_memory: Callable[[Cell, int], Division] | None = None
     """What a rank keeps, by theory (trainers/theory). The function gets the cell and the number of parameters of the whole
     model. None: what `cuts` say."""
@@ -63,12 +53,6 @@ class Strategy(msgspec.Struct, frozen=True):
     function returns None if it cannot tell from the sizes that are known."""
     sync: Callable[[Cell], object] = lambda cell: cell.options.get("sync")
     """Returns which passes of a step exchange gradients, as a key of `gradient_sync.IN_WORDS`; None: not known, or none."""
-    tolerates_lost_ranks: bool = False
-    """Whether a run continues after a rank that trains was killed. No run continues without rank 0, which writes the result."""
-    no_checkpoints: str = ""
-    """Why a run of the strategy cannot be saved and resumed; empty if it can."""
-    reasons: dict[str, str] = {}
-    """A precision -> why the strategy does not support it."""
     code: str | None = None
     """The digest of the workspace's files that define the strategy (shardlab/files/plugin_source.py); None: shardlab ships the
     strategy."""

@@ -9,59 +9,32 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.plugins.plugin_kind import ModelCounts
-from shardlab.registry import Option
+from shardlab.matrix.cell import Cell
+from shardlab.plugins.plugin_kind import WorkloadFacts
 
 if TYPE_CHECKING:
     from trainers.task import Task
 
 
-class Workload(msgspec.Struct, frozen=True):
+class Workload(WorkloadFacts, frozen=True, kw_only=True):
     """A workload on the menu: a model with its data. A family of models, such as GPT-2, has several of these variants."""
 
-    name: str
-    summary: str
-    parameters: int
-    """The number of trainable parameters; tied weights count once."""
-    unit: str
-    """The unit of throughput (tokens, images)."""
-    flops_per_unit: float | None
-    """Floating-point operations of forward and backward for a unit at the default options, by the formula of `flops_source`;
-    None if the number is not known."""
-    flops_source: str
-    optimizer: Optimizer
-    """The optimizer of cells that name no optimizer. run.json always contains the optimizer of the run."""
     task: str
     """The module whose function `build` makes the task. The module imports torch, so only ranks import it."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keyword arguments for `build` of the task's module. The variants of a family differ in them."""
-    seq_len: int | None = None
-    """The default sequence length; None if the workload has no sequences."""
-    options: tuple[Option, ...] = ()
     heads: str | None = None
     """The name of the option with the number of attention heads, which tensor parallelism splits; None: there is no such
     option."""
     blocks: str | None = None
     """The name of the option with the number of repeated blocks, which a pipeline divides into stages; None: there is no such
     option."""
-    tensor_degrees: tuple[int, ...] = ()
-    """Only for a workload that a workspace defines: the numbers of ranks, from 2, over which its layers can be split with the
-    default options; empty: its layers cannot be split."""
-    most_stages: int = 0
-    """Only for a workload that a workspace defines: its number of blocks with the default options if a pipeline can divide the
-    blocks into stages, else 0."""
-    block_parameters: tuple[int, ...] = ()
-    """Only for a workload that a workspace defines: the number of parameters of each repeated block with the default options;
-    empty: the model has no repeated blocks."""
-    counts: ModelCounts | None = None
-    """Only for a workload that a workspace defines: what was counted in its model with the default options; None: nothing."""
     code: str | None = None
     """The digest of the workspace's files that define the workload (shardlab/files/plugin_source.py); None: shardlab ships the
     workload."""
     file: str | None = None
     """The workspace's file that defines the workload; None: shardlab ships the workload."""
-    proof_options: dict[str, int] = {}
+    proof_options: dict[str, int] = msgspec.field(default_factory=dict)
     """Options that make the model smaller. The same-work proof uses them if one process cannot hold the model."""
     refuse: Callable[[Cell], str | None] = lambda _: None
     """Returns why the model of a cell cannot be built, as a sentence, or None. The function gets the resolved cell, whose

@@ -11,12 +11,13 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from collect import metric
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Metric, MetricColumn, Reads
+from collect.metric import Metric, MetricFacts, Reads
 from collect.reading.load import Loaded, load_matrix
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
@@ -30,20 +31,13 @@ METRIC_NAME_PATTERN = re.compile(r"[a-z][a-z0-9_]{0,47}")
 TIME_LIMIT_S = 3600  # time limit in seconds of the separate process, which itself reads all records of the matrix
 
 
-class DescribedMetric(msgspec.Struct, frozen=True):
+class DescribedMetric(MetricFacts, frozen=True, kw_only=True):
     """A metric that the workspace defines, without its function."""
 
-    name: str
-    unit: str
-    direction: metric.Direction
-    definition: str
-    column: MetricColumn | None
     file: str
     """The path of the file that defines the metric."""
     code: str
     """A digest of the file's source code."""
-    reads: Reads | None
-    """What the metric reads of a run; None: not declared."""
 
 
 class OwnMetrics(msgspec.Struct, frozen=True):
@@ -68,11 +62,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
 
     def add_to_menu(self) -> None:
         """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
-        metric.set_workspace_metrics([
-            Metric(name=described_metric.name, unit=described_metric.unit, direction=described_metric.direction,
-                   definition=described_metric.definition, column=described_metric.column, reads=described_metric.reads)
-            for described_metric in self.metrics
-        ])  # fmt: skip
+        metric.set_workspace_metrics([Metric(**_list_facts(described_metric)) for described_metric in self.metrics])
 
     def add_to_runs(self, loaded: Loaded) -> None:
         """Add these metrics to `collect.metric.all_metrics`, and their values to the runs of `loaded`."""
@@ -121,8 +111,7 @@ def main(workspace: str, matrix: str, *file_arguments: str) -> None:
                     path, own_metric.name, list_shipped_names(), {name: file for name, (file, _) in defined_metrics.items()}
                 )
                 defined_metrics[own_metric.name] = (str(path), own_metric)
-                description = (own_metric.name, own_metric.unit, own_metric.direction, own_metric.definition, own_metric.column)
-                described_metrics.append(DescribedMetric(*description, str(path), source.digest, own_metric.reads))
+                described_metrics.append(DescribedMetric(**_list_facts(own_metric), file=str(path), code=source.digest))
         except InputError as error:
             faults.append(str(error))
     values_of_run: dict[str, dict[str, Quantity]] = {}
@@ -133,6 +122,10 @@ def main(workspace: str, matrix: str, *file_arguments: str) -> None:
         }
         values_of_run[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
     files.write_json(Path(answer_path), OwnMetrics(described_metrics, values_of_run, list(dict.fromkeys(faults))), sync=False)
+
+
+def _list_facts(own_metric: MetricFacts) -> dict[str, Any]:
+    return {name: getattr(own_metric, name) for name in MetricFacts.__struct_fields__}
 
 
 def list_shipped_names() -> set[str]:

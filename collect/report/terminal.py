@@ -72,7 +72,7 @@ def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table
     tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
-    handle_column: Column[CellRow] = Column(handles.HEADING, lambda row: cell_handles.get(row.id, ""), is_number=False)
+    handle_column: Column[CellRow] = handles.make_column(lambda row: cell_handles.get(row.id, ""))
     shown_columns = [*([handle_column] if cell_handles else []), *tables.main.columns]
     return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
 

@@ -38,9 +38,7 @@ def make_predictions_table(
             has_rehearsals or column.heading != MEMORY_SOURCE_HEADING
         )  # without rehearsals, it would say `formula` in every row
     ]
-    handle_column: Column[tuple[str, Prediction]] = Column(
-        handles.HEADING, lambda row: cell_handles.get(row[0], ""), is_number=False
-    )
+    handle_column: Column[tuple[str, Prediction]] = handles.make_column(lambda row: cell_handles.get(row[0], ""))
     return Table("predicted", [handle_column, _CELL, *columns], list(predictions.items()))
 
 

@@ -7,13 +7,13 @@ is already submitted.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -113,7 +113,7 @@ def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> No
     """Copy the folders of commands into the store of the workspace, unless it has an undamaged copy. Raises ShardlabError."""
     for command_folder in folders:
         store = plugin_store.find_store(workspace)
-        if is_frozen(store, command_folder.digest):
+        if command_folder.is_sent or is_frozen(store, command_folder.digest):  # `read_folders` has checked a sent copy
             continue
         with new_copy(store, command_folder.digest, f"{command_folder.path}: changed while it was copied") as new_folder:
             for name in command_folder.files:
@@ -121,25 +121,9 @@ def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> No
                 shutil.copy2(command_folder.path / name, new_folder / name, follow_symlinks=False)
 
 
-@contextlib.contextmanager
-def new_copy(store: Path, digest: str, fault: str) -> Iterator[Path]:
-    """An empty folder, which becomes the frozen copy with this digest at the end of the `with` block.
-
-    fault: what is wrong if the files do not have this digest then. Raises InputError with it, and WorkspaceError.
-    """
-    final_folder = find_copy(store, digest)
-    new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
-    with files.as_workspace_error("write"):
-        shutil.rmtree(new_folder, ignore_errors=True)
-        new_folder.mkdir(parents=True)
-        try:
-            yield new_folder
-            if not _is_intact(new_folder, digest):
-                raise InputError(f"{fault}; run the command again.")
-            shutil.rmtree(final_folder, ignore_errors=True)
-            new_folder.rename(final_folder)
-        finally:
-            shutil.rmtree(new_folder, ignore_errors=True)
+def new_copy(store: Path, digest: str, fault: str) -> AbstractContextManager[Path]:
+    """An empty folder, which becomes the frozen copy with this digest; see `plugin_store.new_copy`."""
+    return plugin_store.new_copy(find_copy(store, digest), lambda folder: _is_intact(folder, digest), fault)
 
 
 def is_frozen(store: Path, digest: str) -> bool:

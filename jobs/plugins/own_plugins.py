@@ -15,13 +15,13 @@ import msgspec
 from jobs.plugins import command_folder, plugin_store
 from jobs.plugins.command_folder import CommandFolder
 from jobs.plugins.plugin_store import Description
-from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import plugin_source
 from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.matrix.model_file import ModelFile
 from shardlab.plugins.plugin_kind import STRATEGIES, WORKLOADS, OwnStrategy, OwnWorkload, PluginDescription, PluginKind
+from shardlab.plugins.plugin_process import RefusingProcess
 from shardlab.runs.run import Run
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace

@@ -6,12 +6,14 @@ folder of a run may have come from another machine, so a new attempt uses the co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
+import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,7 +92,10 @@ def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> Non
             if time.time() - temporary_folder.stat().st_mtime > OUTDATED_S:
                 shutil.rmtree(temporary_folder, ignore_errors=True)
     for source in sources:
-        _store_copy(find_store(workspace) / source.digest, source)
+        is_intact = partial(_has_copy, source)
+        if not is_intact(final_folder := find_store(workspace) / source.digest):
+            with new_copy(final_folder, is_intact, f"{final_folder}: differs from {source.file}") as new_folder:
+                plugin_source.write_plugin(new_folder, source)
 
 
 def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | None:
@@ -106,12 +111,28 @@ def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | 
     return copied_source if copied_source.digest == code_digest else None
 
 
-def _store_copy(final_folder: Path, source: PluginSource) -> None:
-    new_folder = final_folder.with_name(f".{final_folder.name}.{os.getpid()}.tmp")
+def _has_copy(source: PluginSource, folder: Path) -> bool:
+    return read_copy(folder, source.file.name, source.digest) is not None
+
+
+@contextlib.contextmanager
+def new_copy(final_folder: Path, is_intact: Callable[[Path], bool], fault: str) -> Iterator[Path]:
+    """An empty folder, which becomes the frozen copy `final_folder` at the end of the `with` block.
+
+    is_intact: whether a folder has the content of the copy. fault: what is wrong if the new folder does not have it. Raises
+    InputError with it, and WorkspaceError.
+    """
+    new_folder = final_folder.with_name(f".{final_folder.name}.{secrets.token_hex(4)}.tmp")
     with files.as_workspace_error("write"):
-        if read_copy(final_folder, source.file.name, source.digest) is not None:
-            return
-        shutil.rmtree(new_folder, ignore_errors=True)
-        shutil.rmtree(final_folder, ignore_errors=True)
-        plugin_source.write_plugin(new_folder, source)
-        new_folder.rename(final_folder)
+        try:
+            new_folder.mkdir(parents=True)
+            yield new_folder
+            if not is_intact(new_folder):
+                raise InputError(f"{fault}; run the command again.")
+            if final_folder.exists():  # the existing copy is damaged, or another person may have made it
+                final_folder.rename(damaged_folder := new_folder.with_suffix(".damaged"))
+                shutil.rmtree(damaged_folder)
+            new_folder.rename(final_folder)
+            files.sync_folder(final_folder.parent)
+        finally:
+            shutil.rmtree(new_folder, ignore_errors=True)

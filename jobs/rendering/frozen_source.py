@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from jobs.plugins import plugin_store
 from jobs.status.reconcile import read_statuses
 from shardlab.errors import ShardlabError
 from shardlab.files import files, source_digest
@@ -36,26 +36,18 @@ def freeze_source(copy_folder: Path) -> None:
 
     copy_folder: the folder, whose name is the digest of the source. A copy that another person may have made or changed is
     replaced: Python executes the bytecode beside the source, and imports every file that lies there, and the digest covers
-    neither. Raises ShardlabError, also if a source file changes while it is copied."""
+    neither. Raises WorkspaceError, and InputError if a source file changes while it is copied."""
     if (
         copy_folder.is_dir()
         and workspace_trust.explain_write_access(copy_folder) is None
         and source_digest.is_complete_copy(copy_folder)
     ):
         return
-    new_folder = copy_folder.with_name(f".{copy_folder.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with files.as_workspace_error("copy shardlab's source"):
-            _copy_source(new_folder)
-            if source_digest.digest_source(new_folder) != copy_folder.name:
-                raise ShardlabError(f"{source_digest.ROOT}: a file changed while this command read it; run the command again.")
-            if copy_folder.exists():  # the existing copy is damaged, or another person may have made it
-                copy_folder.rename(damaged_folder := new_folder.with_suffix(".damaged"))
-                shutil.rmtree(damaged_folder)
-            new_folder.rename(copy_folder)
-            files.sync_folder(copy_folder.parent)
-    finally:
-        shutil.rmtree(new_folder, ignore_errors=True)
+    fault = f"{source_digest.ROOT}: a file changed while this command read it"
+    with plugin_store.new_copy(
+        copy_folder, lambda folder: source_digest.digest_source(folder) == copy_folder.name, fault
+    ) as folder:
+        _copy_source(folder)
 
 
 def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:

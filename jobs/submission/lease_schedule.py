@@ -111,13 +111,15 @@ def estimate_time_left(
 
 
 def hold_late_runs(
-    workspace: Workspace, decisions: list[RunDecision], context: render.RenderContext, submit_options: SubmitOptions
+    workspace: Workspace,
+    leased_inventory: Inventory,
+    decisions: list[RunDecision],
+    context: render.RenderContext,
+    submit_options: SubmitOptions,
 ) -> list[RunDecision]:
-    """The decisions, in which the runs that would not end before the lease are marked as held back. With --ignore-lease, or if
-    the nodes are not lent, the decisions are unchanged. Raises InputError."""
-    leased_inventory = inventory.read_leased_inventory(workspace, context.where.name)
-    if leased_inventory is None or submit_options.ignore_lease:
-        return decisions
+    """The decisions, in which the runs that would not end before the lease are marked as held back.
+
+    leased_inventory: an inventory with a lease."""
     lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if submit_options.pack else submit_options.at_once)
     lease_schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
     checked_decisions = []

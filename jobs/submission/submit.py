@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jobs.status import retry_budget
 from jobs.status.reconcile import Status, find_blocking_status, read_statuses, select_last_attempts
 from jobs.supervisor import hold
 from shardlab.errors import InputError, ShardlabError
+from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import batch_search
 from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs import search_path
@@ -46,6 +48,8 @@ class RunDecision(msgspec.Struct, frozen=True):
     """The status of the last attempt at the run; None if the run has no folder."""
     held_back: bool = False
     """Whether the run is rendered but not submitted, because it would not end before the lease of the nodes."""
+    code: Sequence[PluginSource] = ()
+    """The code of the run's plug-ins that this workspace does not have yet, because it came with a fetched run."""
 
 
 def check_runs(
@@ -153,6 +157,8 @@ def send_runs(
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(context.source))
         own_plugins.freeze_plugins(workspace, context.own)
+        sent_code = (decision.code for decision in decisions if decision.send or decision.held_back)
+        plugin_store.freeze_sources(workspace, itertools.chain.from_iterable(sent_code))
     for decision in held_back_decisions:
         render.write_run_folder(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
     run_dirs = [render.write_run_folder(run, workspace.runs, context) for run in new_runs]
@@ -206,7 +212,8 @@ def decide_retries(
             )
             blocking_status = find_blocking_status(run_dir)
             why = "was rendered" if blocking_status is None else blocking_status.why
-            decisions.append(RunDecision(rendered_run, blocking_status is None, why, blocking_status or last_status))
+            now, code = blocking_status or last_status, plugins.sources
+            decisions.append(RunDecision(rendered_run, blocking_status is None, why, now, code=code))
             continue
         decisions.append(_decide_next_attempt(run_dir, old_run, last_status, context))
     return decisions
@@ -239,7 +246,8 @@ def _decide_next_attempt(
     resume_ids = [name for name, _ in resumable_attempts]
     run = render.make_run(old_run.cell, old_run.repeat, old_run.attempt + 1, context, resume_ids, list(avoided_nodes), retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
-    return RunDecision(run, True, f"attempt {run.attempt} after {status.state}{resume_clause}", status)
+    why = f"attempt {run.attempt} after {status.state}{resume_clause}"
+    return RunDecision(run, True, why, status, code=context.own.sources)
 
 
 def _decide_within_budget(run_dir: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
@@ -260,19 +268,6 @@ def _decide_within_budget(run_dir: RunDir, status: Status, source: render.Render
     if not retry_budget.allows_retry(run_dir, old_run, status.state):
         return None
     return _decide_next_attempt(run_dir, old_run, status, source, [*old_run.retried, status.state])
-
-
-def freeze_trusted_plugins(workspace: Workspace, decisions: Sequence[RunDecision], *, trust: bool) -> None:
-    """Store frozen copies of the plug-in code of the runs that get a new attempt, as if the code had been submitted from this
-    workspace.
-
-    The code of a run is stored if the user trusts the code, or if it is only the configuration of a model, which is data.
-    """
-    for old_run in (
-        workspace.find_run(decision.now.id).read_run() for decision in decisions if decision.send and decision.now is not None
-    ):
-        if trust or (old_run.own_workload is not None and old_run.own_workload.is_data):
-            plugin_store.freeze_sources(workspace, own_plugins.read_run_plugins(workspace, old_run, trust=trust).sources)
 
 
 def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:

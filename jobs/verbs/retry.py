@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from jobs.planning import plan
 from jobs.rendering import render
 from jobs.status.select import select_runs
 from jobs.submission import submit
@@ -48,24 +47,22 @@ class RetryVerb(JobsVerb):
         render_context = render.make_render_context(
             "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args)
         )
-        options = shared_options.read_submit_options(invocation, render_context)
         retried = [
             decision.run
             for decision in submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
         ]
-        plan.must_run_here(
-            render_context, allow_login_node=args.here, has_training=any(run.traces is None for run in retried) or not retried
-        )
         sending.must_have_data(out, workspace, [run.cell for run in retried], render_context)
-        with workspace.hold_runs_lock():
-            all_readable = sending.finish_interrupted(invocation, render_context)
+        all_tidy = True
+
+        def decide() -> list[submit.RunDecision]:
+            nonlocal all_tidy
             runs = select_runs(workspace, args.runs, args.matrix, args.where)
-            all_readable = sending.tidy_runs(out, workspace, runs, of_scheduler=False) and all_readable
-            decisions = submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
-            submit_plan = sending.plan_submission(invocation, decisions, render_context, options)
-            submit.freeze_trusted_plugins(workspace, submit_plan.decisions, trust=args.trust)
-            submit_plan = sending.send_runs(invocation, submit_plan)
-        return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+            all_tidy = sending.tidy_runs(out, workspace, runs, of_scheduler=False)
+            return submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
+
+        has_training = any(run.traces is None for run in retried) or not retried
+        code = sending.submit_runs(invocation, render_context, decide, has_training=has_training)
+        return code if all_tidy else max(code, 1)
 
 
 def _selects_runs(word: str) -> bool:

@@ -1,17 +1,17 @@
-"""The steps that are the same for all verbs that submit runs: finish interrupted submissions, plan the submission, then send
-and print it."""
+"""What is the same for all verbs that submit runs: finish interrupted submissions, decide once, then send or print."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from jobs.planning import datasets
 from jobs.planning.gpu_hours import must_be_within_bound
-from jobs.planning.plan import MatrixPlan, estimate_hours
+from jobs.planning.plan import MatrixPlan, estimate_hours, must_run_here
 from jobs.planning.repeats import order_runs_by_repeat
+from jobs.rendering import render
 from jobs.rendering.render import RenderContext, make_run, render_script
 from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
 from jobs.status import stale_jobs
@@ -19,44 +19,89 @@ from jobs.status.reconcile import Status
 from jobs.submission import lease_schedule, preflight, submit
 from jobs.submission.backlog import Backlog
 from jobs.submission.submit import RunDecision
-from jobs.verbs import views, watch
+from jobs.verbs import shared_options, views, watch
+from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError
 from shardlab.matrix.cell import AnyCell
 from shardlab.runs.run import Run
 from shardlab.terminal.console import Output
 from shardlab.verb import Invocation
-from shardlab.workspace import workspace_trust
+from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 
 class SubmitPlan(msgspec.Struct, frozen=True):
-    """What a command submits. `plan_submission` makes it, and then it is either printed (--dry-run) or sent."""
+    """What a command submits. It is made once, and then it is either printed (--dry-run) or sent."""
 
     decisions: Sequence[RunDecision]
     """The decision on each run, in the order in which the runs are submitted."""
     source: RenderContext
     """What all runs have in common."""
-    options: SubmitOptions
-    """The options with which the runs are submitted."""
     remarks: Sequence[str] = ()
     """Notes for the user about the plan of the matrix."""
-    backlog: Backlog | None = None
-    """The runs that a full scheduler did not accept and that the command submits while it waits; None: no such runs."""
+    lease: Lease | None = None
+    """The lease of the nodes; None if they are not lent."""
 
 
-def plan_submission(
+def submit_runs(
+    invocation: Invocation,
+    context: RenderContext,
+    decide: Callable[[], list[RunDecision]],
+    plan: MatrixPlan | None = None,
+    *,
+    has_training: bool = True,
+) -> int:
+    """Submit runs; with --dry-run, only print which runs would be submitted. Returns the exit code.
+
+    decide: decides on each run, after the submissions of interrupted commands were finished. plan: the plan of the matrix; None
+    if the runs are not those of a matrix. has_training: as for `must_run_here`. Raises ShardlabError; if it is an InputError,
+    nothing was submitted.
+    """
+    out, workspace, arguments = invocation.out, invocation.workspace, invocation.arguments
+    options, backlog = shared_options.read_submit_options(invocation, context), None
+    if getattr(arguments, "dry_run", False):
+        return _print_dry_run(invocation, _plan_submission(invocation, decide(), context, options, plan))
+    must_run_here(context, allow_login_node=arguments.here, has_training=has_training)
+    with workspace.hold_runs_lock():
+        all_readable = _finish_interrupted(invocation, context)
+        submit_plan = _plan_submission(invocation, decide(), context, options, plan)
+        if plan is not None:
+            render.keep_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats)
+        try:
+            submit.send_runs(workspace, submit_plan.decisions, context, options)
+        except SchedulerFull as full:
+            if not arguments.wait:
+                raise
+            backlog = Backlog(workspace, context.scheduler, options, full)
+    _print_decisions(out, submit_plan, backlog)
+    for remark in submit_plan.remarks:
+        out.print_remark(f"note: {remark}")
+    if backlog:
+        out.print_remark(
+            f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room."
+        )
+    skipped = [decision.now for decision in submit_plan.decisions if decision.now is not None and not decision.send]
+    all_readable = tidy_runs(out, workspace, skipped, of_scheduler=False) and all_readable
+    run_ids = [decision.run.run_id for decision in submit_plan.decisions]
+    code = watch.wait_and_report(out, workspace, run_ids, wait=arguments.wait, backlog=backlog)
+    return code if all_readable and not any(decision.held_back for decision in submit_plan.decisions) else max(code, 1)
+
+
+def _plan_submission(
     invocation: Invocation,
     decisions: list[RunDecision],
     context: RenderContext,
     options: SubmitOptions,
-    plan: MatrixPlan | None = None,
+    plan: MatrixPlan | None,
 ) -> SubmitPlan:
     """Hold back the runs that would not end before the lease, and check the other runs. No run folder is written.
 
     plan: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
     GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
     """
-    decisions = lease_schedule.hold_late_runs(invocation.workspace, decisions, context, options)
+    leased = inventory.read_leased_inventory(invocation.workspace, context.where.name)
+    if leased is not None and not options.ignore_lease:
+        decisions = lease_schedule.hold_late_runs(invocation.workspace, leased, decisions, context, options)
     runs = [decision.run for decision in decisions if decision.send]
     if plan is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
         if not (0 < bound < 1e9):
@@ -65,7 +110,8 @@ def plan_submission(
         must_be_within_bound(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
     if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
         preflight.must_be_accepted(runs, context, pack=options.pack)
-    return SubmitPlan(decisions, context, options, plan.remarks if plan is not None else ())
+    remarks = plan.remarks if plan is not None else ()
+    return SubmitPlan(decisions, context, remarks, leased.lease if leased is not None else None)
 
 
 def must_have_data(out: Output, workspace: Workspace, cells: Sequence[AnyCell], context: RenderContext) -> None:
@@ -77,7 +123,7 @@ def must_have_data(out: Output, workspace: Workspace, cells: Sequence[AnyCell], 
     datasets.must_have_data(data_sets)
 
 
-def finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
+def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
     """Finish submissions of earlier commands that were interrupted, and print what was done.
 
     Returns whether every record of the scheduler can be read.
@@ -115,11 +161,11 @@ def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
     return len(unreadable_runs)
 
 
-def print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
+def _print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
     """Print what would be submitted, with --verbose also the scripts. Returns the exit code: 1 if the records of a run cannot
     be read."""
     out, decisions = invocation.out, submit_plan.decisions
-    _print_decisions(invocation, submit_plan, "would be ")
+    _print_decisions(out, submit_plan, would_be="would be ")
     skipped = print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
     if out.verbose:
         _print_scripts(invocation, [decision.run for decision in decisions if decision.send], submit_plan.source)
@@ -163,45 +209,13 @@ def _print_preview_note(out: Output, source: RenderContext) -> None:
         )
 
 
-def send_runs(invocation: Invocation, submit_plan: SubmitPlan) -> SubmitPlan:
-    """Submit the runs. With --wait, the runs that a full scheduler did not accept become the backlog of the plan that is
-    returned. Raises ShardlabError."""
-    workspace, source, options = invocation.workspace, submit_plan.source, submit_plan.options
-    try:
-        submit.send_runs(workspace, submit_plan.decisions, source, options)
-    except SchedulerFull as full:
-        if not invocation.arguments.wait:
-            raise
-        return msgspec.structs.replace(submit_plan, backlog=Backlog(workspace, source.scheduler, options, full))
-    return submit_plan
-
-
-def report_sent(invocation: Invocation, submit_plan: SubmitPlan, *, all_readable: bool) -> int:
-    """Print what was submitted and the remarks, wait for the runs if --wait is given, and return the exit code.
-
-    all_readable: whether every record that was read before the submission can be read; if not, the exit code is at least 1.
-    """
-    out, workspace, decisions, backlog = invocation.out, invocation.workspace, submit_plan.decisions, submit_plan.backlog
-    _print_decisions(invocation, submit_plan)
-    for remark in submit_plan.remarks:
-        out.print_remark(f"note: {remark}")
-    if backlog:
-        out.print_remark(
-            f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room."
-        )
-    skipped = [decision.now for decision in decisions if decision.now is not None and not decision.send]
-    all_readable = tidy_runs(out, workspace, skipped, of_scheduler=False) and all_readable
-    run_ids = [decision.run.run_id for decision in decisions]
-    code = watch.wait_and_report(out, workspace, run_ids, wait=invocation.arguments.wait, backlog=backlog)
-    return code if all_readable and not any(decision.held_back for decision in decisions) else max(code, 1)
-
-
-def _print_decisions(invocation: Invocation, submit_plan: SubmitPlan, would_be: str = "") -> None:
+def _print_decisions(out: Output, submit_plan: SubmitPlan, backlog: Backlog | None = None, would_be: str = "") -> None:
     """Print a line for each run that says what is done with the run and why, then the lease of the nodes.
 
+    backlog: the runs that a full scheduler did not accept and that the command submits while it waits; None: no such runs.
     would_be: "would be " in a dry run.
     """
-    out, decisions, backlog = invocation.out, submit_plan.decisions, submit_plan.backlog
+    decisions = submit_plan.decisions
     queued = {folder.run_id for folder in backlog.folders} if backlog else set()
     for decision in decisions:
         if decision.now is not None and decision.now.is_unreadable:
@@ -216,4 +230,4 @@ def _print_decisions(invocation: Invocation, submit_plan: SubmitPlan, would_be: 
     held_clause = f", {held_back_count} {would_be}held back" if held_back_count else ""
     skip_count = len(decisions) - send_count - held_back_count
     out.print_line(f"{send_count - len(queued)} run(s) {would_be}submitted{wait_clause}{held_clause}, {skip_count} skipped.")
-    views.print_lease(out, invocation.workspace, submit_plan.source.where.name)
+    views.print_lease(out, submit_plan.lease)

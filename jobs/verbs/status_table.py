@@ -47,7 +47,7 @@ def make_table(
     styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_runs]
     columns = _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED)
     if cell_handles:
-        columns.insert(0, Column(handles.HEADING, lambda run: handles.run_handle(run.id, cell_handles), is_number=False))
+        columns.insert(0, handles.make_column(lambda run: handles.run_handle(run.id, cell_handles)))
     table = Table("", columns, shown_runs, styles=styles)
     if width is None:
         return table

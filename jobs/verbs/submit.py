@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from jobs import on_controller
 from jobs.planner import planner_table
 from jobs.planning import plan
 from jobs.planning.plan import MatrixPlan, leave_out_cells_over_memory
-from jobs.rendering import render
 from jobs.submission import submit
 from jobs.verb import JobsVerb
 from jobs.verbs import adapted_matrix, archived_matrix, matrix_plan, sending, shared_options
@@ -69,25 +70,14 @@ class SubmitVerb(JobsVerb):
         planned = _keep_fitting_cells(invocation, planned)
         is_preview = on_controller.is_preview(invocation)
         planned = matrix_plan.plan_preview(invocation, planned) if is_preview else planned
-        render_context, submit_options = planned.source, shared_options.read_submit_options(invocation, planned.source)
+        render_context = planned.source
         if not is_preview:
             on_controller.must_suit_cluster(render_context.where, workspace)
             sending.must_have_data(out, workspace, planned.cells, render_context)
         submit.check_runs(workspace, planned.cells, planned.repeats, render_context, arguments.resume_from)
-
-        def plan_submission() -> sending.SubmitPlan:
-            decisions = submit.decide_runs(workspace, planned.cells, planned.repeats, render_context, arguments.resume_from)
-            return sending.plan_submission(invocation, decisions, render_context, submit_options, planned)
-
-        if arguments.dry_run:
-            return sending.print_dry_run(invocation, plan_submission())
-        plan.must_run_here(render_context, allow_login_node=arguments.here)
-        with workspace.hold_runs_lock():
-            all_readable = sending.finish_interrupted(invocation, render_context)
-            submit_plan = plan_submission()
-            render.keep_expansion(workspace, render_context, planned.matrix, planned.all_cells, planned.repeats)
-            submit_plan = sending.send_runs(invocation, submit_plan)
-        return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+        resumed_run = arguments.resume_from
+        decide = partial(submit.decide_runs, workspace, planned.cells, planned.repeats, render_context, resumed_run)
+        return sending.submit_runs(invocation, render_context, decide, planned)
 
 
 def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from jobs import on_controller
-from jobs.planning import plan
 from jobs.rendering import render
 from jobs.submission import submit
 from jobs.verb import JobsVerb
@@ -68,15 +68,10 @@ class TraceRunsVerb(JobsVerb):
         render_context = msgspec.structs.replace(
             render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts_by_cell
         )
-        options = shared_options.read_submit_options(invocation, render_context)
         on_controller.must_suit_cluster(render_context.where, workspace)
         submit.check_runs(workspace, cells, repeats, render_context)
-        plan.must_run_here(render_context, allow_login_node=invocation.arguments.here, has_training=False)
-        with workspace.hold_runs_lock():
-            all_readable = sending.finish_interrupted(invocation, render_context)
-            decisions = submit.decide_runs(workspace, cells, repeats, render_context)
-            submit_plan = sending.send_runs(invocation, sending.plan_submission(invocation, decisions, render_context, options))
-        exit_code = sending.report_sent(invocation, submit_plan, all_readable=all_readable)
+        decide = partial(submit.decide_runs, workspace, cells, repeats, render_context)
+        exit_code = sending.submit_runs(invocation, render_context, decide, has_training=False)
         out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
         return exit_code
 

@@ -80,7 +80,8 @@ def print_plan(
     run_counts = {cell.name(): plan.repeats[cell.name()] for cell in plan.cells}
     estimated_hours = gpu_hours.sum_hours(cell_hours) if cell_hours else None
     _print_amount_of_work(out, plan, run_counts, cell_hours, account_shares)
-    lease = print_lease(out, workspace, plan.source.where.name, late_count)
+    lease = read_lease(workspace, plan.source.where.name)
+    print_lease(out, lease, late_count)
     own_models = _select_own_models(plan.source.own, plan.cells)
     run_times = {entry.cell.name(): entry.run_time for entry in cell_hours}
     claim_hints = claim_lint.lint_claims(plan.matrix.file, plan.all_cells)
@@ -112,7 +113,7 @@ def _print_cells(out: Output, plan: MatrixPlan) -> None:
     cell_names = [cell.name() for cell in plan.cells]
     differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
     cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
-    handle_column: Column[AnyCell] = Column(handles.HEADING, lambda cell: cell_handles[cell.name()], is_number=False)
+    handle_column: Column[AnyCell] = handles.make_column(lambda cell: cell_handles[cell.name()])
     differing_column: Column[AnyCell] = Column("differs in", lambda cell: differences[cell.name()])
     columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(differences.values()) else [])]
     matrix_name = plan.source.matrix
@@ -181,20 +182,17 @@ def _print_obstacles_and_notes(
         out.print_remark(f"note: {remark}")
 
 
-def print_lease(out: Output, workspace: Workspace, cluster: str | None = None, late_count: int = 0) -> Lease | None:
-    """Print when the lease of the nodes ends, and return the lease; None if the nodes are not lent.
-
-    cluster: the name of the cluster, if only its lease counts. late_count: the number of runs that would not end before the
-    lease."""
-    lease, current_time = read_lease(workspace, cluster), datetime.now(UTC)
+def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
+    """Print when the lease of the nodes ends; nothing if the nodes are not lent. late_count: the number of runs that would not
+    end before the lease."""
     if lease is not None:
+        current_time = datetime.now(UTC)
         out.print_line(lease.describe(current_time))
         if late_count:
             hint = "To ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
             out.print_line(f"about {late_count} run(s) would not end before the lease. {hint}")
         if (reminder := lease.copy_reminder(current_time)) is not None:
             out.print_line(reminder)
-    return lease
 
 
 def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, matrix_name: str | None = None) -> None:
@@ -210,7 +208,7 @@ def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, matr
     searches = search_runs.read_search_paths(workspace, runs)
     for path in searches:
         out.print_line(search_runs.describe_search(path))
-    lease = print_lease(out, workspace)
+    print_lease(out, lease := read_lease(workspace))
     search_documents = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
     out.print_document({"runs": runs, **search_documents, **({} if lease is None else {"lease": lease})})
 

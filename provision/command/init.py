@@ -271,7 +271,7 @@ def propose_network(links_by_node: Sequence[Sequence[RdmaLink]]) -> str | None:
 def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:
     workspace_trust.begin_workspace(workspace)  # a login writes the host key into .shardlab
     ssh_address = Address(login.host, login.port, login.user, known_hosts=workspace.shardlab_folder / "known_hosts")
-    return SshNode(login.host, login.host, login.port, login.user, None, "python3", Remote(ssh_address))
+    return SshNode(login.host, login.host, login.port, login.user, None, "python3", remote=Remote(ssh_address))
 
 
 def _list_gpu_names(facts: Facts) -> list[str]:

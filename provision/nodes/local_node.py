@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
-import msgspec
 import psutil
 
 from provision.interruption import IS_STOPPING
-from provision.node import RunOptions
+from provision.node import Node, RunOptions
 from shardlab.remote.remote import CommandOutput, Unreachable, put_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
@@ -25,21 +23,13 @@ GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 _RUNNING_PROCESSES: dict[int, Any] = {}  # the running commands by PID, for all objects LocalNode together: they are one machine
 
 
-class LocalNode(msgspec.Struct, eq=False):
+class LocalNode(Node, eq=False):
     """The machine that this program runs on."""
 
     name: str = "localhost"
     host: str = "localhost"
-    address: str = "localhost"
-    port: int | None = None
-    user: str | None = None
-    identity: Path | None = None
     python: str = sys.executable
-    wheelhouse: str | None = None
-    may_sudo: bool = True
     venv_python: str = sys.executable
-    variables: dict[str, str] = {}
-    """Environment variables of each command on this machine."""
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run `argv` in a session of its own, as `Node.run` describes. At the time limit, its descendants are ended, too.

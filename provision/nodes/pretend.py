@@ -14,7 +14,6 @@ import msgspec
 from provision.fact import Fact, Facts, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.node import Node, RunOptions
-from provision.nodes.local_node import LocalNode
 from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
@@ -40,8 +39,10 @@ class DescribedMachines(msgspec.Struct, frozen=True):
     nodes: list[DescribedMachine]
 
 
-class PretendedNode(LocalNode, eq=False):
+class PretendedNode(Node, eq=False):
     """A node of the cluster file that the file of --pretend describes. It runs no commands."""
+
+    running: tuple[str, ...] = ()
 
     def end(self, limit_s: float) -> None:
         """Does nothing, because no command runs on this node."""
@@ -95,9 +96,5 @@ def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
     if sorted(machine.name for machine in described_machines) != sorted(names):
         machine_names = ", ".join(machine.name for machine in described_machines) or "no node"
         raise InputError(f"{path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(names)}.")
-    return [PretendedFacts(_make_pretended_node(node), path, machine_by_name[node.name]) for node in nodes]
-
-
-def _make_pretended_node(node: Node) -> PretendedNode:
-    login_fields = (node.name, node.host, node.address, node.port, node.user, node.identity)
-    return PretendedNode(*login_fields, node.python, node.wheelhouse, node.may_sudo, node.venv_python)
+    pretended_nodes = (PretendedNode(*(getattr(node, field) for field in Node.__struct_fields__)) for node in nodes)
+    return [PretendedFacts(node, path, machine_by_name[node.name]) for node in pretended_nodes]

@@ -9,43 +9,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
-import msgspec
-
 from provision.interruption import IS_STOPPING
-from provision.node import RunOptions
+from provision.node import Node, RunOptions
 from shardlab.files import files
 from shardlab.remote.remote import CommandOutput, Remote, Unreachable
 
 MOST_LOGGED = 2000  # the most characters of stdout and of stderr of a command that the log of a node keeps
 
 
-class SshNode(msgspec.Struct, eq=False):
+class SshNode(Node, kw_only=True, eq=False):
     """A machine that is reached by SSH."""
 
-    name: str
-    host: str
-    port: int | None
-    user: str | None
-    identity: Path | None
-    python: str
     remote: Remote
     log: Path | None = None
     """The file that records every command on the machine and its result, but never the input of a command; None: no log."""
-    wheelhouse: str | None = None
-    """A folder of wheels on the machine, from which pip installs; None: pip uses its index."""
-    may_sudo: bool = True
-    venv_python: str = "python3"
-    own_address: str | None = None
-    """The address on the network of the ranks; None: `host`."""
     why_no_root: str = "cluster.yaml says ssh.sudo: false"
     """The reason if `may_sudo` is false, as a clause."""
-    variables: dict[str, str] = {}
-    """Environment variables of each command on the machine."""
-
-    @property
-    def address(self) -> str:
-        """The node's address on the network on which the nodes train."""
-        return self.own_address or self.host
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Run a command on the node, as `Node.run` describes, and log it. Raises Unreachable."""

@@ -58,7 +58,7 @@ def make_node(
     python = f"{folder}/python-{digest}{folder_suffix}/bin/python"
     remote = Remote(address, may_sudo=ssh.sudo)
     login = (entry.name, host, entry.port, address.user, identity)
-    return SshNode(*login, python, remote, log, wheelhouse, ssh.sudo, venv_python, entry.address)
+    return SshNode(*login, python, wheelhouse, ssh.sudo, venv_python, entry.address, remote=remote, log=log)
 
 
 PROVIDER = Provider("ssh", "its machines already exist", nodes)

@@ -105,8 +105,8 @@ def read_submitted_plugin(plugin_path: Path, code: str | None) -> PluginSource:
 
 
 def write_plugin(folder: Path, source: PluginSource) -> None:
-    """Write the files of a plug-in into a new folder. Raises WorkspaceError."""
+    """Write the files of a plug-in into a folder that has none of them. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     for file_name, file_content in source.contents.items():
         files.write_new(folder / file_name, file_content)

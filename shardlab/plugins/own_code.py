@@ -6,16 +6,17 @@ that, or if Python's bytecode lies beside the files, this has no effect.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.files.plugin_source import PluginSource
 
 
@@ -53,11 +54,25 @@ def execute_plugin(source: PluginSource) -> ModuleType:
     module.__file__ = plugin_path
     _install_finder(HelperFinder(source))
     sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
-    try:
+    with name_errors(plugin_path, passed_errors=()):
         exec(compile(source.contents[source.file.name], plugin_path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    except (Exception, SystemExit) as error:
-        raise InputError(describe_error(plugin_path, error)) from error
     return module
+
+
+@contextlib.contextmanager
+def name_errors(
+    plugin_file: str, remark: str = "", passed_errors: tuple[type[Exception], ...] = (ShardlabError,)
+) -> Iterator[None]:
+    """The context of a call of the user's code: an error becomes an InputError as `describe_error` words it.
+
+    remark: a sentence that follows. passed_errors: errors that are raised unchanged.
+    """
+    try:
+        yield
+    except passed_errors:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{describe_error(plugin_file, error)} {remark}".rstrip()) from error
 
 
 def _install_finder(finder: HelperFinder) -> None:

@@ -120,51 +120,59 @@ class ModelCounts(msgspec.Struct, frozen=True):
     """Whether it is known that a position attends only to earlier positions."""
 
 
-class OwnWorkload(msgspec.Struct, frozen=True):
-    """The properties of a workload at its default options. A field that is not listed here is as in trainers.workload.Workload.
-
-    The following fields belong to a model that is given by its configuration (shardlab/matrix/model_file.py), whose file is
-    JSON:
-    """
+class WorkloadFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of every workload: of one that ships with shardlab (trainers.workload.Workload), and of one that a
+    workspace defines (OwnWorkload)."""
 
     name: str
     """The name in a matrix."""
     summary: str
     """What it is, in one line."""
+    unit: str
+    """What a batch counts, such as images or tokens; the unit of throughput."""
+    parameters: Count
+    """The number of trainable parameters; tied weights count once."""
+    flops_per_unit: Measured | None
+    """Floating-point operations of forward and backward for a unit at the default options, by the formula of `flops_source`;
+    None if the number is not known."""
+    flops_source: str
+    """Where the number of operations comes from."""
+    optimizer: Optimizer
+    """The optimizer of cells that name no optimizer. run.json always contains the optimizer of the run."""
+    options: tuple[Option, ...] = ()
+    """Its options, with defaults and bounds."""
+    seq_len: Count | None = None
+    """The default length of a sequence, in tokens; None if the workload has no sequences."""
+    tensor_degrees: tuple[Count, ...] = ()
+    """Only for a workload that a workspace defines: the numbers of ranks, from 2, over which its layers can be split with the
+    default options; empty: its layers cannot be split."""
+    most_stages: Count = 0
+    """Only for a workload that a workspace defines: its number of blocks with the default options if a pipeline can divide the
+    blocks into stages, else 0."""
+    block_parameters: tuple[Count, ...] = ()
+    """Only for a workload that a workspace defines: the number of parameters of each repeated block that strategies wrap, with
+    the default options; shared parameters count in the first. Empty: the model has no repeated blocks."""
+    counts: ModelCounts | None = None
+    """Only for a workload that a workspace defines: what was counted in its model with the default options; None: nothing, or
+    an older version described the model."""
+
+
+class OwnWorkload(WorkloadFacts, frozen=True, kw_only=True):
+    """The properties of a workload of the workspace, at its default options. The fields from `block` on belong to a model that
+    is given by its configuration (shardlab/matrix/model_file.py), whose file is JSON."""
+
     code: str
     """The digest of the files that define the workload."""
     file: str
     """The path of the defining file in the workspace from which the run was submitted."""
-    unit: str
-    """What a batch counts, such as images or tokens."""
-    parameters: Count
-    """Number of parameters."""
-    flops_per_unit: Measured | None
-    """None if the operations cannot be counted."""
-    flops_source: str
-    """Where the number of operations comes from."""
-    optimizer: Optimizer
-    """The default optimizer."""
-    options: tuple[Option, ...]
-    """Its options, with defaults and bounds."""
-    tensor_degrees: tuple[Count, ...] = ()
-    """Tensor-parallel degrees that are possible besides 1."""
-    most_stages: Count = 0
-    """The largest number of pipeline stages; 0: no pipeline is possible."""
     block: str = ""
     """The name of the class of its blocks."""
-    block_parameters: tuple[Count, ...] = ()
-    """Parameters of each block that strategies wrap; shared ones count in the first."""
     twin: bool = False
     """Whether the model is the tiny twin."""
-    seq_len: Count | None = None
-    """The length of a sequence, in tokens."""
     longest: Count | None = None
     """The longest possible sequence, in tokens."""
     remarks: tuple[str, ...] = ()
     """Sentences about properties that could not be derived from the configuration."""
-    counts: ModelCounts | None = None
-    """What was counted in the model; None: nothing, or an older version described the model."""
 
     @property
     def block_count(self) -> int:
@@ -177,38 +185,47 @@ class OwnWorkload(msgspec.Struct, frozen=True):
         return self.file.endswith(".json")
 
 
-class OwnStrategy(msgspec.Struct, frozen=True):
-    """The properties of a strategy of the workspace. Its functions stay in its file, which only processes of trainers execute.
-
-    The other fields mean the same as in trainers.strategy.Strategy.
-    """
+class StrategyFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is plain data of every strategy: of one that ships with shardlab (trainers.strategy.Strategy), and of one that a
+    workspace defines (OwnStrategy)."""
 
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]{0,39}\Z")]
     """The name in a matrix."""
     summary: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
     """What the strategy does, in one line."""
+    precisions: tuple[str, ...]
+    """The precisions that the strategy supports."""
+    options: tuple[Option, ...] = ()
+    """Options of the strategy, with defaults and bounds."""
+    degrees: tuple[str, ...] = ("dp",)
+    """The kinds of parallelism that the strategy has: data (dp), tensor (tp), pipeline (pp)."""
+    switches: tuple[str, ...] = ()
+    """Which of the keys activation_checkpointing, compile and max_grad_norm of a cell the strategy supports."""
+    servers: bool = False
+    """Whether the last ranks are parameter servers."""
+    cuts: tuple[str, ...] | None = None
+    """Which of parameter, gradient and optimizer_state the strategy shards over the data-parallel ranks of a group, according
+    to textbooks; None if that is not known, or if the strategy divides the model in another way."""
+    tolerates_lost_ranks: bool = False
+    """Whether a run continues after a rank that trains was killed. No run continues without rank 0, which writes the result."""
+    no_checkpoints: str = ""
+    """Why a run of the strategy cannot be saved and resumed; empty if it can."""
+    reasons: dict[str, str] = {}
+    """By precision: why the strategy does not support it."""
+
+
+class OwnStrategy(StrategyFacts, frozen=True, kw_only=True):
+    """The properties of a strategy of the workspace, whose values are checked. Its functions stay in its file, which only
+    processes of trainers execute."""
+
+    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]
+    degrees: Annotated[tuple[Literal["dp", "tp", "pp"], ...], msgspec.Meta(min_length=1)] = ("dp",)
+    switches: tuple[Literal["activation_checkpointing", "compile", "max_grad_norm"], ...] = ()
+    cuts: tuple[Literal["parameter", "gradient", "optimizer_state"], ...] | None = None
     code: str
     """The digest of the files that define the strategy."""
     file: str
     """The path of the file that defines the strategy, in the workspace from which the run was submitted."""
-    precisions: Annotated[tuple[Precision, ...], msgspec.Meta(min_length=1)]
-    """The precisions that the strategy supports."""
-    options: tuple[Option, ...] = ()
-    """Options of the strategy, with defaults and bounds."""
-    degrees: Annotated[tuple[Literal["dp", "tp", "pp"], ...], msgspec.Meta(min_length=1)] = ("dp",)
-    """The kinds of parallelism that the strategy has: data (dp), tensor (tp), pipeline (pp)."""
-    switches: tuple[Literal["activation_checkpointing", "compile", "max_grad_norm"], ...] = ()
-    """Which of these keys of a cell the strategy supports."""
-    servers: bool = False
-    """Whether the strategy has parameter servers."""
-    cuts: tuple[Literal["parameter", "gradient", "optimizer_state"], ...] | None = None
-    """What the strategy shards according to textbooks; null: not known."""
-    tolerates_lost_ranks: bool = False
-    """Whether the run continues without a rank that ended."""
-    no_checkpoints: str = ""
-    """Why a run cannot be saved; empty: it can."""
-    reasons: dict[str, str] = {}
-    """By precision: why it is not supported."""
 
 
 WORKLOADS = PluginKind("workload", "workloads", PluginDescription[OwnWorkload], variants="(-tiny)?")

@@ -1,4 +1,4 @@
-"""Runs a separate process that executes files of the user, and reads its answer. The commands themselves never execute them.
+"""Runs separate processes that execute files of the user, and reads their answers. The commands never execute them.
 
 The code of the user can print text without end, start other processes, run for ever or end its process.
 """
@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
+
+import msgspec
 
 from shardlab.cluster.login_node import PYTHON_VARIABLE
 from shardlab.errors import InputError
 from shardlab.files import files, json_file
+from shardlab.files.decoders import DECODE_FAULTS, get_decoder
+from shardlab.matrix.cell import Cell
+from shardlab.plugins.plugin_kind import OwnWorkload, RefusalAnswer, RefusalQuestion
 
-MOST_OUTPUT_BYTES = 1 << 16  # the most bytes that are read from the end of a process's output
+MOST_OUTPUT_BYTES = 1 << 16  # the most bytes that are read from the end of a process's output, and of an answer in a line
+FIRST_ANSWER_S, NEXT_ANSWER_S = 300.0, 30.0  # the most seconds for the first answer, with imports, and for each later one
 A = TypeVar("A")
 
 
@@ -49,10 +57,15 @@ def interpreter_path() -> str:
     return os.environ.get(PYTHON_VARIABLE, sys.executable)
 
 
-def make_environment() -> dict[str, str]:
-    """The environment variables of a process that executes the code of users, which is to answer questions and not to train.
-    They hide the GPUs and forbid downloads."""
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+def _start_process(
+    argv: Sequence[str], folder: str | Path, stdin: int, stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a process that executes the code of users, in a session of its own. It answers questions and does not train, so it
+    sees no GPU and may not download."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder, env=environment, start_new_session=True
+    )
 
 
 def run_process(
@@ -65,10 +78,8 @@ def run_process(
     keeps the pipe open for ever."""
     with contextlib.ExitStack() as open_resources:
         output_file = open_resources.enter_context(output_path.open("wb"))
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=output_file, cwd=folder, env=make_environment(), start_new_session=True,
-            stderr=output_file if errors_path is None else open_resources.enter_context(errors_path.open("wb")),
-        )  # fmt: skip
+        errors_file = output_file if errors_path is None else open_resources.enter_context(errors_path.open("wb"))
+        process = _start_process(argv, folder, subprocess.DEVNULL, output_file, errors_file)
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -93,3 +104,59 @@ def read_last_line(path: Path) -> str:
     except OSError:
         return ""
     return output_lines[-1] if output_lines else ""
+
+
+class RefusingProcess:
+    """Asks a separate process which cells the strategies of a file refuse. The first question starts the process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def refuse(self, cell: Cell, workload: OwnWorkload | None) -> str | None:
+        """Why the strategy of a cell refuses the cell, as a sentence; None if it accepts the cell.
+
+        workload: the cell's workload if the workspace defines it, else None. Raises InputError if the code fails.
+        """
+        with self._lock:
+            try:
+                answer = self._ask_process(RefusalQuestion(cell.strategy, cell, workload))
+            except BaseException:
+                self.close()
+                raise
+        if answer.fault:
+            raise InputError(answer.fault)
+        return answer.why
+
+    def close(self) -> None:
+        """End the process that answers questions. A later question starts another process."""
+        if self._process is not None:
+            kill_process_group(self._process)
+            for process_pipe in (self._process.stdin, self._process.stdout):
+                assert process_pipe is not None
+                process_pipe.close()
+            self._process = None
+
+    def _ask_process(self, question: RefusalQuestion) -> RefusalAnswer:
+        limit_s = NEXT_ANSWER_S
+        if self._process is None:
+            limit_s = FIRST_ANSWER_S
+            argv = [interpreter_path(), "-P", "-m", "trainers", "refuse", str(self.file)]
+            self._process = _start_process(argv, "/", subprocess.PIPE, subprocess.PIPE, subprocess.DEVNULL)
+        question_pipe, answer_pipe = self._process.stdin, self._process.stdout
+        assert question_pipe is not None
+        assert answer_pipe is not None
+        try:
+            question_pipe.write(msgspec.json.encode(question) + b"\n")
+            question_pipe.flush()
+        except BrokenPipeError:
+            raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None
+        readable_pipes, _, _ = select.select([answer_pipe], [], [], limit_s)
+        if not readable_pipes:
+            raise InputError(f"{self.file}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
+        answer_line = answer_pipe.readline(MOST_OUTPUT_BYTES)
+        try:
+            return get_decoder(RefusalAnswer).decode(answer_line)
+        except DECODE_FAULTS:
+            raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None

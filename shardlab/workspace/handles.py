@@ -8,16 +8,21 @@ of --matrix.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from shardlab.errors import InputError, UnknownName
 from shardlab.runs.run import parse_run_id, split_attempt
+from shardlab.terminal.table import Column, Row
 
-HEADING = "#"  # of the column with the handles
 MOST_CANDIDATES = 8  # the most names that a sentence about an ambiguous name lists
 _NUMBER_AT_END = re.compile(r"-[ra][0-9]+\Z")  # of a repeat or an attempt
 _HANDLE = re.compile(r"(c[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
+
+
+def make_column(find_handle: Callable[[Row], str]) -> Column[Row]:
+    """The column of a table with the handles. find_handle: returns the handle of a row."""
+    return Column("#", find_handle, is_number=False)
 
 
 def number_cells(cell_ids: Iterable[str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ class Cut:
 def cut(target) -> None:
     """Makes this node unreachable from now on. Facts that were read before are still known."""
     node = target.node
-    gone = SshNode(node.name, node.host, None, None, None, node.python, Cut())
+    gone = SshNode(node.name, node.host, None, None, None, node.python, remote=Cut())
     msgspec.structs.force_setattr(target, "node", gone)
     target.facts.node = gone
 
@@ -100,7 +100,7 @@ def test_a_worker_whose_facts_fail_during_the_controllers_change_fails_itself():
 def two(plan) -> tuple[Site, Operation]:
     entries = [NodeEntry(name="a"), NodeEntry(name="b")]
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries)
-    nodes = [SshNode(entry.name, entry.name, None, None, None, "python", Cut()) for entry in entries]
+    nodes = [SshNode(entry.name, entry.name, None, None, None, "python", remote=Cut()) for entry in entries]
     found = [Target(node, Facts(node), entry) for node, entry in zip(nodes, entries, strict=True)]
     return Site(cluster, None, found), Operation("try", plan)
 

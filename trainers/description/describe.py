@@ -30,6 +30,8 @@ from trainers.task import Batch
 from trainers.tasks import vision_library
 from trainers.tasks.own import FLOPS_FROM_FILE, OwnTask
 
+META_DEVICE_HINT = "model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it."
+
 
 def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[Any]:
     """The plug-ins that a file of a workspace defines: its workloads or strategies, or a model by its configuration (.json).
@@ -66,16 +68,8 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_v
     options = tuple(option.with_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
     task = OwnTask(plugin, source.digest, {option.name: option.default for option in options})
     task.check_items_repeat()
-    try:
-        with torch.device("meta"):
-            model = task.model()
-    except ShardlabError:
-        raise
-    except Exception as error:
-        error_text = own_code.describe_error(plugin.file, error)
-        raise InputError(
-            f"{error_text} model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it."
-        ) from error
+    with own_code.name_errors(plugin.file, META_DEVICE_HINT), torch.device("meta"):
+        model = task.model()
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
         raise InputError(f"{plugin.file}: the module of model() has no parameters to train.")

@@ -67,12 +67,9 @@ class OwnModel(msgspec.Struct, frozen=True):
         Raises InputError with the line if the function raises an error. MemoryError and RuntimeError are not converted, because
         the rank's process recognizes torch's out-of-memory errors among them.
         """
-        try:
+        # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
+        with own_code.name_errors(self.file, passed_errors=(MemoryError, RuntimeError)):
             return getattr(self, name)(*arguments, **options)
-        except (MemoryError, RuntimeError):
-            raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
-        except Exception as error:
-            raise InputError(own_code.describe_error(self.file, error)) from error
 
 
 def load_definitions(source: PluginSource) -> OwnModel:

@@ -23,7 +23,7 @@ from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
-from shardlab.plugins.plugin_kind import STRATEGIES, OwnStrategy, RefusalAnswer, RefusalQuestion
+from shardlab.plugins.plugin_kind import STRATEGIES, OwnStrategy, RefusalAnswer, RefusalQuestion, StrategyFacts
 from trainers import menu
 from trainers.strategy import Strategy
 
@@ -130,12 +130,8 @@ def _call_own_function(
     Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not
     allowed.
     """
-    try:
+    with own_code.name_errors(file, f"So {name} of {strategy} is not known."):
         result = function(cell)
-    except ShardlabError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{own_code.describe_error(file, error)} So {name} of {strategy} is not known.") from error
     if type(result) not in allowed_types:
         allowed_text = "a whole number or None" if int in allowed_types else "a sentence or None"
         raise InputError(f"{file}: {name} of {strategy} returned {repr(result)[:60]}. Allowed: {allowed_text}.")
@@ -144,9 +140,9 @@ def _call_own_function(
 
 def _describe_strategy(source: PluginSource, strategy: Strategy) -> OwnStrategy:
     """The fields of a strategy that are plain data, without its functions. Raises InputError if a field has a wrong type."""
-    fields = {name: getattr(strategy, name) for name in OwnStrategy.__struct_fields__ if name not in ("code", "file")}
+    facts = {name: getattr(strategy, name) for name in StrategyFacts.__struct_fields__}
     try:
-        return msgspec.convert(msgspec.to_builtins({**fields, "code": source.digest, "file": str(source.file)}), OwnStrategy)
+        return msgspec.convert(msgspec.to_builtins({**facts, "code": source.digest, "file": str(source.file)}), OwnStrategy)
     except (*DECODE_FAULTS, ValueError, TypeError) as error:
         raise InputError(f"{source.file}: {str(strategy.name)[:60]}: {error}.") from None
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardlab.errors import InputError, ShardlabError
+from shardlab.errors import InputError
 from shardlab.files import plugin_source
 from shardlab.matrix.cell import Cell
 from shardlab.plugins import own_code
@@ -84,14 +84,9 @@ class OwnTask(Task):
         for block in self.blocks(model):
             block.register_forward_hook(record_shapes)
         inputs, targets = (part.to("meta") for part in self.read_items(np.arange(1)))
-        try:
-            with torch.no_grad():
-                self.outputs(model, Batch(inputs, targets))
-        except ShardlabError:
-            raise
-        except Exception as error:
-            why = own_code.describe_error(self._plugin.file, error)
-            raise InputError(f"{why} Tensor and pipeline parallelism need a model that computes on the meta device.") from error
+        hint = "Tensor and pipeline parallelism need a model that computes on the meta device."
+        with own_code.name_errors(self._plugin.file, hint), torch.no_grad():
+            self.outputs(model, Batch(inputs, targets))
         return OwnPlan(self._plugin, self.blocks, model, shapes)
 
     def flops_per_unit(self) -> float | None:

@@ -29,7 +29,10 @@ def workspace(path, code):
     ours = {"workload": "rings", "workload_code": code, "seq_len": None}
     cells = [support.cell(**ours), support.cell("ddp", 2, **ours)]
     support.keep(made, cells, claims=[CLAIM])
-    known = OwnWorkload("rings", "Rings.", code, "/w/workloads/rings.py", "points", 9, None, "", Optimizer("sgd", 0.1), ())
+    known = OwnWorkload(
+        name="rings", summary="Rings.", code=code, file="/w/workloads/rings.py", unit="points", parameters=9,
+        flops_per_unit=None, flops_source="", optimizer=Optimizer("sgd", 0.1),
+    )  # fmt: skip
     proven = {"same_work": SameWork(verdict="proven", why="")}
     for what, repeat in itertools.product(cells, (1, 2, 3)):
         folder = support.completed(made, what, repeat, rehearsal=False, found=proven)

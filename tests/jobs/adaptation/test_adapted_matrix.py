@@ -420,7 +420,10 @@ def test_models_that_a_matrix_names_are_copied_beside_it(tmp_path):
     asked = matrix.load_matrix(own / "m.yaml")
     (workload,) = asked.models
     sgd = Optimizer("sgd", 0.1)
-    known = OwnWorkload(workload, "A model.", "0" * 64, f"{workload}.json", "tokens", 9, None, "", sgd, (), seq_len=24)
+    known = OwnWorkload(
+        name=workload, summary="A model.", code="0" * 64, file=f"{workload}.json", unit="tokens", parameters=9,
+        flops_per_unit=None, flops_source="", optimizer=sgd, seq_len=24,
+    )  # fmt: skip
     with_model = OwnPlugins(workloads=PluginSet(by_name={workload: known}))
     found = adapt_matrix(asked, machine(1, 2), with_model, "small")
     file = write_adapted_matrix(asked, found, machine(1, 2), with_model, Workspace(tmp_path / "w"))

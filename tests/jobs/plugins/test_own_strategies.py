@@ -14,11 +14,10 @@ from support_page import files_of
 from support_trust import make_own
 
 from jobs.cli import main
-from jobs.plugins import refusing_process
-from jobs.plugins.refusing_process import RefusingProcess
 from shardlab.errors import InputError
 from shardlab.files import plugin_source
-from shardlab.plugins import own_code
+from shardlab.plugins import own_code, plugin_process
+from shardlab.plugins.plugin_process import RefusingProcess
 from shardlab.remote.upload import main as upload_main
 from trainers import menu
 from trainers.description.describe import describe_file
@@ -213,7 +212,7 @@ def test_a_failing_refuse_function_is_an_error_of_one_sentence_without_leftovers
     process = RefusingProcess(file)
     first = msgspec.structs.replace(question(), steps=1)
     assert process.refuse(first, None) is None
-    monkeypatch.setattr(refusing_process, "NEXT_ANSWER_S", 1.0)
+    monkeypatch.setattr(plugin_process, "NEXT_ANSWER_S", 1.0)
     group = process._process.pid
     with pytest.raises(InputError) as raised:
         process.refuse(msgspec.structs.replace(first, steps=2), None)

@@ -88,6 +88,24 @@ def test_a_cluster_resolves_the_same_workload_as_the_desk(tmp_path, folder, remo
     assert (tmp_path / "run" / "work" / "link").read_bytes() == b"\xff\x00sub/own.bin"
 
 
+def test_a_sent_folder_is_read_once_before_its_runs_are_rendered(tmp_path, folder, monkeypatch):
+    here, there = Workspace(tmp_path / "here"), Workspace(tmp_path / "there")
+    loaded = write_matrix(tmp_path)
+    folders = command_folder.read_folders(loaded, here)
+    command_folder.freeze_folders(there, list(folders.values()))
+    for path, content in on_controller.list_sent_folders(loaded, folders).items():
+        (here.path / Path(path).name).write_bytes(content)
+    (plugin_store.find_store(here)).parent.mkdir(parents=True)
+    plugin_store.find_store(there).rename(plugin_store.find_store(here))
+    digested, digest_files = [], command_folder._digest_files
+    monkeypatch.setattr(
+        command_folder, "_digest_files", lambda *arguments: digested.append(arguments[0]) or digest_files(*arguments)
+    )
+    found = command_folder.read_folders(loaded, here)
+    command_folder.freeze_folders(here, list(found.values()))
+    assert digested == [found["my-net"].path]
+
+
 def test_a_folder_is_sent_again_only_after_a_change(tmp_path, folder, remote):
     def count_archives():
         send_folder.send_folders(remote, command_folder.read_folders(write_matrix(tmp_path), Workspace(tmp_path)).values())

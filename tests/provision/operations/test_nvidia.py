@@ -92,7 +92,7 @@ def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, stat
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries, gpus=gpus, slurm=Slurm())
     targets = []
     for number, entry in enumerate(entries, start=1):
-        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/x/bin/python", None, wheelhouse=wheelhouse)
+        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/x/bin/python", wheelhouse, remote=None)
         targets.append(Target(node, Facts(node), entry))
         targets[-1].facts.answers = {
             SYSTEM.name: system, NVIDIA.name: found, PACKAGES.name: Packages(packages, interrupted=False),

@@ -48,7 +48,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
     )
     found = []
     for number, entry in enumerate(entries, start=1):
-        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/shardlab/python-x/bin/python", None)
+        node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/shardlab/python-x/bin/python", remote=None)
         target = Target(node, Facts(node), entry)
         of_node = {name: value for name, value in of_worker.items() if entry.name == "w2"}
         target.facts.answers = {

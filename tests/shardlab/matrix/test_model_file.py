@@ -10,9 +10,7 @@ from support_configured import model_of, write
 
 from jobs import on_controller
 from jobs.cli import main
-from jobs.plugins import own_plugins
-from jobs.status.reconcile import read_statuses
-from jobs.submission import submit
+from jobs.plugins import own_plugins, plugin_store
 from shardlab.errors import InputError
 from shardlab.matrix import matrix, model_file
 from shardlab.workspace.workspace import Workspace
@@ -168,8 +166,7 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     shutil.copytree(run_dir.path, ours.runs / run_dir.run_id)
     found = own_plugins.read_run_plugins(ours, run, trust=False)
     assert found.workloads.by_name["my-llama"] == run.own_workload
-    (status,) = read_statuses(ours, ours.all_runs())
-    submit.freeze_trusted_plugins(ours, [submit.RunDecision(run, True, "", status)], trust=False)
+    plugin_store.freeze_sources(ours, found.sources)
     # The second workspace now has its own copy of the configuration.
     assert own_plugins.read_run_plugins(ours, run, trust=False).sources == []
     shutil.rmtree(ours.shardlab_folder)
