@@ -6,13 +6,16 @@ Golden file: golden/sentences_by_case.txt. The terms of each strategy's communic
 import gzip
 import io
 import tarfile
+import types
 
 import httpx
 import msgspec
 from support_golden import same_as_golden
 from support_planner import cell
 
+from collect.traces import command as trace_command
 from collect.traces import file_kind
+from collect.traces.lacks import Lack
 from provision.checks import driver, gpus
 from provision.cloudlab import portal
 from provision.cloudlab.token import Token
@@ -55,7 +58,8 @@ FILES = {
     "sqlite": b"SQLite format 3\0", "parquet": b"PAR1", "pdf": b"%PDF-1.7", "lfs": b"version https://git-lfs.github.com/spec",
     "pickle": b"\x80\x04\x95abc", "old pickle": b"(dp0\n", "snapshot": b"\x80\x04\x95segments", "html": b"<!DOCTYPE html><p>",
     "xml": b"<?xml version='1.0'?>", "lines": b'{"a": 1}\n{"a": 2}\n', "spaces": b" \n", "binary": b"\x01\x02\0\x03",
-    "commas": b"a,b\n1,2\n", "semicolons": b"a;b\n1;2\n", "tabs": b"a\tb\n1\t2\n", "text": b"hello\nthere\n", "json": b'{"a": 1}',
+    "commas": b"a,b\n1,2\n", "semicolons": b"a;b\n1;2\n", "tabs": b"a\tb\n1\t2\n", "text": b"hello\nthere\n",
+    "json": b'{"a": 1}',
 }  # fmt: skip
 
 
@@ -147,17 +151,17 @@ def sentences_of_portals():
                 asked._raise_refusal(portal.PortalAnswer(status, b'{"error": "no secret."}', None, None), request)
             except ShardlabError as error:
                 yield f"HTTP {status}", f"{type(error).__name__}: {error}"
-    for error in (httpx.ConnectError("no route"), httpx.ConnectError("SSL: bad"), httpx.ConnectTimeout("x"), httpx.ReadTimeout("x"),
-                  httpx.ReadError("reset")):  # fmt: skip
+    reasons = {"no route": httpx.ConnectError, "SSL: bad": httpx.ConnectError, "x": httpx.ConnectTimeout}
+    for text, kind in [*reasons.items(), ("x", httpx.ReadTimeout), ("reset", httpx.ReadError)]:
 
-        def fail(*_, error=error, **__):
-            raise error
+        def fail(*_, kind=kind, text=text, **__):
+            raise kind(text)
 
         asked._client = httpx.Client(transport=httpx.MockTransport(fail))
         try:
             asked._send_once("GET", "/x", "the state", None)
         except ShardlabError as refused:
-            yield type(error).__name__, f"{type(refused).__name__}: {refused}"
+            yield kind.__name__, f"{type(refused).__name__}: {refused}"
 
 
 PART = ModelPart(
@@ -191,11 +195,21 @@ def sentences_of_terms(title, described, part=PART):
         yield title, f"{term.description}: {term.op}, {numbers}, hidden in {term.hides_in}"
 
 
+def sentences_of_lacks():
+    """More files than are named lack the same."""
+    lack = Lack(kind="gpu_launches", count=3, total=10, text="3 of 10 launches have no event.")
+    figures = [types.SimpleNamespace(path=f"{number}.json", lacks=[lack]) for number in range(trace_command._MOST_FILES + 2)]
+    names = {one.path: f"rank {one.path}" for one in figures}
+    answers = types.SimpleNamespace(missing_ranks="rank 7 was not profiled.")
+    yield from (("lacks", sentence) for sentence in trace_command.describe_lacks(figures, names, answers))
+
+
 def test_each_case_has_its_golden_sentence(tmp_path):
     lines = [f"waiting: {name}: {text}" for name, text in sentences_of_waiting()]
     lines += [f"file: {name}: {text}" for name, text in sentences_of_files(tmp_path)]
     lines += [f"login: {name}: {text}" for name, text in sentences_of_logins()]
     lines += [f"{name}: {describe_outcome(outcome)}" for name, outcome in sentences_of_gpus()]
     lines += [f"portal: {name}: {text}" for name, text in sentences_of_portals()]
+    lines += [f"trace: {name}: {text}" for name, text in sentences_of_lacks()]
     lines += [f"theory: {name}: {text}" for name, text in sentences_of_theory()]
     same_as_golden("sentences_by_case.txt", "\n".join(lines) + "\n")
