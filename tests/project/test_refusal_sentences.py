@@ -56,7 +56,8 @@ CLUSTERS = {
        for key, value in {"server": "a", "disk": "/dev/sdb", "mount": "/data"}.items()},
     **{f"{key} of a practice node": f"{PRACTICE}nodes: [{{name: a, {key}: {value}}}]\n"
        for key, value in {"host": "h", "port": "22", "user": "me"}.items()},
-    **{f"a provider that is {value}": f"provider: {value}\n" for value in ("1", "1.5", "true", "null", "[a]", "{a: b}", "cloud")},
+    **{f"a provider that is {value}": f"provider: {value}\n"
+       for value in ("1", "1.5", "true", "null", "[a]", "{a: b}", "cloud")},
     "a site without slurm": SITE,
     "sudo at a site": f"{SITE}slurm: {{partition: gpu}}\nssh: {{sudo: false}}\n",
     "an option of jobs": f"{SITE}slurm: {{partition: gpu, extra: {{nodes: '2'}}}}\n",
