@@ -12,23 +12,29 @@ import pytest
 import support_collect
 import support_folder_order
 
-from collect.archiving import contents
+from collect.archiving import contents, pack
 from collect.fetching import manifest
 from collect.reading import load
+from collect.sampler import nic
 from collect.traces import command as traces
-from collect.traces import run_traces
+from collect.traces import figure_cache, run_traces
 from jobs import run_queue
+from jobs.plugins import command_folder
+from jobs.slurm import submission
 from jobs.verbs import trace_runs
 from provision import software
 from provision.datasets import formats
 from shardlab import registry
+from shardlab.cloudlab import cloudlab_experiment
 from shardlab.files import files, plugin_source, source_digest
+from shardlab.hardware import host
 from shardlab.matrix import matrix
-from shardlab.runs import checkpoint
+from shardlab.runs import checkpoint, trace_part
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 from trainers.data import image_list, token_sets
+from trainers.forking import address
 
 CLASSES = ("n00000003", "n00000001", "n00000002")
 RUN_FILES = ("run.json", "job.sh", "steps/b.jsonl", "steps/a.jsonl", "workloads/b.py", "workloads/a.py")
@@ -41,6 +47,11 @@ FILES = [
     *(f".shardlab/{name}" for name in ("inventory.json", "submissions/b.json", "submissions/a.json")),
     *(f"runs/ddp-gpt2-tiny-g2-b8-2255b0937cfb-r{repeat}/run.json" for repeat in (2, 1, 3)),
     *(f".shardlab/matrices/{name}.json" for name in ("second", "first")),
+    *(f"templates/{name}.j2" for name in ("second", "first")),
+    *(f".shardlab/cloudlab/{name}.xml" for name in ("second", "first")),
+    *(f"sys/net/eth{number}/statistics/rx_bytes" for number in (2, 0, 1)),
+    *(f"sys/node/node{number}/cpulist" for number in (10, 0, 2)),
+    *(f"sys/infiniband/mlx5_{number}/ports/1/link_layer" for number in (1, 0)),
     "cluster.yaml",
 ]  # fmt: skip
 # What is listed or computed: a function of the workspace of the fixture, whose result must not depend on the order of folders.
@@ -68,6 +79,17 @@ LISTINGS = {
     "the sizes of a data set": lambda workspace: list(
         formats.FORMATS["mnist"].summary(workspace.path / "workloads").items()
     ),
+    "the name of the socket of the warm parent": lambda _: address.compute_warm_parent_key(),
+    "the digest of the code that reads traces": lambda _: figure_cache._compute_code_digest.__wrapped__(),
+    "the user's templates": lambda workspace: workspace.template_files(),
+    "the manifests of CloudLab": lambda workspace: cloudlab_experiment.stored_manifests(workspace.shardlab_folder),
+    "the submissions": lambda workspace: submission._list_submission_files(workspace),
+    "a frozen copy of a command's folder": lambda workspace: command_folder._list_copy(run(workspace).path),
+    "the index of an archive": lambda workspace: list(pack.build_index(workspace.path, "m", [], [], anonymous=False).files),
+    "the traces of a part": lambda workspace: trace_part.find_trace_paths(run(workspace).path / "trace"),
+    "the network interfaces": lambda workspace: [nic.name for nic in host.list_nics(workspace.path / "sys/net")],
+    "the NUMA nodes": lambda workspace: [node.node for node in host.list_numa_nodes(workspace.path / "sys/node")],
+    "the RDMA ports": lambda workspace: [port.device for port in nic.RdmaSource(workspace.path / "sys/infiniband")._ports],
     "the texts of the standard library": lambda workspace: token_sets.list_source_files(workspace.path),
 }  # fmt: skip
 

@@ -1,15 +1,22 @@
 """The modes of files and folders that are private stay private with any umask, and the modes of others follow the umask."""
 
+import contextlib
 import os
 import stat
+import tempfile
 
 import pytest
 
 from collect.archiving import command
+from provision.cloudlab import token
+from provision.providers import virtual
 from shardlab.cluster import node_folder
+from shardlab.cluster.cluster import Cluster
+from shardlab.errors import InputError
 from shardlab.files import files, own_folder
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
+from trainers.forking import address
 
 
 def mode(path):
@@ -66,3 +73,46 @@ def test_a_lock_may_be_opened_by_those_who_may_enter_its_folder(tmp_path, umask,
 
 def test_the_members_of_an_archive_have_the_same_mode_with_any_umask(umask):
     assert command._build_entry("workspace/runs/x/run.json").external_attr >> 16 == 0o644
+
+
+@pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001], ids="{:03o}".format)
+def test_nothing_that_another_user_may_use_counts_as_private(tmp_path, monkeypatch, bit):
+    """Each bit of the group and of others alone is refused for a folder of sockets, for a token and for practice nodes."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv(token.TOKEN_VARIABLE, raising=False)
+    monkeypatch.setattr(virtual, "STATE_FOLDER", tmp_path / "own")
+    token_path = tmp_path / token.TOKEN_FILE
+    token_path.parent.mkdir(exist_ok=True, parents=True)
+    token_path.write_text("secret")
+    (tmp_path / "own").mkdir()
+    cluster = Cluster(schema=1, name="practice", provider="virtual", nodes=[])
+    for is_private in (True, False):
+        (tmp_path / "own").chmod(0o700 if is_private else 0o700 | bit)
+        token_path.chmod(0o600 if is_private else 0o600 | bit)
+        assert own_folder._find_own_folders(tmp_path, "own") == [tmp_path / "own"] * is_private
+        assert len(virtual._plan_protections(cluster)) == (not is_private)
+        with contextlib.nullcontext() if is_private else pytest.raises(InputError, match="others can use the token"):
+            assert token.read_token().reveal() == "secret"
+
+
+@pytest.mark.parametrize(("mode_of_folder", "is_used"), [(0o700, True), (0o755, True), (0o720, False), (0o702, False)])
+def test_sockets_are_in_a_folder_that_no_other_user_can_write(tmp_path, monkeypatch, mode_of_folder, is_used):
+    for name, folder_mode in (("runtime", mode_of_folder), ("temporary", 0o700)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(folder_mode)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setattr(address, "MOST_FOLDER_BYTES", 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder = address.choose_socket_folder()
+    assert folder.parent == tmp_path / ("runtime" if is_used else "temporary")
+    assert mode(folder) == 0o700
+
+
+def test_locks_of_practice_clusters_are_closed_to_other_users(tmp_path, monkeypatch):
+    folder = tmp_path / "locks"
+    folder.mkdir(mode=0o755)
+    (folder / "other.lock").touch(mode=0o644)
+    monkeypatch.setattr(virtual, "LOCKS_FOLDER", folder)
+    cluster = Cluster(schema=1, name="practice", provider="virtual", nodes=[])
+    assert virtual.list_lock_paths(cluster) == [folder / "practice.lock"]
+    assert (mode(folder), mode(folder / "other.lock")) == (0o700, 0o600)

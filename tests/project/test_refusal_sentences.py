@@ -49,6 +49,15 @@ CLUSTERS = {
     "a subnet that is none": f"{PRACTICE}lan: {{subnet: 10.0.0.0/99}}\nnodes: [{{name: a}}]\n",
     "a subnet that is too small": f"{PRACTICE}lan: {{subnet: 10.0.0.0/30}}\nnodes: [{{name: a}}, {{name: b}}]\n",
     "nodes of a site": f"{SITE}slurm: {{partition: gpu}}\nnodes: [{{name: a}}]\n",
+    **{f"{key} at a site": f"{SITE}slurm: {{partition: gpu}}\n{key}: {value}\n" for key, value in {
+        "lan": "{subnet: 10.1.0.0/24}", "release": "trixie", "ssh": "{between_nodes: true}",
+    }.items()},
+    **{f"storage.{key} at a site": f"{SITE.replace('me}', f'me, {key}: {value}}}')}slurm: {{partition: gpu}}\n"
+       for key, value in {"server": "a", "disk": "/dev/sdb", "mount": "/data"}.items()},
+    **{f"{key} of a practice node": f"{PRACTICE}nodes: [{{name: a, {key}: {value}}}]\n"
+       for key, value in {"host": "h", "port": "22", "user": "me"}.items()},
+    **{f"a provider that is {value}": f"provider: {value}\n"
+       for value in ("1", "1.5", "true", "null", "[a]", "{a: b}", "cloud")},
     "a site without slurm": SITE,
     "sudo at a site": f"{SITE}slurm: {{partition: gpu}}\nssh: {{sudo: false}}\n",
     "an option of jobs": f"{SITE}slurm: {{partition: gpu, extra: {{nodes: '2'}}}}\n",

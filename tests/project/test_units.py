@@ -1,8 +1,9 @@
 """Units agree: that which a name states, the number that an expression is divided by, and the unit in the text beside it.
 
-Names state units with their last words (`step_ms`, `memory_gib`). Four rules hold for the code of all packages: a value in a
+Names state units with their last words (`step_ms`, `memory_gib`). Five rules hold for the code of all packages: a value in a
 text has the unit that follows it; a value has the unit of the name that it gets; units that are added or compared are the same;
-and a number such as GIB beside a title such as `Memory (GiB)` is that unit. support_units.py has the reading of units.
+a number such as GIB beside a title such as `Memory (GiB)` is that unit; and a column or a metric has the unit of its value.
+support_units.py has the reading of units.
 """
 
 import ast
@@ -201,6 +202,28 @@ def _fits_title(file, call, arguments, unit):
     return not (is_scaled and not powers and ones)
 
 
+def wrong_columns(file, text):
+    """The calls with a text that is a unit, and with a function or a name of another unit, such as the columns of tables."""
+    for call in parse(text):
+        if not isinstance(call, ast.Call):
+            continue
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        values = [*call.args, *keywords.values()]
+        texts = [value.value if isinstance(value, ast.Constant) else None for value in [*call.args, keywords.get("unit")]]
+        units = [text for text in texts[1:] if isinstance(text, str) and text in UNITS]
+        bodies = [value.body for value in values if isinstance(value, ast.Lambda)]
+        scale = getattr(keywords.get("scale"), "value", None) or power_of(keywords.get("scale"))
+        if units and bodies:
+            kind, size = unit_of(bodies[0]) or (None, 1.0)
+            shown = (kind, size * (scale or 1.0))
+            is_wrong = shown != (None, 1.0) and not (agree(shown, UNITS[units[0]]) or may_become(shown, UNITS[units[0]]))
+        else:
+            unit = unit_of_name(texts[0]) if units and isinstance(texts[0], str) else None
+            is_wrong = unit is not None and not agree(unit, UNITS[units[0]])
+        if is_wrong:
+            yield ast.unparse(call)
+
+
 def is_formatted(node):
     return isinstance(node, ast.FormattedValue)
 
@@ -210,6 +233,7 @@ RULES = {
     "names": wrong_names,
     "sums": wrong_sums,
     "titles": wrong_titles,
+    "columns": wrong_columns,
 }
 
 
@@ -267,3 +291,17 @@ def test_wrong_units_are_found():
     assert [found("titles", text) for text in titles] == [0] * 3
     titles = ["T = 'Sent (MB/s)'\nadd(T, x_bytes / GB)", "Panel('Memory (GiB)', MIB)", "Panel('Memory (GiB)', 1)"]
     assert [found("titles", text) for text in titles] == [1] * 3
+    columns = ["Column('Host', lambda time: time.host_ms, 'ms')", "Column('Sent', lambda row: row.sent_bytes, 'GB', scale=1e9)"]
+    columns += [
+        "Metric('pass_ms', 'ms', sum)",
+        "Column('Host', lambda time: time.host, 'ms')",
+        "f(lambda t: t.x_ns / 1e6, 'ms')",
+    ]
+    assert [found("columns", text) for text in columns] == [0] * 5
+    columns = ["Column('Host', lambda time: time.host_ms, 's')", "Column('Sent', lambda row: row.sent_bytes, 'GB', scale=1e6)"]
+    columns += [
+        "Metric('pass_ms', 's', sum)",
+        "Column('Sent', lambda row: row.sent_bytes, unit='MB')",
+        "f(lambda t: t.x_ns, 'ms')",
+    ]
+    assert [found("columns", text) for text in columns] == [1] * 5

@@ -9,19 +9,27 @@ import os
 import re
 import stat
 import tarfile
+from pathlib import PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 import support_collect as support
 from support_golden import same_as_golden
 
 from collect.cli import main as collect
-from collect.fetching import arrival, download
+from collect.fetching import arrival, download, gather
+from collect.fetching.progress import TransferProgress
+from collect.loading import sample_cache
 from jobs.cli import main as jobs
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
 from jobs.ssh import node_lock, record_mirror
-from provision import lock
+from provision import lock, software
 from provision.datasets import archive, formats
+from provision.nodes.login_node import LocalLoginNode
+from provision.site.package_check import PackageCheck
+from provision.site.wheels import WheelDownload
+from shardlab import steps
 from shardlab.cluster import node_folder
 from shardlab.files import files, own_folder
 from shardlab.remote import rsync, shared_connection
@@ -105,6 +113,33 @@ def make_copies(root, workspace):
     archive.unpack_archive(root / "mnist.tar", formats.FORMATS["mnist"], root / "unpacked")
 
 
+def make_records(root, monkeypatch):
+    """Steps that a rank of a user's script reports, samples that are kept for the next command, and a staging folder."""
+    for name in ("reported", "kept"):
+        (root / name).mkdir()
+    steps._Reporter(str(root / "reported")).write(1, 0.5, None, None)
+    monkeypatch.setattr(sample_cache, "_find_cache_folder", lambda: root / "kept")
+    state = sample_cache.LinesState(path_sha256="a" * 64, bytes=1, mtime_ns=1, inode=1)
+    nothing_to_copy = SimpleNamespace(remote="gpu1", node="gpu1", copied=[], find_arrived=lambda *_: set())
+    copied = SimpleNamespace(copy_files=lambda *_, **__: SimpleNamespace(error=None))
+    monkeypatch.setattr(gather, "Rsync", lambda *_: copied)
+    gather._copy_files(Workspace(root / "gathered"), nothing_to_copy, -1, TransferProgress())
+    sample_cache._store_tables(sample_cache.CacheHeader("b", state, 1, "c" * 64, 0, 0.0, [1]), [b"x"])
+
+
+def make_site_files(root):
+    """Files that `provision` sends to a login node: wheels, and the differences of packages from the tested ones."""
+    node = LocalLoginNode(name="login", python="python3")
+    (root / "site").mkdir()
+    (root / "few-1.0-py3-none-any.whl").write_bytes(b"x")
+    wheels = WheelDownload([], [], PurePosixPath(root / "site"), [], root)
+    wheels._send_wheels(node, [root / "few-1.0-py3-none-any.whl"])
+    constraints = software.read_constraints().decode().splitlines()
+    versions = ["python==3.11.2", *(line for line in constraints if "==" in line and line[0] != "#")]
+    check = PackageCheck("environment.use: x", ["printf", "%s\\n", *versions], PurePosixPath(root / "site"), 60, "")
+    check.make(node)
+
+
 def modes(root):
     """{pattern of a path: its modes} of everything below a folder."""
     found = {}
@@ -128,6 +163,8 @@ def test_files_and_folders_have_their_golden_modes(umask, tmp_path, monkeypatch)
         make_submission(tmp_path, monkeypatch)
         make_locks(tmp_path, monkeypatch)
         make_copies(tmp_path, workspace)
+        make_records(tmp_path, monkeypatch)
+        make_site_files(tmp_path)
     finally:
         os.umask(before)
     lines = [f"{name}: {mode}" for name, mode in modes(tmp_path).items()]

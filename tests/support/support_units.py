@@ -29,7 +29,18 @@ NAME_UNITS = {
 }  # fmt: skip
 WHOLE_NAMES = {"ns", "us", "ms", "seconds", "minutes", "hours", "days", "kib", "mib", "gib", "pct", "mbps", "kwh"}
 # Numbers of bytes, and of nanoseconds in a millisecond. The test holds that each constant of such a name has this value.
-CONSTANTS = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MS": 1e6}
+CONSTANTS = {
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "MS": 1e6,
+    "NS_PER_MS": 1e6,
+}
 NUMBERS = {float(base**power) for base in (1000, 1024) for power in range(1, 5)} | {60.0, 3600.0, 86400.0}
 # Functions whose result has the unit of their first argument.
 KEEP_UNIT = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import support_folder_order
 import torch
 from support_cells import CELL
 from support_fork import FORK_RANKS
@@ -297,3 +298,12 @@ def test_a_cell_without_the_key_prove_is_not_proven(bench):
     """A cell without the key `prove` is trained without a same-work proof."""
     assert bench.complete(strategy="single", steps=1).read_result().same_work.verdict == "not proven"
     assert Path(bench.data).exists()
+
+
+def test_the_digest_of_the_trainers_does_not_depend_on_the_order_of_folders(monkeypatch):
+    digests = []
+    for descending in (False, True):
+        with monkeypatch.context() as patched:
+            support_folder_order.reverse(patched, descending=descending)
+            digests.append(proof._digest_source())
+    assert digests[0] == digests[1]
