@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from collect.fetching import manifest
 from collect.reading.load import Loaded
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file
 from shardlab.runs.state import FINAL_STATES
+from shardlab.transfer import manifest
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace

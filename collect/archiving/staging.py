@@ -12,7 +12,6 @@ from collect import write_report
 from collect.archiving import anonymous, contents
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
-from collect.fetching import manifest
 from collect.reading import own_metrics
 from collect.reading.load import Loaded, load_matrix
 from collect.summary import Summary, summarize
@@ -22,6 +21,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.files import files
 from shardlab.hardware.host import Host
 from shardlab.runs.run import Run
+from shardlab.transfer import manifest
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace

@@ -13,7 +13,6 @@ import support_collect
 import support_folder_order
 
 from collect.archiving import contents
-from collect.fetching import manifest
 from collect.reading import load
 from collect.traces import command as traces
 from collect.traces import run_traces
@@ -26,6 +25,7 @@ from shardlab.files import files, plugin_source, source_digest
 from shardlab.matrix import matrix
 from shardlab.runs import checkpoint
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer import manifest
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 from trainers.data import image_list, token_sets

@@ -15,7 +15,7 @@ import support_collect as support
 from support_golden import same_as_golden
 
 from collect.cli import main as collect
-from collect.fetching import arrival, download
+from collect.fetching import download
 from jobs.cli import main as jobs
 from jobs.scheduler import SubmitOptions
 from jobs.schedulers import slurm
@@ -24,8 +24,9 @@ from provision import lock
 from provision.datasets import archive, formats
 from shardlab.cluster import node_folder
 from shardlab.files import files, own_folder
-from shardlab.remote import rsync, shared_connection
+from shardlab.remote import shared_connection
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer import arrival
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -97,7 +98,7 @@ def make_copies(root, workspace):
     os.close(arrival._open_file(str(staging / "run-1" / "steps" / "rank-00000.jsonl"), os.O_EXCL))
     record_mirror._append_at("gpu1", root / "mirrored.jsonl", b"{}\n", 0)
     files.write_atomic(root / "moved.part", b"", mode=0o600)
-    rsync.move_into_place(root / "moved.part", root / "moved" / "file")
+    files.move_into_place(root / "moved.part", root / "moved" / "file")
     with tarfile.open(root / "mnist.tar", "w") as tar:
         member = tarfile.TarInfo("train-images-idx3-ubyte")
         member.size, member.mode = 3, 0o400
