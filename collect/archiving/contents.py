@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from collect.fetching import manifest
 from collect.reading.load import Loaded
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
@@ -16,6 +15,7 @@ from shardlab.matrix import matrix as matrix_file
 from shardlab.matrix.command import SentFolder
 from shardlab.plugins import command_copies
 from shardlab.runs.state import FINAL_STATES
+from shardlab.transfer import manifest
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace

@@ -12,7 +12,6 @@ from collect import write_report
 from collect.archiving import anonymous, contents
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchivedCommand, ArchiveSource
-from collect.fetching import manifest
 from collect.reading import own_metrics
 from collect.reading.load import Loaded, load_matrix
 from collect.summary import Summary, summarize
@@ -24,6 +23,7 @@ from shardlab.hardware.host import Host
 from shardlab.matrix.command import sent_folders_path
 from shardlab.plugins import command_copies
 from shardlab.runs.run import Run
+from shardlab.transfer import manifest
 from shardlab.workspace import archive
 from shardlab.workspace.archive import LeftOutFile
 from shardlab.workspace.workspace import Workspace

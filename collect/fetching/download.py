@@ -17,20 +17,21 @@ from pathlib import Path
 
 import msgspec
 
-from collect.fetching import fetch_matrices, manifest
-from collect.fetching.arrival import Arrival, HeldCopy
+from collect.fetching import fetch_matrices
 from collect.fetching.fetched_run import DownloadedRun
-from collect.fetching.manifest import ManifestFile, RunManifest
-from collect.fetching.messages import HeldFile, OfferedRun, RunOffers, WantedRun, WantedRuns
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import finish_folder, put_in_place, sees_workspace
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, gc_pause
 from shardlab.files.files import NotRegular
+from shardlab.remote import remote_workspace
 from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import STATE_MEANINGS
+from shardlab.transfer import manifest
+from shardlab.transfer.arrival import Arrival, HeldCopy
+from shardlab.transfer.manifest import ManifestFile, RunManifest
+from shardlab.transfer.messages import HeldFile, OfferedRun, RunOffers, WantedRun, WantedRuns
 from shardlab.workspace.workspace import Workspace
 
 STAGING_FOLDER = (
@@ -111,6 +112,14 @@ def download_runs(
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)
     return result_of_run
+
+
+def sees_workspace(cluster: RemoteWorkspace) -> bool:
+    """Whether this machine sees the workspace of the cluster under the same path, e.g. on shared storage."""
+    try:
+        return files.read(Path(cluster.workspace) / remote_workspace.MARK_FILE).decode() == cluster.mark
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _make_staging_folder(workspace: Workspace) -> Path:
@@ -298,15 +307,14 @@ def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: Missin
     run_id = missing_files.manifest.run_id
     run, arrived_folder = workspace.runs / run_id, staging / "files" / run_id
     is_new = not run.exists()
-    expected_files = {name: missing_files.manifest.files[name] for name in missing_files.names}
-    if is_new and (is_complete or finish_folder(arrived_folder, expected_files, (manifest.MANIFEST_FILE,))):
+    if is_new and is_complete:
         files.write_json(arrived_folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
         arrived_folder.rename(run)
         return True
     folder = staging / "whole" / run_id if is_new else run
     files.make_folder(folder)
     for name in missing_files.names:
-        put_in_place(arrived_folder / name, folder / name, missing_files.manifest.files[name])
+        manifest.put_in_place(arrived_folder / name, folder / name, missing_files.manifest.files[name])
     files.write_json(folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
     if is_new:
         folder.rename(run)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from collect.fetching.messages import AskedRuns
 from collect.reading import unreadable_runs
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -18,6 +17,7 @@ from shardlab.remote import remote_workspace
 from shardlab.remote.remote_conversation import RemoteConversation
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
+from shardlab.transfer.messages import AskedRuns
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 

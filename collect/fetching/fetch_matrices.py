@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from collect.fetching.manifest import regular_file_status
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.files.files import NotRegular, TooLarge
 from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
+from shardlab.transfer.manifest import regular_file_status
 from shardlab.workspace.workspace import Workspace
 
 MATRICES_FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collect.fetching import manifest, pruning
-from collect.fetching.manifest import RunManifest
+from collect.fetching import pruning
 from collect.loading.records import NO_FOLDER_STATE, RunRecords
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
+from shardlab.transfer import manifest
+from shardlab.transfer.manifest import RunManifest
 
 
 class DownloadedRun(msgspec.Struct):

@@ -16,20 +16,22 @@ from socket import gethostname
 
 import msgspec
 
-from collect.fetching import manifest
-from collect.fetching.manifest import ManifestFile, RunManifest
 from collect.fetching.part_manifest import ListedPart
 from collect.fetching.progress import TransferProgress
-from collect.fetching.transfer import Rsync, find_arrived_files, put_in_place
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.files import NotRegular
 from shardlab.remote import remote_workspace
+from shardlab.remote.remote_conversation import RemoteConversation
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs import part_files, placement
 from shardlab.runs.placement import Placement
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
+from shardlab.transfer import manifest
+from shardlab.transfer.arrival import Arrival, HeldCopy
+from shardlab.transfer.manifest import ManifestFile, RunManifest
+from shardlab.transfer.messages import AskedFiles, HeldFile
 from shardlab.workspace import inventory, workspace_trust
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
@@ -58,17 +60,12 @@ class NodeParts(msgspec.Struct):
     arrived: set[str] = set()
     """The files of `copied` whose copy is equal to the file on the node."""
     error: str = ""
-    """The first error message of rsync."""
+    """Why the transfer from this node failed, or ended early; empty if it did not."""
 
     def find_file(self, run_path: str) -> ManifestFile:
         """The size and the digest that a file has on the node. run_path: RUN_ID/NAME of the file."""
         run_id, _, name = run_path.partition("/")
         return self.manifests[run_id].files[name]
-
-    def find_arrived(self, staging: Path, names: Sequence[str]) -> set[str]:
-        """The files, out of `names`, that were copied completely into the staging folder, by this or by an interrupted
-        earlier command."""
-        return find_arrived_files(staging, {run_path: self.find_file(run_path) for run_path in names})
 
 
 def gather_parts(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
@@ -97,8 +94,8 @@ def gather_parts(workspace: Workspace, run_ids: Sequence[str], progress: Transfe
     if not runs_by_node:
         return refusals_of_run
     workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(runs_by_node)}")
-    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING_REMARK)) as lock:
-        for run_id, run_sentences in _gather_from_nodes(workspace, runs_by_node, lock, progress):
+    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING_REMARK)):
+        for run_id, run_sentences in _gather_from_nodes(workspace, runs_by_node, progress):
             sentences_of_run[run_id] += run_sentences
     for run_id, run_sentences in sentences_of_run.items():
         if not run_sentences:
@@ -107,7 +104,7 @@ def gather_parts(workspace: Workspace, run_ids: Sequence[str], progress: Transfe
 
 
 def _gather_from_nodes(
-    workspace: Workspace, runs_by_node: Mapping[str, tuple[str, list[RunDir]]], lock_descriptor: int, progress: TransferProgress
+    workspace: Workspace, runs_by_node: Mapping[str, tuple[str, list[RunDir]]], progress: TransferProgress
 ) -> list[tuple[str, list[str]]]:
     """Gather the parts of all nodes, AT_ONCE nodes at a time. Returns (run id, sentences) for each node and run.
 
@@ -134,7 +131,7 @@ def _gather_from_nodes(
                 content_keys = {run_path: (run_path, parts.find_file(run_path).sha256) for run_path in parts.missing}
                 parts.copied = [run_path for run_path in parts.missing if content_keys[run_path] not in claimed_contents]
                 claimed_contents |= {content_keys[run_path] for run_path in parts.copied}
-            list(pool.map(lambda parts: _copy_files(workspace, parts, lock_descriptor, progress), all_parts))
+            list(pool.map(lambda parts: _copy_files(workspace, parts, progress), all_parts))
         except BaseException:
             progress.stop()  # else the pool would wait until the threads have ended their transfers
             raise
@@ -170,7 +167,7 @@ def _list_node_parts(workspace: Workspace, node: InventoryNode, run_ids: list[st
 
     Raises ShardlabError if the node does not answer.
     """
-    remote = workspace_on_node(workspace, node)
+    remote = remote_workspace.find_node_workspace(workspace, node)
     listed_parts = list_parts(remote, run_ids, progress)
     node_parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed_parts.items()})
     for run_id in run_ids:
@@ -211,26 +208,57 @@ def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: Transf
     return listed_parts
 
 
-def _copy_files(workspace: Workspace, node_parts: NodeParts, lock_descriptor: int, progress: TransferProgress) -> None:
+def _copy_files(workspace: Workspace, node_parts: NodeParts, progress: TransferProgress) -> None:
     """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.error`."""
-    if node_parts.remote is None:
-        return
     staging = _find_staging_folder(workspace, node_parts.node)
-    with files.as_workspace_error("write"):
-        staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-    arrived_before = node_parts.find_arrived(staging, node_parts.copied)
-    files_to_copy = [run_path for run_path in node_parts.copied if run_path not in arrived_before]
-    report_bytes = None
-    if files_to_copy:
-        expected_bytes = sum(node_parts.find_file(run_path).bytes for run_path in files_to_copy)
-        run_ids = {run_path.partition("/")[0] for run_path in files_to_copy}
-        files_text = f"{len(files_to_copy):,} files of {len(run_ids):,} run(s)"
-        progress.say(f"{node_parts.node}: {files_text}, {expected_bytes / 2**20:,.1f} MiB")
-        report_bytes = progress.begin(expected_bytes)
-    transfer = Rsync(node_parts.remote, lock_descriptor, progress.is_stopped)
-    # --ignore-times: a file in the staging folder that is not the node's has to be replaced also if its size and time are equal
-    node_parts.error = transfer.copy_files(staging, files_to_copy, "--ignore-times", report_bytes=report_bytes).error
-    node_parts.arrived = arrived_before | node_parts.find_arrived(staging, files_to_copy)
+    try:
+        with files.as_workspace_error("write"):
+            if node_parts.remote is not None and node_parts.copied:
+                staging.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _receive_files(node_parts.remote, node_parts, staging, progress)
+    except ShardlabError as error:
+        node_parts.error = str(error)
+        node_parts.arrived = _read_staged_files(node_parts, staging)[0]
+
+
+def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging: Path, progress: TransferProgress) -> None:
+    node_parts.arrived, held_copies = _read_staged_files(node_parts, staging)
+    asked_names = [name for name in node_parts.copied if name not in node_parts.arrived]
+    if not asked_names:
+        return
+    held_files = {name: copy.file for name, copy in held_copies.items()}
+    most_bytes = {name: node_parts.find_file(name).bytes for name in asked_names}
+    expected_bytes = sum(most_bytes.values()) - sum(file.bytes for file in held_files.values())
+    run_ids = {name.partition("/")[0] for name in asked_names}
+    files_text = f"{len(asked_names):,} files of {len(run_ids):,} run(s)"
+    progress.say(f"{node_parts.node}: {files_text}, {expected_bytes / 2**20:,.1f} MiB")
+    report_bytes = progress.begin(expected_bytes)
+    with RemoteConversation(remote, "shardlab.transfer.node_files", "collect fetch") as conversation:
+        conversation.must_stop = progress.is_stopped
+        conversation.send(AskedFiles({**most_bytes}, held_files))
+        arrived = Arrival(conversation, None, report_bytes, most_bytes).receive("", staging, held_copies)
+    node_parts.error = next(iter(arrived.end.problems), "")
+    node_parts.arrived |= {name for name, file in arrived.files.items() if file.sha256 == node_parts.find_file(name).sha256}
+
+
+def _read_staged_files(node_parts: NodeParts, staging: Path) -> tuple[set[str], dict[str, HeldCopy]]:
+    """Find what an interrupted transfer left. Returns (the files of `parts.copied` that are complete, the beginnings of
+    others)."""
+    arrived_names, held_copies = set[str](), dict[str, HeldCopy]()
+    for name in node_parts.copied:
+        try:
+            status = manifest.regular_file_status(staging, name)
+        except NotRegular:  # a file has the name of a folder that an interrupted transfer left, or a folder that of a file
+            shutil.rmtree(staging)
+            return set(), {}
+        if status is None or status.st_size > (file := node_parts.find_file(name)).bytes:
+            continue
+        sha256 = manifest.compute_digest(staging / name)
+        if sha256 == file.sha256:
+            arrived_names.add(name)
+        elif status.st_size:
+            held_copies[name] = HeldCopy(staging / name, HeldFile(status.st_size, sha256))
+    return arrived_names, held_copies
 
 
 def _store_files(workspace: Workspace, node_parts: NodeParts) -> None:
@@ -251,10 +279,10 @@ def _store_files(workspace: Workspace, node_parts: NodeParts) -> None:
             continue
         if run_path not in node_parts.arrived:
             has_all_files = False
-            rsync_clause = f" (rsync: {node_parts.error})" if node_parts.error else ""
-            sentences_of_run[run_id].append(f"{name} of {node_parts.node} did not arrive as the node has it{rsync_clause}")
-        elif rsync_clause := _put_file_in_place(run, staging / run_id, name, file):
-            sentences_of_run[run_id].append(f"{name} of {node_parts.node} {rsync_clause}")
+            error_clause = f" ({node_parts.error})" if node_parts.error else ""
+            sentences_of_run[run_id].append(f"{name} of {node_parts.node} did not arrive as the node has it{error_clause}")
+        elif refusal := _put_file_in_place(run, staging / run_id, name, file):
+            sentences_of_run[run_id].append(f"{name} of {node_parts.node} {refusal}")
     # if files did not arrive, the next command uses the files that did arrive
     if has_all_files and node_parts.remote is not None:
         shutil.rmtree(staging, ignore_errors=True)
@@ -298,23 +326,5 @@ def _put_file_in_place(run: RunDir, staging: Path, file_name: str, manifest_file
     if status is not None and not is_longer:
         return "is not stored: the file of this name on the first node has other content"
     with files.as_workspace_error("write"):
-        put_in_place(staging / file_name, run.path / file_name, manifest_file)
+        manifest.put_in_place(staging / file_name, run.path / file_name, manifest_file)
     return ""
-
-
-def workspace_on_node(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
-    """The workspace on a node. It has the same path as this workspace."""
-    assert node.python is not None
-    return RemoteWorkspace(
-        schema=1,
-        cluster="",
-        host=node.host,
-        port=node.port,
-        user=node.user,
-        identity=None,
-        known_hosts=str(Path("~/.ssh/known_hosts").expanduser()),
-        host_keys="strict",
-        python=node.python,
-        workspace=str(workspace.path),
-        mark=node.name,
-    )

@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from collect.fetching import manifest
-from collect.fetching.manifest import RunManifest
 from shardlab.files import json_file
 from shardlab.record_types import RunId
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
+from shardlab.transfer import manifest
+from shardlab.transfer.manifest import RunManifest
 from shardlab.workspace.workspace import Workspace
 
 END_LIMIT_S = 5.0  # how long to wait at most for the end of the processes of a run that has just ended

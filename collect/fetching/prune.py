@@ -15,7 +15,6 @@ import msgspec
 
 from collect.fetching import gather
 from collect.fetching.fetched_run import FetchedRun, Freed
-from collect.fetching.manifest import RunManifest
 from collect.fetching.progress import TransferProgress
 from collect.fetching.pruning import is_kept
 from collect.fetching.removal import RemovalRequest, RemovedFiles
@@ -25,6 +24,7 @@ from shardlab.remote import remote_workspace
 from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs import placement
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer.manifest import RunManifest
 from shardlab.workspace.workspace import Workspace
 
 ANSWER_LIMIT_S = 3600.0  # time limit for an answer of the other machine, which reads all files that may be removed
@@ -156,7 +156,10 @@ def _find_places(workspace: Workspace, run_ids: Sequence[str]) -> list[PrunePlac
                 ids_by_node.setdefault((run.read_run().cluster["name"], node_name), []).append(run_id)
     return [
         PrunePlace(
-            node_name, gather.workspace_on_node(workspace, gather.find_node(workspace, cluster, node_name)), ids_of_node, True
+            node_name,
+            remote_workspace.find_node_workspace(workspace, gather.find_node(workspace, cluster, node_name)),
+            ids_of_node,
+            True,
         )
         for (cluster, node_name), ids_of_node in ids_by_node.items()
     ]

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from collect.fetching import manifest
-from collect.fetching.manifest import RunManifest
 from collect.fetching.part_manifest import is_in_use
 from collect.fetching.pruning import PRUNED_MARK, is_kept
 from collect.loading.records import RunRecords
@@ -26,6 +24,8 @@ from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
 from shardlab.terminal import console
+from shardlab.transfer import manifest
+from shardlab.transfer.manifest import RunManifest
 from shardlab.workspace.workspace import Workspace
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from jobs.ssh.node_transfer import MustStop
 from jobs.ssh.step import NodeLost
 from shardlab.errors import ShardlabError
 from shardlab.files import files
-from shardlab.remote import rsync
 from shardlab.runs import checkpoint, part_files, placement
 from shardlab.runs.checkpoint import CheckpointFile, CheckpointManifest
 from shardlab.runs.run import Run
@@ -100,16 +98,17 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
     workspace = Workspace(run_dir.path.parent.parent)
     placed_on = placement.read_placement(stored_checkpoint.run.events())
     nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
+    runs_folder, old_run = run_dir.path.parent, stored_checkpoint.run
     absent_nodes = []
     for node_name in placed_on.nodes if placed_on is not None else ():
         if must_stop():
             return ""
         staging_folder = run_dir.path / STAGING_FOLDER / node_name
         files.make_folder(staging_folder)
-        file_names = [str((stored_checkpoint.path / file.name).relative_to(workspace.path)) for file in faulty_files]
-        file_names += (
-            [str((stored_checkpoint.run.path / "steps").relative_to(workspace.path))] if stored_checkpoint.needs_records else []
-        )
+        wanted_paths = [stored_checkpoint.path / file.name for file in faulty_files]
+        if stored_checkpoint.needs_records:
+            wanted_paths += [old_run.steps_file(rank) for rank in range(stored_checkpoint.manifest.world)]
+        file_names = [str(path.relative_to(runs_folder)) for path in wanted_paths]
         try:
             if node_name not in nodes_by_name:
                 raise NodeLost(node_name, "the inventory does not list it any more")
@@ -117,9 +116,9 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
         except NodeLost as node_lost_error:
             absent_nodes.append(str(node_lost_error))
         faulty_files = _place_files(
-            stored_checkpoint, staging_folder / stored_checkpoint.path.relative_to(workspace.path), faulty_files
+            stored_checkpoint, staging_folder / stored_checkpoint.path.relative_to(runs_folder), faulty_files
         )
-        _place_records(stored_checkpoint.run, staging_folder / stored_checkpoint.run.path.relative_to(workspace.path) / "steps")
+        _place_records(old_run, staging_folder / old_run.run_id / "steps")
         shutil.rmtree(staging_folder.parent, ignore_errors=True)
     return _explain_unusable(stored_checkpoint, faulty_files, absent_nodes)
 
@@ -146,14 +145,10 @@ def _place_files(
 
     staging_folder: the folder with the files that arrived. faulty_files: the files that were missing or damaged.
     """
-    intact_files = [
-        file
-        for file in faulty_files
-        if _is_regular(staging_folder / file.name) and checkpoint.find_damage(staging_folder, [file]) is None
-    ]
+    intact_files = [file for file in faulty_files if checkpoint.find_damage(staging_folder, [file]) is None]
     with files.as_workspace_error("write"):
         for file in intact_files:
-            rsync.move_into_place(staging_folder / file.name, stored_checkpoint.path / file.name)
+            files.move_into_place(staging_folder / file.name, stored_checkpoint.path / file.name)
     return [file for file in faulty_files if file not in intact_files]
 
 
@@ -162,16 +157,6 @@ def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
     arrived file begins with the same records."""
     for record_name in files.list_names(arrived_folder):
         own_path = old_run.path / "steps" / record_name
-        if not re.fullmatch(part_files.STEP_FILES, record_name) or not _is_regular(arrived_folder / record_name):
-            continue
         with files.as_workspace_error("write"):
             if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / record_name):
-                rsync.move_into_place(arrived_folder / record_name, own_path)
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        files.open_regular(path).close()
-    except OSError:
-        return False
-    return True
+                files.move_into_place(arrived_folder / record_name, own_path)

@@ -24,6 +24,7 @@ from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import WORK_FOLDER, RunDir
+from shardlab.transfer.messages import WantedIf
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
@@ -86,23 +87,18 @@ def _send_to_node(
         if _is_rendered(run_dir.path / file_name)
     ]
     file_names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
-    if stored_checkpoint is None:
-        node_transfer.send_files(node, workspace, file_names, must_stop)
-        return
-    old_folder = f"runs/{stored_checkpoint.run.run_id}"
-    node_transfer.send_files(
-        node,
-        workspace,
-        [*file_names, f"{old_folder}/{stored_checkpoint.path.relative_to(stored_checkpoint.run.path)}"],
-        must_stop,
-    )
-    events = [file_name for file_name in files.list_names(stored_checkpoint.run.path) if file_name.startswith("events.")]
-    # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
-    # continued, if they end earlier than the files on this machine.
-    record_paths = [f"{old_folder}/{file_name}" for file_name in ("run.json", *events)]
-    node_transfer.send_files(node, workspace, record_paths, must_stop, "--ignore-existing")
-    if (stored_checkpoint.run.path / "steps").exists():
-        node_transfer.send_files(node, workspace, [f"{old_folder}/steps"], must_stop, "--append-verify")
+    names: dict[str, WantedIf] = dict.fromkeys(file_names, "different")
+    if stored_checkpoint is not None:
+        old_run = stored_checkpoint.run
+        old_folder = f"runs/{old_run.run_id}"
+        names[f"{old_folder}/{stored_checkpoint.path.relative_to(old_run.path)}"] = "different"
+        # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
+        # replaced, if they end earlier than the files on this machine.
+        events = [file_name for file_name in files.list_names(old_run.path) if file_name.startswith("events.")]
+        names |= dict.fromkeys((f"{old_folder}/{file_name}" for file_name in ("run.json", *events)), "missing")
+        if (old_run.path / "steps").exists():
+            names[f"{old_folder}/steps"] = "longer"
+    node_transfer.send_files(node, workspace, names, must_stop)
 
 
 def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, token: str) -> str:

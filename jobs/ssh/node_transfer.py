@@ -2,52 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jobs.ssh.step import NodeLost
-from shardlab.cluster.address import Address
-from shardlab.errors import ShardlabError
-from shardlab.remote import rsync
+from shardlab.errors import InputError, ShardlabError
+from shardlab.files import files
+from shardlab.remote import remote_workspace
+from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
+from shardlab.transfer.arrival import Arrival
+from shardlab.transfer.file_sender import FileSender
+from shardlab.transfer.messages import AskedFiles, OfferedFile, OfferedFiles, RunEnd, WantedIf
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
-
-SILENT_S = 60  # rsync gives up a connection over which nothing came for this many seconds
 
 MustStop = Callable[[], bool]
 
 
-def send_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], must_stop: MustStop, *options: str) -> None:
+def send_files(node: InventoryNode, workspace: Workspace, names: Mapping[str, WantedIf], must_stop: MustStop) -> None:
     """Copy files and folders of the workspace to the same paths on a node. Ends early if `must_stop` says that the run must
     end.
 
-    Raises NodeLost if the connection broke, ShardlabError if a file could not be copied.
+    names: for each path relative to the workspace, when the node replaces its own file. Raises NodeLost if the connection
+    broke, ShardlabError if a file could not be copied.
     """
-    remote_target, login_options = _make_remote_words(node, workspace)
-    rsync_options = ["--archive", "--recursive", f"--timeout={SILENT_S}", *login_options, *options]
-    rsync_end = rsync.run_rsync(rsync_options, names, f"{workspace.path}/", remote_target, must_stop=must_stop)
-    _check_rsync_end(node, rsync_end, allowed=())
+    offered: dict[str, OfferedFile] = {}
+    with files.as_workspace_error("read"), _start_conversation(node, workspace, must_stop) as conversation:
+        for name, wanted_if in names.items():
+            offered.update(_list_entries(workspace.path, name, wanted_if))
+        conversation.send(OfferedFiles(offered))
+        sender = FileSender(conversation.send_bytes)
+        for name in conversation.receive(list[str]):
+            if (file := offered.get(name)) is None:
+                raise InputError(f"asks for {name[:100]!r}, which was not offered")
+            if stat.S_ISREG(file.mode):
+                sender.send_file(f"{workspace.path}/{name}", name, file.bytes, file.mtime_ns)
+        sender.send_message(RunEnd(None))
+        sender.flush_output()
+        conversation.receive(bool)
 
 
 def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, must_stop: MustStop) -> None:
-    """Copy files and folders of the workspace from a node into the folder `target`, with the same names. Ends early if
-    `must_stop` says that the run must end.
+    """Copy files of runs from a node into the folder `target`, with the same names. Ends early if `must_stop` says that the run
+    must end.
 
-    Files that the node does not have are left out, without an error. Raises NodeLost and ShardlabError.
+    names: paths relative to the folder of all runs. Files that the node does not have are left out, without an error. Raises
+    NodeLost and ShardlabError.
     """
-    remote_source, login_options = _make_remote_words(node, workspace)
-    rsync_options = [*rsync.FROM_OTHERS, "--recursive", "--times", f"--timeout={SILENT_S}", *login_options]
-    rsync_end = rsync.run_rsync(rsync_options, names, remote_source, f"{target}/", must_stop=must_stop)
-    _check_rsync_end(node, rsync_end, allowed=rsync.INCOMPLETE_COPY_CODES)
+    with files.as_workspace_error("write"), _start_conversation(node, workspace, must_stop) as conversation:
+        conversation.send(AskedFiles(dict.fromkeys(names)))
+        Arrival(conversation, asked_names=set(names)).receive("", target, {})
 
 
-def _make_remote_words(node: InventoryNode, workspace: Workspace) -> tuple[str, list[str]]:
-    rsync.rsync_must_be_installed("a run on nodes that share no folder")
-    return rsync.remote_words(Address(node.host, node.port, node.user), f"{workspace.path}/")
+@contextlib.contextmanager
+def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: MustStop) -> Iterator[RemoteConversation]:
+    remote = remote_workspace.find_node_workspace(workspace, node)
+    try:
+        with RemoteConversation(remote, "shardlab.transfer.node_files", "jobs") as conversation:
+            conversation.must_stop = must_stop
+            yield conversation
+    except ConnectionLost as error:
+        if not must_stop():
+            raise NodeLost(node.name, error.why) from None
+    except InputError as error:
+        raise ShardlabError(f"{node.name}: {error}") from None
 
 
-def _check_rsync_end(node: InventoryNode, rsync_end: rsync.RsyncEnd, *, allowed: Sequence[int]) -> None:
-    if rsync_end.is_connection_lost:
-        raise NodeLost(node.name, rsync_end.error)
-    if rsync_end.code and rsync_end.code not in allowed:
-        raise ShardlabError(f"{node.name}: {rsync_end.error}.")
+def _list_entries(workspace: Path, name: str, wanted_if: WantedIf) -> Iterator[tuple[str, OfferedFile]]:
+    """List a file, or a folder with all that is in it: (path relative to the workspace, what a node is offered)."""
+    if not files.is_utf8(name):
+        raise InputError(f"{name!r} contains bytes that are not UTF-8. Allowed: files whose names are in UTF-8.")
+    path = workspace / name
+    status = path.lstat()
+    if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+        link = str(path.readlink()) if stat.S_ISLNK(status.st_mode) else ""
+        yield name, OfferedFile(status.st_mode, status.st_size, status.st_mtime_ns, link, wanted_if)
+    if stat.S_ISDIR(status.st_mode):
+        for entry_name in files.list_names(path):
+            yield from _list_entries(workspace, f"{name}/{entry_name}", wanted_if)

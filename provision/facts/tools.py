@@ -7,7 +7,6 @@ from provision.fact import Fact
 # For each Debian package, a shell command that succeeds if the tool of this package is installed.
 PROBE_BY_TOOL = {
     "python3-venv": "python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'",
-    "rsync": "command -v rsync",
     "gcc": "command -v gcc || command -v cc",
     "libc6-dev": "test -e /usr/include/stdio.h",
     "python3-dev": "python3 -c 'import os, sys, sysconfig; "

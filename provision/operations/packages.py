@@ -10,7 +10,7 @@ from provision.facts.tools import TOOLS
 from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations.existing_slurm import find_existing_slurm
 
-BASE_PACKAGES = ("python3-venv", "rsync")  # rsync: `collect fetch` uses it
+BASE_PACKAGES = ("python3-venv",)
 MUNGE_PACKAGES = ("munge",)
 CONTROLLER_PACKAGES = ("slurmctld", "slurmdbd", "slurm-client", "mariadb-server")
 WORKER_PACKAGES = ("slurmd", "slurm-client")

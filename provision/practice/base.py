@@ -25,7 +25,7 @@ PRACTICE_USER = "practice"  # the user of practice nodes, who may use sudo witho
 PRACTICE_UID = 65888
 SYSTEM_PACKAGES = (
     "systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "iproute2", "python3-minimal", "ca-certificates", "procps",
-    "ethtool", "udev", "rsync",
+    "ethtool", "udev",
 )  # fmt: skip
 NEEDED_COMMANDS = ("systemd-nspawn", "debootstrap", "ip", "tc", "ssh-keygen")
 RECIPE_VERSION = 2  # must be increased if making.py makes another base from the same packages and Debian release

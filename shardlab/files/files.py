@@ -233,6 +233,20 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+def move_into_place(source: Path, target: Path) -> None:
+    """Move a file that has arrived to its final path, with the permissions of a new file of this user. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.chmod(apply_umask(0o644))
+    source.replace(target)
+
+
+def apply_umask(mode: int) -> int:
+    """The permissions that a new file or folder gets if a process with the current umask creates it with `mode`."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return mode & ~umask
+
+
 def list_names(folder: Path | str) -> list[str]:
     """The sorted names of the files and folders in a folder; empty if the folder does not exist. Raises WorkspaceError."""
     try:

@@ -21,10 +21,8 @@ from typing import Self, TypeVar
 import msgspec
 
 from shardlab.errors import ShardlabError
-from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
-from shardlab.remote.remote_workspace import MOST_BYTES, RemoteWorkspace
-from shardlab.remote.rsync import POLL_S
+from shardlab.remote.remote_workspace import MOST_BYTES, POLL_S, RemoteWorkspace
 from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command
 
 BLOCK_BYTES = 1 << 17  # bytes that are read from the connection at a time
@@ -37,10 +35,13 @@ T = TypeVar("T")
 
 
 class ConnectionLost(ShardlabError):
-    """Raised if the connection broke in the middle of a conversation. reason: the reason, as a clause."""
+    """Raised if the login failed, or the connection broke in the middle of a conversation.
 
-    def __init__(self, host: str, reason: str) -> None:
-        super().__init__(f"{host}: {reason}; run the same command again.")
+    reason: the reason, as a clause. advice: what helps, as the end of the sentence.
+    """
+
+    def __init__(self, host: str, reason: str, advice: str = "; run the same command again") -> None:
+        super().__init__(f"{host}: {reason}{advice}.")
         self.why = reason
 
 
@@ -56,12 +57,12 @@ class _Output(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         silent_since = time.monotonic()
         while True:
+            if self._must_stop():
+                raise ConnectionLost(self._host, "this command was interrupted")
             with contextlib.suppress(BlockingIOError):  # there is no output at present
                 return os.readv(self._descriptor, [buffer])
             if select.select([self._descriptor], [], [], POLL_S)[0]:
                 continue
-            if self._must_stop():
-                raise ConnectionLost(self._host, "this command was interrupted")
             if time.monotonic() - silent_since > SILENCE_S:
                 raise ConnectionLost(self._host, f"nothing arrived for {SILENCE_S:g} s")
 
@@ -75,18 +76,21 @@ class RemoteConversation:
         command_name: the name of the command in error messages, such as `collect fetch`.
         """
         remote.log_in()
-        # Returns True if the command must end early. It is called several times a second while no data arrives.
+        # Returns True if the command must end early. It is called several times a second.
         self.must_stop: Callable[[], bool] = lambda: False
         self.remote, self._command_name, self._has_started = remote, command_name, False
+        self._next_check_s = 0.0  # when `must_stop` is called again
         start_mark = secrets.token_hex(8)
         self._start_mark = f"{start_mark}\n".encode()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
         pipe = subprocess.PIPE
         ssh_words = remote.command(module, [], start_mark)
-        self._process = subprocess.Popen(ssh_words, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors)
+        # In a process group of its own: a signal for this process does not end ssh, which would look like a lost connection.
+        self._process = subprocess.Popen(ssh_words, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors, process_group=0)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
+        for pipe_end in (self._process.stdin, self._process.stdout):
+            os.set_blocking(pipe_end.fileno(), False)
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK_BYTES)
         self._input, self._pipe = self._process.stdin, self._process.stdout
@@ -108,10 +112,20 @@ class RemoteConversation:
 
     def send(self, message: object) -> None:
         """Send one line to the command. Raises ShardlabError if the command has ended."""
-        try:
-            files.write_all(self._input.fileno(), msgspec.json.encode(message) + b"\n")
-        except BrokenPipeError:
-            raise self._end_error() from None
+        self.send_bytes(msgspec.json.encode(message) + b"\n")
+
+    def send_bytes(self, content: bytes | memoryview) -> None:
+        """Send bytes to the command. Raises ConnectionLost or ShardlabError as `receive` does."""
+        unsent = memoryview(content)
+        while unsent:
+            if self._is_interrupted():
+                raise ConnectionLost(self.remote.host, "this command was interrupted")
+            try:
+                unsent = unsent[os.write(self._input.fileno(), unsent) :]
+            except BlockingIOError:  # the connection is slower than this machine
+                select.select([], [self._input], [], POLL_S)
+            except BrokenPipeError:
+                raise self._end_error() from None
 
     def receive(self, target_type: type[T]) -> T:
         """Receive one line, decoded as the type `target_type`.
@@ -119,7 +133,8 @@ class RemoteConversation:
         Raises ConnectionLost if the connection broke, and ShardlabError if the command failed or sent something else.
         """
         while not self._has_started:
-            self._has_started = self._read_line() == self._start_mark
+            # a startup file may have printed the beginning of this line
+            self._has_started = self._read_line().endswith(self._start_mark)
         json_line = self._read_line()
         try:
             return get_decoder(target_type).decode(json_line)
@@ -135,6 +150,9 @@ class RemoteConversation:
             buffer = buffer[read_count:]
 
     def _is_interrupted(self) -> bool:
+        if (now_s := time.monotonic()) < self._next_check_s:  # not for each block: `must_stop` may read a file
+            return False
+        self._next_check_s = now_s + POLL_S / 2
         return self.must_stop()
 
     def _read_line(self) -> bytes:
@@ -155,7 +173,8 @@ class RemoteConversation:
         self._errors.seek(0)
         errors = self._errors.read(MOST_ERRORS)
         if not self._has_started and self._start_mark not in errors:
-            return ShardlabError(describe_lost_command(self.remote.host, exit_code, "", errors.decode("utf-8", "replace")))
+            sentence = describe_lost_command(self.remote.host, exit_code, "", errors.decode("utf-8", "replace"))
+            return ConnectionLost(self.remote.host, sentence.removeprefix(f"{self.remote.host}: ").removesuffix("."), "")
         error_text = "\n".join((errors.rpartition(self._start_mark)[2]).decode("utf-8", "replace").strip().splitlines())
         if self._has_started and (exit_code == CONNECTION_FAILED or exit_code < 0):
             return ConnectionLost(self.remote.host, "the connection broke in the middle of an answer")

@@ -29,15 +29,17 @@ from shardlab.cluster.address import Address, HostKeys
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
-from shardlab.remote import rsync, shared_connection, terminal_relay
+from shardlab.remote import shared_connection, terminal_relay
 from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command, ssh_command, wrap_for_any_shell
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:  # reading cluster files needs PyYAML, whose import takes longer than the rest of this module
     from shardlab.cluster.cluster import Cluster
+    from shardlab.workspace.inventory import InventoryNode
 
 LIMIT_S = 120.0  # seconds in which a command on the cluster must answer
+POLL_S = 0.1  # seconds between two checks whether a command has ended, or must end
 MOST_BYTES = 1 << 26  # largest answer of a command on the cluster: 64 MiB are enough for a hundred thousand runs
 # A file in the workspace on the cluster that contains RemoteWorkspace.mark. If this machine can read the file under the same
 # path, the folder on the cluster is also visible on this machine.
@@ -197,7 +199,7 @@ def _run_remote_command(
         code: int | None = None
         with subprocess.Popen(ssh_words, stdin=stdin, stdout=stdout, stderr=stderr) as process:
             try:
-                while (code := rsync.wait_for_exit(process)) is None:
+                while (code := _wait_for_exit(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
                     if is_large or must_stop() or time.monotonic() > deadline:
                         break
@@ -207,6 +209,14 @@ def _run_remote_command(
         stdout.seek(0)
         stderr.seek(0)
         return code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
+
+
+def _wait_for_exit(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of the process, or None if it has not ended after POLL_S seconds."""
+    try:
+        return process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def find_remote_workspace(workspace: Workspace, cluster: Cluster) -> RemoteWorkspace:
@@ -234,6 +244,26 @@ def find_remote_workspace(workspace: Workspace, cluster: Cluster) -> RemoteWorks
         workspace=folder,
         mark=workspace_mark,
         shared=address.shared,
+    )
+
+
+def find_node_workspace(workspace: Workspace, node: InventoryNode) -> RemoteWorkspace:
+    """The workspace on a node with a folder of its own. It has the same path as this workspace. Raises InputError if shardlab
+    is not installed on the node."""
+    if node.python is None:
+        raise InputError(f"{node.name}: shardlab is not installed there; run: provision CLUSTER.yaml")
+    return RemoteWorkspace(
+        schema=1,
+        cluster="",
+        host=node.host,
+        port=node.port,
+        user=node.user,
+        identity=None,
+        known_hosts=str(Path("~/.ssh/known_hosts").expanduser()),
+        host_keys="strict",
+        python=node.python,
+        workspace=str(workspace.path),
+        mark=node.name,
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 import support_collect as support
 
 from collect.cli import main
-from collect.fetching import manifest
 from shardlab.cluster.lease import Lease
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer import manifest
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 

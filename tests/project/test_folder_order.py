@@ -12,8 +12,7 @@ import pytest
 import support_collect
 import support_folder_order
 
-from collect.archiving import contents, pack
-from collect.fetching import manifest
+from collect.archiving import contents
 from collect.reading import load
 from collect.sampler import nic
 from collect.traces import command as traces
@@ -31,6 +30,7 @@ from shardlab.hardware import host
 from shardlab.matrix import matrix
 from shardlab.runs import checkpoint, trace_part
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer import manifest
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 from trainers.data import image_list, token_sets
@@ -85,7 +85,7 @@ LISTINGS = {
     "the manifests of CloudLab": lambda workspace: cloudlab_experiment.stored_manifests(workspace.shardlab_folder),
     "the submissions": lambda workspace: submission._list_submission_files(workspace),
     "a frozen copy of a command's folder": lambda workspace: command_folder._list_copy(run(workspace).path),
-    "the index of an archive": lambda workspace: list(pack.build_index(workspace.path, "m", [], [], anonymous=False).files),
+    "the index of an archive": lambda workspace: list(archiving_command.build_index(workspace.path, "m", [], [], anonymous=False).files),
     "the traces of a part": lambda workspace: trace_part.find_trace_paths(run(workspace).path / "trace"),
     "the network interfaces": lambda workspace: [nic.name for nic in host.list_nics(workspace.path / "sys/net")],
     "the NUMA nodes": lambda workspace: [node.node for node in host.list_numa_nodes(workspace.path / "sys/node")],

@@ -22,7 +22,7 @@ SAFE = re.compile(r"'x[bt]?'|O_EXCL|O_DIRECTORY|O_NOFOLLOW|closefd=False|os\.dev
 # Other opens outside of shardlab/files/files.py, by file or folder, with the reason why they are safe.
 OPENED = {
     "collect/archiving/command.py": "writes members of a zip file",
-    "collect/fetching/arrival.py": "adds O_NOFOLLOW to its flags",
+    "shardlab/transfer/arrival.py": "adds O_NOFOLLOW to its flags",
     "collect/sampler/": "files of the kernel",
     "collect/traces/run_traces.py": "our own source",
     "shardlab/plugins/plugin_process.py": "in a new folder of mode 0700",

@@ -17,8 +17,7 @@ import support_collect as support
 from support_golden import same_as_golden
 
 from collect.cli import main as collect
-from collect.fetching import arrival, download, gather
-from collect.fetching.progress import TransferProgress
+from collect.fetching import download, gather
 from collect.loading import sample_cache
 from jobs.cli import main as jobs
 from jobs.scheduler import SubmitOptions
@@ -32,8 +31,9 @@ from provision.site.wheels import WheelDownload
 from shardlab import steps
 from shardlab.cluster import node_folder
 from shardlab.files import files, own_folder
-from shardlab.remote import rsync, shared_connection
+from shardlab.remote import shared_connection
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer import arrival
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -105,7 +105,7 @@ def make_copies(root, workspace):
     os.close(arrival._open_file(str(staging / "run-1" / "steps" / "rank-00000.jsonl"), os.O_EXCL))
     record_mirror._append_at("gpu1", root / "mirrored.jsonl", b"{}\n", 0)
     files.write_atomic(root / "moved.part", b"", mode=0o600)
-    rsync.move_into_place(root / "moved.part", root / "moved" / "file")
+    files.move_into_place(root / "moved.part", root / "moved" / "file")
     with tarfile.open(root / "mnist.tar", "w") as tar:
         member = tarfile.TarInfo("train-images-idx3-ubyte")
         member.size, member.mode = 3, 0o400
@@ -120,10 +120,8 @@ def make_records(root, monkeypatch):
     steps._Reporter(str(root / "reported")).write(1, 0.5, None, None)
     monkeypatch.setattr(sample_cache, "_find_cache_folder", lambda: root / "kept")
     state = sample_cache.LinesState(path_sha256="a" * 64, bytes=1, mtime_ns=1, inode=1)
-    nothing_to_copy = SimpleNamespace(remote="gpu1", node="gpu1", copied=[], find_arrived=lambda *_: set())
-    copied = SimpleNamespace(copy_files=lambda *_, **__: SimpleNamespace(error=None))
-    monkeypatch.setattr(gather, "Rsync", lambda *_: copied)
-    gather._copy_files(Workspace(root / "gathered"), nothing_to_copy, -1, TransferProgress())
+    monkeypatch.setattr(gather, "_receive_files", lambda *_: None)  # only the folder into which files of a node arrive
+    gather._copy_files(Workspace(root / "gathered"), SimpleNamespace(remote="gpu1", node="gpu1", copied=["file"]), None)
     sample_cache._store_tables(sample_cache.CacheHeader("b", state, 1, "c" * 64, 0, 0.0, [1]), [b"x"])
 
 

@@ -97,7 +97,7 @@ def test_a_complete_machine_needs_no_administrator(lab, capsys):
 
 
 def test_commands_for_an_administrator_are_printed_and_the_exit_code_is_not_0(lab, capsys, monkeypatch):
-    monkeypatch.setitem(tools.PROBE_BY_TOOL, "rsync", "false")
+    monkeypatch.setitem(tools.PROBE_BY_TOOL, "python3-venv", "false")
     for words in (["plan"], []):
         code, said, document = provision(lab, capsys, *words)
         assert code == 1
@@ -107,7 +107,7 @@ def test_commands_for_an_administrator_are_printed_and_the_exit_code_is_not_0(la
         assert "# for an administrator: to be run as root on gpu0" in said
         (packages,) = [entry for entry in document["nodes"][0]["operations"] if entry["name"] == "packages"]
         assert "apt-get" in packages["administrator"][-1]
-        assert " install rsync\n" in packages["administrator"][-1]
+        assert " install python3-venv\n" in packages["administrator"][-1]
         assert packages["administrator"][-1] in said
     assert document["verified"] is False
     (finding,) = document["checks"]
@@ -115,14 +115,14 @@ def test_commands_for_an_administrator_are_printed_and_the_exit_code_is_not_0(la
 
 
 def test_verify_names_the_missing_part_as_well(lab, capsys, monkeypatch):
-    monkeypatch.setitem(tools.PROBE_BY_TOOL, "rsync", "false")
+    monkeypatch.setitem(tools.PROBE_BY_TOOL, "python3-venv", "false")
     code, said, document = provision(lab, capsys, "verify")
     assert (code, document["verified"]) == (1, False)
     assert "an administrator has to do: packages" in said
 
 
 def test_later_changes_wait_for_an_administrator(lab, capsys, monkeypatch):
-    monkeypatch.setitem(tools.PROBE_BY_TOOL, "rsync", "false")
+    monkeypatch.setitem(tools.PROBE_BY_TOOL, "python3-venv", "false")
     text = (lab / "cluster.yaml").read_text()
     # the folder of wheels does not exist, so that a bug in shardlab cannot download torch
     (lab / "cluster.yaml").write_text(f"{text}environment: {{wheelhouse: /nowhere}}\n")

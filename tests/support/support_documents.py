@@ -11,7 +11,6 @@ from collect.archiving.command import OpenedArchive, WrittenArchive
 from collect.comparison.compare import Comparison
 from collect.explain.explanation import Explanation
 from collect.fetching.fetched_run import FetchedRun
-from collect.fetching.manifest import RunManifest
 from collect.history.command import History
 from collect.sampler.loop import TickTally
 from collect.summary import Summary
@@ -50,6 +49,7 @@ from shardlab.runs.checksums import ModelChecksum
 from shardlab.runs.prediction import Prediction
 from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
 from shardlab.runs.run import Run
+from shardlab.transfer.manifest import RunManifest
 from shardlab.workspace.inventory import Inventory, InventoryNode
 from trainers.instruments.memory_timeline import Timeline
 

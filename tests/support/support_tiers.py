@@ -131,7 +131,7 @@ SLOW_FILES: dict[str, tuple[str, ...]] = {
     "test_pictures": (),
     "test_small_multiples": (),
     "test_light_install": (),
-    "test_rsync": (),
+    "test_node_transfer": (),
     "test_sshd": (),
     "test_report_browser": (),
     "test_hta": (),
@@ -164,10 +164,6 @@ SLOW_TESTS: dict[str, tuple[str, ...]] = {
     "test_exports": (
         "test_latex_compiles_and_fits_the_page",
         "test_pdflatex_typesets_special_characters_as_they_are",
-    ),
-    "test_fetch_progress": (
-        "test_a_list_of_names_of_more_than_a_page_is_copied",
-        "test_rsync_reports_the_bytes_that_arrived",
     ),
     "test_interfaces": (
         "test_an_interface_that_is_renamed_keeps_its_count",

@@ -16,9 +16,9 @@ from collect import cli
 from collect.archiving import staging
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
-from collect.fetching import manifest
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
+from shardlab.transfer import manifest
 from shardlab.workspace import archive
 from shardlab.workspace.workspace import Workspace
 

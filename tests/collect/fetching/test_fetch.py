@@ -19,11 +19,12 @@ import zstandard
 from support_fetch import COMMAND, Cluster, blocks, contents, tree
 
 from collect.cli import main
-from collect.fetching import arrival, progress
+from collect.fetching import progress
 from collect.fetching.progress import TransferProgress
 from shardlab.remote import remote_conversation, remote_workspace
 from shardlab.runs import placement
 from shardlab.runs.rundir import RunDir
+from shardlab.transfer import arrival
 
 SUBJECT = "result.json"
 # Frames of zstd: one that does not say the size of its content, and one that says 1 byte and contains 200.

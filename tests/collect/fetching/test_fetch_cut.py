@@ -20,22 +20,14 @@ from shardlab.runs import placement
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 RUNS = 200 if LONG else 20
 NODES = ("gpu1", "gpu2", "gpu3")
-# A stand-in for `ssh` that cuts connections of rsync. Each line of the file CUTS is the number of bytes after which one
-# connection is cut.
-SSH = """\
-#!/bin/sh
-for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
-case "$*" in *"rsync --server"*) ;; *) exec REAL "$@";; esac
-cut=$(flock CUTS sh -c 'head -n 1 CUTS; sed -i 1d CUTS')
-test -n "$cut" || exec REAL "$@"
-REAL "$@" | { dd bs=4K count="$cut" iflag=count_bytes status=none; kill -9 $$; }
-"""
-# A stand-in for `rsync` that writes the name of each requested file to the file ASKED.
-RSYNC = """\
-#!/bin/sh
-tr '\\0' '\\n' > ASKED.$$
+# Writes what is asked for into the file ASKED. Each line of the file CUTS is the number of bytes after which one connection is
+# cut.
+CUTTING = """\
+head -n 1 > ASKED.$$
 cat ASKED.$$ >> ASKED
-tr '\\n' '\\0' < ASKED.$$ | /usr/bin/rsync "$@"
+cut=$(flock CUTS sh -c 'head -n 1 CUTS; sed -i 1d CUTS')
+test -n "$cut" || exec REAL "$@" < ASKED.$$
+REAL "$@" < ASKED.$$ | { dd bs=4K count="$cut" iflag=count_bytes status=none; kill -9 $$; }
 """
 
 
@@ -75,23 +67,18 @@ def test_a_fetch_over_cut_connections_loses_and_duplicates_no_file(nodes, tmp_pa
     chance = random.Random(20)
     runs = [ended(nodes, repeat, chance) for repeat in range(1, RUNS + 1)]
     assert {folder.judge().state for folder, _ in runs} == {"failed"}
-    binaries, cuts = nodes.workspace.path / "bin", tmp_path / "cuts"
-    (binaries / "ssh").rename(binaries / "real-ssh")
-    (binaries / "ssh").write_text(SSH.replace("REAL", str(binaries / "real-ssh")).replace("CUTS", str(cuts)))
-    (binaries / "ssh").chmod(0o755)
+    asked, cuts = tmp_path / "asked", tmp_path / "cuts"
+    nodes.replace_transfers(CUTTING.replace("ASKED", str(asked)).replace("CUTS", str(cuts)))
     size = sum(len(content) for _, files in runs for content in files.values()) // len(NODES)
     cuts.write_text("".join(f"{chance.randrange(size // 2)}\n" for _ in range(9)))
     command = [sys.executable, "-P", "-m", "collect", "fetch", "--json", "--workspace", str(nodes.workspace.path)]
-    asked = tmp_path / "asked"
-    (binaries / "rsync").write_text(RSYNC.replace("ASKED", str(asked)))
-    (binaries / "rsync").chmod(0o755)
     turns, whole = 0, set()
     while True:
         asked.write_text("")
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"}, check=False)
         turns += 1
         assert turns <= 10, done.stderr
-        names = asked.read_text().splitlines()
+        names = [name for line in asked.read_text().splitlines() for name in json.loads(line)["most_bytes"]]
         assert len(names) == len(set(names))
         assert not whole & set(names)  # files that an earlier `collect fetch` copied are not copied again
         whole |= {f"{folder.run_id}/{name}" for folder, files in runs for name in files if (folder.path / name).exists()}

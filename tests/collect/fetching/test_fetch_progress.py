@@ -3,7 +3,6 @@
 import io
 
 from collect.fetching.progress import MIB, TransferProgress, show_progress
-from shardlab.remote import rsync
 from shardlab.terminal.console import Output
 from shardlab.terminal.rich_console import CleanConsole
 
@@ -77,26 +76,3 @@ def test_a_terminal_has_a_line_instead_of_remarks():
         report = progress.begin(10 * MIB)
         report(5 * MIB)
     assert "5.0 of 10.0 MiB" in stream.getvalue()
-
-
-def test_a_list_of_names_of_more_than_a_page_is_copied(tmp_path):
-    """rsync reads a list of file names in parts of 4096 bytes. In this test the last name crosses the end of the first part."""
-    (tmp_path / "from").mkdir()
-    names = [f"file-{number:05d}" for number in range(370)]
-    missing = 4096 - len("".join(f"{name}\0" for name in names)) + 10
-    assert 0 < missing < 200
-    names.append("x" * missing)
-    for name in names:
-        (tmp_path / "from" / name).write_text(name)
-    assert rsync.run_rsync(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/").code == 0
-    assert sorted(path.name for path in (tmp_path / "to").iterdir()) == sorted(names)
-
-
-def test_rsync_reports_the_bytes_that_arrived(tmp_path):
-    (tmp_path / "from").mkdir()
-    names = [f"file-{number}" for number in range(20)]
-    for name in names:
-        (tmp_path / "from" / name).write_bytes(b"x" * 100_000)
-    reports = []
-    end = rsync.run_rsync(["--times"], names, f"{tmp_path}/from/", f"{tmp_path}/to/", on_progress=reports.append)
-    assert (end.code, reports[-1]) == (0, 2_000_000)

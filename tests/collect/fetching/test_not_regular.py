@@ -11,11 +11,12 @@ import pytest
 import support_collect as support
 
 from collect.cli import main
-from collect.fetching import fetched_run, manifest
+from collect.fetching import fetched_run
 from collect.loading.loaded_run import LoadedRun
 from collect.sources import memory
 from collect.traces import command, run_traces
 from shardlab.errors import InputError
+from shardlab.transfer import manifest
 from shardlab.workspace.workspace import Workspace
 
 PLACES = ("events.other.jsonl", "result.json", "run.json", "samples/node0.jsonl", "steps/rank-00000.jsonl", "validation.jsonl")

@@ -9,9 +9,9 @@ import os
 import pytest
 import support_collect as support
 
-from collect.fetching import manifest
 from collect.fetching.sender import Sender
 from shardlab.errors import InputError, WorkspaceError
+from shardlab.transfer import manifest
 from shardlab.workspace.workspace import Workspace
 
 SIZE = 400_000

@@ -104,9 +104,7 @@ def test_a_run_ends_as_on_nodes_with_a_shared_folder(nodes, how):
 
 
 def test_the_time_limit_also_ends_a_run_whose_files_are_still_sent(nodes):
-    rsync = nodes.workspace.path / "bin/rsync"
-    rsync.write_text("#!/bin/sh\nexec sleep 1000\n")
-    rsync.chmod(0o755)
+    nodes.replace_transfers("exec sleep 1000")
     folder = nodes.run(1, 2, RUNS, limit_s=3)
     assert nodes.attempt(folder, "gpu1,gpu2").wait(HANG_S) == 124
     assert (folder.judge().state, folder.judge().why) == ("timeout", "ended at its time limit of 3 s")
@@ -380,32 +378,64 @@ def test_a_machine_that_is_not_the_first_node_does_not_call_the_run_complete(nod
     assert not (folder.path / "trace").exists()
 
 
-RSYNC = """\
-#!/bin/sh
-tr '\\0' '\\n' > NAMES.$$
-MIDDLE
-cat NAMES.$$ >> NAMES
-tr '\\n' '\\0' < NAMES.$$ | /usr/bin/rsync "$@" || exit
-END
+# The node that has trace/of-0 sends its files, and the command is killed when this file is here. The other node waits for that.
+KILLING = """\
+head -n 1 > REQUESTS.$$
+grep -q trace/of-0 REQUESTS.$$ || { while kill -0 $PPID 2>/dev/null; do sleep 0.1; done; exit 1; }
+REAL "$@" < REQUESTS.$$
+until test -s RUNS/.parts/gpu1/*/trace/of-0; do sleep 0.1; done
+kill -9 $PPID
+"""
+RECORDING = """\
+head -n 1 > REQUESTS.$$
+cat REQUESTS.$$ >> REQUESTS
+REAL "$@" < REQUESTS.$$
 """
 
 
 def test_a_fetch_that_was_killed_continues_with_what_arrived(nodes, fetch):
     folder = ended(nodes)
-    rsync, listed = nodes.workspace.path / "bin/rsync", nodes.workspace.path / "names"
-    waits = "grep -q trace/of-0 NAMES.$$ || { while kill -0 $PPID 2>/dev/null; do sleep 0.1; done; exit 1; }"
-    rsync.write_text(RSYNC.replace("MIDDLE", waits).replace("NAMES", str(listed)).replace("END", "kill -9 $PPID"))
-    rsync.chmod(0o755)
+    requests = nodes.workspace.path / "requests"
+    nodes.replace_transfers(KILLING.replace("REQUESTS", str(requests)).replace("RUNS", str(nodes.workspace.runs)))
     words = [sys.executable, "-P", "-m", "collect", "fetch", "--workspace", str(nodes.workspace.path)]
     assert subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode == -signal.SIGKILL
-    assert "trace/of-0\n" in listed.read_text()
     assert not (folder.path / "trace/of-0").exists()
-    listed.unlink()
-    rsync.write_text(RSYNC.replace("MIDDLE", "").replace("NAMES", str(listed)).replace("END", ""))
+    nodes.replace_transfers(RECORDING.replace("REQUESTS", str(requests)))
     assert fetch()[folder.run_id]["complete"]
-    assert "trace/of-1\n" in listed.read_text()
-    assert "trace/of-0\n" not in listed.read_text()
+    assert "trace/of-1" in requests.read_text()
+    assert "trace/of-0" not in requests.read_text()
     assert (folder.path / "trace/of-0").read_text() == "0\n"
+
+
+CUTTING = """\
+head -n 1 > REQUESTS.$$
+grep -q trace/large REQUESTS.$$ || exec REAL "$@" < REQUESTS.$$
+REAL "$@" < REQUESTS.$$ | { dd bs=4K count=700000 iflag=count_bytes status=none; kill -9 $$; }
+"""
+
+
+def test_a_fetch_over_a_cut_link_continues_within_a_file(nodes, fetch):
+    folder, content = ended(nodes), os.urandom(1_000_000)
+    (nodes.part("gpu1", folder).path / "trace/large").write_bytes(content)
+    requests = nodes.workspace.path / "requests"
+    nodes.replace_transfers(CUTTING.replace("REQUESTS", str(requests)))
+    sentences = fetch(code=1)[folder.run_id]["parts"]
+    assert "trace/large of gpu1 did not arrive as the node has it" in sentences[0]
+    assert "the connection broke in the middle of an answer" in sentences[0]
+    nodes.replace_transfers(RECORDING.replace("REQUESTS", str(requests)))
+    assert fetch()[folder.run_id]["complete"]
+    held = json.loads(requests.read_text())["held"][f"{folder.run_id}/trace/large"]
+    assert 400_000 < held["bytes"] < 700_000
+    assert (folder.path / "trace/large").read_bytes() == content
+
+
+def test_a_file_that_grows_after_a_node_listed_it_arrives_as_it_was_listed(nodes, fetch):
+    folder = ended(nodes)
+    growing = nodes.part("gpu1", folder).path / "log/of-gpu1.log"
+    growing.write_text("listed\n")
+    nodes.replace_transfers(f'echo later >> {growing}\nexec REAL "$@"')
+    assert fetch()[folder.run_id]["complete"]
+    assert (folder.path / "log/of-gpu1.log").read_text() == "listed\n"
 
 
 def test_names_of_a_node_that_lead_out_of_the_run_are_refused(nodes, fetch, tmp_path):
@@ -422,6 +452,8 @@ def checkpointed(nodes):
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
     until(lambda: checkpoint.complete_checkpoints(folder.path), "the manifest of the checkpoint")
+    other_part = nodes.part("gpu2", folder).path / "checkpoints/step-00000002/rank-00001.bin"
+    until(lambda: other_part.exists() and other_part.stat().st_size == 5, "the part of the other node")
     run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(folder)])
     supervisor.wait(HANG_S)
     return folder

@@ -49,7 +49,7 @@ def command(tmp_path, monkeypatch, capsys):
     """Runs `jobs` in a workspace; returns its exit code and its output. A connection or a call of Slurm fails the test."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("ssh", "rsync", "sbatch"):
+    for name in ("ssh", "sbatch"):
         (tools / name).write_text(f"#!/bin/sh\necho called > {tmp_path}/{name}\nexit 9\n")
         (tools / name).chmod(0o755)
     (tools / "scontrol").write_text("#!/bin/sh\necho 'ClusterName = another'\n")
@@ -63,7 +63,7 @@ def command(tmp_path, monkeypatch, capsys):
         (workspace / "cluster.yaml").write_text(text)
         trust = ["--trust"] if (workspace / ".shardlab").exists() else []
         code = main([*words, "--matrix", str(workspace / "m.yaml"), "--workspace", str(workspace), *trust])
-        assert [name for name in ("ssh", "rsync", "sbatch") if (tmp_path / name).exists()] == []
+        assert [name for name in ("ssh", "sbatch") if (tmp_path / name).exists()] == []
         return code, capsys.readouterr()
 
     run.workspace = workspace

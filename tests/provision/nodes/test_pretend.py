@@ -119,7 +119,7 @@ def test_a_file_that_does_not_describe_the_nodes_is_refused_in_a_sentence(conten
 
 
 def test_a_fact_of_another_type_is_refused_in_a_sentence(workspace, capsys):
-    path = changed(workspace, packages={"versions": ["rsync"], "interrupted": False})
+    path = changed(workspace, packages={"versions": ["chrony"], "interrupted": False})
     assert plan(workspace, path, "--only", "packages") == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (f"error: {path}: node head: the fact 'packages': Expected `object`, got `array` - at `$.versions`.")

@@ -38,7 +38,7 @@ def test_an_existing_slurm_is_neither_installed_nor_overwritten():
     one = with_slurm()
     head, w1, _ = one.targets
     for target in (head, w1):
-        assert packages.list_needed_packages(one, target) == ["chrony", "python3-venv", "rsync"]
+        assert packages.list_needed_packages(one, target) == ["chrony", "python3-venv"]
         assert users.plan_munge_user(one, target) == USES
         assert isinstance(hosts.plan(one, target), Nothing)
     for plan in (munge.plan_munge_key, slurm.plan_accounts, slurm.plan_controller):
@@ -133,7 +133,7 @@ def test_a_slurm_that_cannot_be_used_stops_before_anything_is_changed(there, say
 def test_without_root_and_slurm_missing_tools_of_packages_are_reported():
     one = with_slurm(SlurmHere(), sudo=False)
     head = one.targets[0]
-    head.facts.answers[TOOLS.name] = tools.parse("python3-venv\nrsync\nmunge\nsomething else\n")
+    head.facts.answers[TOOLS.name] = tools.parse("python3-venv\nmunge\nsomething else\n")
     assert packages.find_missing_packages(one, head, packages.list_needed_packages(one, head)) == [
         "mariadb-server",
         "slurm-client",

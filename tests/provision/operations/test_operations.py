@@ -84,17 +84,16 @@ def test_packages_depend_on_the_role_of_a_node():
         "mariadb-server",
         "munge",
         "python3-venv",
-        "rsync",
         "slurm-client",
         "slurmctld",
         "slurmdbd",
     ]
-    assert packages.list_needed_packages(site(), w1) == ["chrony", "munge", "python3-venv", "rsync", "slurm-client", "slurmd"]
+    assert packages.list_needed_packages(site(), w1) == ["chrony", "munge", "python3-venv", "slurm-client", "slurmd"]
     bare = site(slurm_=False)
-    assert packages.list_needed_packages(bare, w1) == ["chrony", "python3-venv", "rsync"]
+    assert packages.list_needed_packages(bare, w1) == ["chrony", "python3-venv"]
     from_node_to_node = msgspec.structs.replace(bare.cluster, ssh=Ssh(between_nodes=True))
     between = msgspec.structs.replace(bare, cluster=from_node_to_node)
-    assert packages.list_needed_packages(between, w1) == ["chrony", "openssh-client", "python3-venv", "rsync"]
+    assert packages.list_needed_packages(between, w1) == ["chrony", "openssh-client", "python3-venv"]
 
 
 def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
@@ -103,7 +102,7 @@ def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
     assert "apt-get" in refresh
     assert "DPkg::Lock::Timeout=600" in install
     assert "DEBIAN_FRONTEND=noninteractive" in install
-    assert install.endswith("--no-install-recommends install chrony munge python3-venv rsync slurm-client slurmd'")
+    assert install.endswith("--no-install-recommends install chrony munge python3-venv slurm-client slurmd'")
 
 
 def test_installed_packages_need_no_change_unless_an_installation_was_interrupted():

@@ -1,11 +1,15 @@
-"""The messages between the machine that downloads runs and the cluster (collect.fetching.sender, collect.fetching.download).
+"""The messages of transfers: how a machine downloads runs from the cluster, and how the first node exchanges files with others.
 
-All messages go over one connection. Each message is a line of JSON:
+All messages go over one connection. Each message is a line of JSON. For a download (collect.fetching.sender):
 
-1. The machine that downloads names runs (Asked).
-2. The cluster answers with an Offers message, and an OfferedRun for each run.
-3. The machine that downloads names the runs that it wants, and the files of them that it has already (Wanted).
+1. The machine that downloads names runs (AskedRuns).
+2. The cluster answers with a RunOffers message, and an OfferedRun for each run.
+3. The machine that downloads names the runs that it wants, and the files of them that it has already (WantedRuns).
 4. For each of these runs, the cluster sends a FileBegin for each file and after it the content, and at the end a RunEnd.
+
+Between nodes that share no folder (shardlab.transfer.node_files), the first node asks for files (AskedFiles), and the other
+node sends them as in step 4. Or the first node offers files (OfferedFiles), the other node answers with the names of those that
+it wants, the first node sends them as in step 4, and the other node answers `true` when they are in their places.
 
 If the content to send fits into one block, the cluster reads the content first, and FileBegin.follows says how many bytes
 follow. Otherwise, or if the file became shorter, the content is sent in blocks, so that its end is known in each case. A block
@@ -15,15 +19,17 @@ is a length (4 bytes, the highest first) and that many bytes. A block of length 
 from __future__ import annotations
 
 import struct
-from typing import cast
+from typing import Literal, cast
 
 import msgspec
 
-from collect.fetching.manifest import RunManifest
 from shardlab.record_types import Count, Integer, RunId, Sha256
+from shardlab.transfer.manifest import RunManifest
 
 BLOCK_BYTES = 1 << 17  # the most bytes of a block, before it is compressed: so few that they stay in the cache of a processor
 BLOCK_LENGTH = struct.Struct(">I")  # how the length of a block is written
+
+WantedIf = Literal["different", "missing", "longer"]
 
 
 class AskedRuns(msgspec.Struct):
@@ -115,5 +121,36 @@ class RunEnd(msgspec.Struct, tag="end"):
     """Why wanted files were not sent, or how they differ from the manifest in OfferedRun."""
 
 
+class AskedFiles(msgspec.Struct, tag="asked"):
+    """The files that the first node wants from another node. A file that the other node does not have is not sent."""
+
+    most_bytes: dict[str, Count | None]
+    """By path relative to the folder of all runs: how many bytes are sent at most; None: the whole file."""
+    held: dict[str, HeldFile] = {}
+    """As in WantedRun."""
+
+
+class OfferedFile(msgspec.Struct):
+    """A file, a folder or a symlink that the first node offers to another node."""
+
+    mode: Count
+    """Its kind and its permissions, as in os.stat_result."""
+    bytes: Count
+    mtime_ns: Integer
+    link: str = ""
+    """The text of a symlink."""
+    wanted_if: WantedIf = "different"
+    """When the other node replaces its own file: if it has another size, time or mode; never; or if it is shorter."""
+
+
+class OfferedFiles(msgspec.Struct, tag="offered"):
+    """What the first node offers to another node."""
+
+    files: dict[str, OfferedFile]
+    """By path relative to the workspace."""
+
+
+# The first message of the first node to another node.
+NODE_REQUEST = cast("type[AskedFiles | OfferedFiles]", AskedFiles | OfferedFiles)
 # What the cluster sends of a run: a FileBegin for each file, and a RunEnd at the end.
 FILE_OR_END = cast("type[FileBegin | RunEnd]", FileBegin | RunEnd)

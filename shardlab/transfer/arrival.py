@@ -10,23 +10,48 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from io import BufferedIOBase
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import zstandard
 
-from collect.fetching import manifest
-from collect.fetching.manifest import ManifestFile
-from collect.fetching.messages import BLOCK_BYTES, BLOCK_LENGTH, FILE_OR_END, FileBegin, HeldFile, RunEnd
 from shardlab.errors import InputError
-from shardlab.files import files
+from shardlab.files import files, json_file
 from shardlab.files.files import NotRegular
-from shardlab.remote.remote_conversation import RemoteConversation
+from shardlab.transfer import manifest
+from shardlab.transfer.manifest import ManifestFile
+from shardlab.transfer.messages import BLOCK_BYTES, BLOCK_LENGTH, FILE_OR_END, FileBegin, HeldFile, RunEnd
+
+if TYPE_CHECKING:  # not needed on the machine that SSH leads to
+    from shardlab.remote.remote_conversation import RemoteConversation
 
 MOST_BLOCK_BYTES = BLOCK_BYTES + BLOCK_BYTES // 16  # zstd makes a block that it cannot compress a little larger
 
 _DECOMPRESSOR = zstandard.ZstdDecompressor(max_window_size=BLOCK_BYTES)
+
+
+T = TypeVar("T")
+
+
+class StandardInput:
+    """What another machine sends to a program that it started over SSH."""
+
+    def __init__(self, stream: BufferedIOBase) -> None:
+        self._stream = stream
+
+    def receive(self, target_type: type[T]) -> T:
+        """Receive one message. Raises InputError."""
+        return json_file.decode_standard_input(self._stream.readline(), target_type, "a message of this version")
+
+    def receive_into(self, buffer: memoryview) -> None:
+        """Fill a buffer. Raises InputError if the connection broke."""
+        while buffer:
+            if not (read_count := self._stream.readinto(buffer)):
+                raise InputError("the connection broke in the middle of a file.")
+            buffer = buffer[read_count:]
 
 
 class HeldCopy(msgspec.Struct):
@@ -49,12 +74,20 @@ class ArrivedRun(msgspec.Struct):
 class Arrival:
     """Receives the files of runs, one run after the other."""
 
-    def __init__(self, conversation: RemoteConversation, shared_runs: Path | None, report_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        connection: RemoteConversation | StandardInput,
+        shared_runs: Path | None = None,
+        report_bytes: Callable[[int], None] = lambda _count: None,
+        asked_names: Container[str] | None = None,
+    ) -> None:
         """Prepare to receive runs.
 
         shared_runs: the folder that contains the runs of the cluster, if this machine sees that folder; the content of files is
-        then read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs."""
-        self._conversation, self._shared_runs, self._report_bytes = conversation, shared_runs, report_bytes
+        then read there. report_bytes: is called from time to time with the number of bytes that have come, over all runs.
+        asked_names: the only names that files may have; None: all that files of a run may have."""
+        self._connection, self._shared_runs, self._report_bytes = connection, shared_runs, report_bytes
+        self._asked_names = asked_names
         self._count = self._next_report_at = 0
         self._buffer = memoryview(bytearray(MOST_BLOCK_BYTES))
         self._length = memoryview(bytearray(BLOCK_LENGTH.size))
@@ -67,8 +100,11 @@ class Arrival:
         """
         arrived_files: dict[str, ManifestFile] = {}
         is_alone = not os.path.lexists(staging)
-        while not isinstance(message := self._conversation.receive(FILE_OR_END), RunEnd):
-            manifest.check_name(message.name)
+        while not isinstance(message := self._connection.receive(FILE_OR_END), RunEnd):
+            if self._asked_names is None:
+                manifest.check_name(message.name)
+            elif message.name not in self._asked_names:
+                raise InputError(f"the cluster sends {message.name[:100]!r}, which was not asked for")
             local_copy = local_copies.get(message.name)
             if message.begin and (local_copy is None or local_copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
@@ -122,7 +158,7 @@ class Arrival:
 
     def _receive_blocks(self, file: FileBegin) -> Iterator[memoryview | bytes]:
         while True:
-            self._conversation.receive_into(self._length)
+            self._connection.receive_into(self._length)
             (block_length,) = BLOCK_LENGTH.unpack(self._length)
             if not block_length:
                 return
@@ -132,7 +168,7 @@ class Arrival:
         if block_length > MOST_BLOCK_BYTES:
             raise InputError(f"the cluster sends a block of {block_length:,} bytes; allowed are {MOST_BLOCK_BYTES:,}")
         block = self._buffer[:block_length]
-        self._conversation.receive_into(block)
+        self._connection.receive_into(block)
         return _decompress_block(block, file.name) if file.is_compressed else block
 
 

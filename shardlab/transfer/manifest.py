@@ -244,6 +244,12 @@ def regular_file_status(folder: Path, file_name: str) -> os.stat_result | None:
     return file_status
 
 
+def put_in_place(staged_path: Path, final_path: Path, file: ManifestFile) -> None:
+    """Move a file that arrived to its final path, and set the time that the manifest gives for it. Raises OSError."""
+    os.utime(staged_path, ns=(file.mtime_ns, file.mtime_ns))
+    files.move_into_place(staged_path, final_path)
+
+
 def only_grew(path: Path, earlier_file: ManifestFile) -> bool:
     """Whether a file is an event file that still begins with its earlier content, so that events were only appended."""
     if not (path.name.startswith("events.") and path.suffix == ".jsonl"):

@@ -1,0 +1,109 @@
+"""Sends files of this node's workspace to the first node, or stores files that the first node sends. The first node starts this
+program over SSH if the nodes share no folder.
+
+    python -m shardlab.transfer.node_files --workspace DIR
+
+Standard input and standard output: the messages of shardlab.transfer.messages.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from io import BufferedIOBase
+from pathlib import Path
+from typing import BinaryIO
+
+from shardlab.files import files
+from shardlab.files.files import NotRegular
+from shardlab.terminal import console
+from shardlab.transfer.arrival import Arrival, StandardInput
+from shardlab.transfer.file_sender import FileSender
+from shardlab.transfer.messages import NODE_REQUEST, AskedFiles, OfferedFile, OfferedFiles, RunEnd
+from shardlab.workspace.workspace import Workspace
+
+
+def send_asked(runs: Path, asked: AskedFiles, sender: FileSender) -> None:
+    """Send the files that the first node wants. runs: the folder of all runs."""
+    problems = []
+    for name, most_bytes in asked.most_bytes.items():
+        try:
+            status = os.lstat(runs / name)
+            file_bytes = status.st_size if most_bytes is None else min(status.st_size, most_bytes)
+            sender.send_file(f"{runs}/{name}", name, file_bytes, status.st_mtime_ns, asked.held.get(name))
+        except BrokenPipeError:
+            raise
+        except (FileNotFoundError, NotRegular):  # the first node notices that the file did not come
+            continue
+        except OSError as error:
+            problems.append(f"{name}: {error.strerror}")
+    sender.send_message(RunEnd(None, problems))
+
+
+def store_offered(workspace: Path, offered: OfferedFiles, connection: StandardInput, sender: FileSender) -> None:
+    """Store the offered files that this node needs. They are moved to their places after all of them have arrived, so a broken
+    connection leaves no file incomplete. Raises InputError, and OSError if a file cannot be written."""
+    wanted_names = [name for name, file in offered.files.items() if _is_wanted(workspace / name, file)]
+    sender.send_message(wanted_names)
+    sender.flush_output()
+    (workspace / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".arriving-", dir=workspace / "runs") as arriving:
+        staging = Path(arriving) / "files"
+        Arrival(connection, asked_names=set(wanted_names)).receive("", staging, {})
+        for name in wanted_names:
+            file, path = offered.files[name], workspace / name
+            if stat.S_ISDIR(file.mode):
+                path.mkdir(parents=True, exist_ok=True)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            if stat.S_ISLNK(file.mode):
+                (staging / name).symlink_to(file.link)
+            else:
+                (staging / name).chmod(stat.S_IMODE(file.mode))
+            shutil.move(staging / name, path)  # also if `runs` leads to another disk
+    for name in wanted_names:
+        if stat.S_ISDIR(offered.files[name].mode):
+            (workspace / name).chmod(stat.S_IMODE(offered.files[name].mode))
+
+
+def _is_wanted(path: Path, file: OfferedFile) -> bool:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return True
+    if file.wanted_if == "longer" and stat.S_ISREG(file.mode):
+        return status.st_size < file.bytes
+    is_same = (status.st_mode, status.st_size, status.st_mtime_ns) == (file.mode, file.bytes, file.mtime_ns)
+    return file.wanted_if == "different" and not is_same
+
+
+def serve(workspace: Workspace, source: BufferedIOBase, target: BinaryIO) -> None:
+    """Answer the one request of the first node. source, target: the streams from and to the first node. Raises InputError, and
+    WorkspaceError if a file cannot be written."""
+    sender = FileSender(lambda content: (target.write(content), target.flush()))
+    connection = StandardInput(source)
+    request = connection.receive(NODE_REQUEST)
+    if isinstance(request, AskedFiles):
+        send_asked(workspace.runs, request, sender)
+    else:
+        with files.as_workspace_error("write"):
+            store_offered(workspace.path, request, connection, sender)
+        sender.send_message(True)
+    sender.flush_output()
+
+
+def main() -> int:
+    """Serve the first node, and return the exit code."""
+    parser = console.Parser(prog="python -m shardlab.transfer.node_files", parents=[console.common_options()])
+    workspace = Workspace.find(getattr(parser.parse_args(), "workspace", None))
+    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:
+        serve(workspace, source, target)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(console.run_command(main))
