@@ -13,12 +13,12 @@ import support_collect
 import support_folder_order
 
 from collect.archiving import contents
+from collect.archiving.command import build_index
 from collect.reading import load
 from collect.sampler import nic
 from collect.traces import command as traces
-from collect.traces import figure_cache, run_traces
+from collect.traces import run_traces
 from jobs import run_queue
-from jobs.plugins import command_folder
 from jobs.slurm import submission
 from jobs.verbs import trace_runs
 from provision import software
@@ -28,6 +28,7 @@ from shardlab.cloudlab import cloudlab_experiment
 from shardlab.files import files, plugin_source, source_digest
 from shardlab.hardware import host
 from shardlab.matrix import matrix
+from shardlab.plugins import command_copies
 from shardlab.runs import checkpoint, trace_part
 from shardlab.runs.rundir import RunDir
 from shardlab.transfer import manifest
@@ -80,12 +81,12 @@ LISTINGS = {
         formats.FORMATS["mnist"].summary(workspace.path / "workloads").items()
     ),
     "the name of the socket of the warm parent": lambda _: address.compute_warm_parent_key(),
-    "the digest of the code that reads traces": lambda _: figure_cache._compute_code_digest.__wrapped__(),
+    "the digest of the code that reads traces": lambda _: run_traces._compute_code_digest.__wrapped__(),
     "the user's templates": lambda workspace: workspace.template_files(),
     "the manifests of CloudLab": lambda workspace: cloudlab_experiment.stored_manifests(workspace.shardlab_folder),
     "the submissions": lambda workspace: submission._list_submission_files(workspace),
-    "a frozen copy of a command's folder": lambda workspace: command_folder._list_copy(run(workspace).path),
-    "the index of an archive": lambda workspace: list(archiving_command.build_index(workspace.path, "m", [], [], anonymous=False).files),
+    "a frozen copy of a command's folder": lambda workspace: command_copies.list_copy(run(workspace).path),
+    "the index of an archive": lambda workspace: list(build_index(workspace.path, "m", [], [], anonymous=False).files),
     "the traces of a part": lambda workspace: trace_part.find_trace_paths(run(workspace).path / "trace"),
     "the network interfaces": lambda workspace: [nic.name for nic in host.list_nics(workspace.path / "sys/net")],
     "the NUMA nodes": lambda workspace: [node.node for node in host.list_numa_nodes(workspace.path / "sys/node")],
