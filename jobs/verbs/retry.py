@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from jobs.planning import plan
 from jobs.rendering import render
 from jobs.status.select import select_runs
@@ -10,6 +12,7 @@ from jobs.verb import JobsVerb
 from jobs.verbs import sending, shared_options
 from shardlab.errors import UnknownName
 from shardlab.runs import state
+from shardlab.runs.run import split_attempt
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
@@ -65,6 +68,11 @@ class RetryVerb(JobsVerb):
             submit_plan = sending.plan_submission(invocation, decisions, render_context, options)
             submit.freeze_trusted_plugins(workspace, submit_plan.decisions, trust=args.trust)
             submit_plan = sending.send_runs(invocation, submit_plan)
+        decided_runs = {split_attempt(decision.run.run_id)[0] for decision in decisions}
+        other_states = Counter(run.state for run in runs if split_attempt(run.id)[0] not in decided_runs)
+        if other_states and (args.runs or not decisions):
+            counts_text = ", ".join(f"{count} {name}" for name, count in other_states.items())
+            out.print_line(f"not retried: {counts_text}. The states that are retried: --only {args.only}")
         return sending.report_sent(invocation, submit_plan, all_readable=all_readable)
 
 
