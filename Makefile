@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 WORKSPACE ?= workspace
 # HolisticTraceAnalysis, the reference of `collect trace --like-hta`, brings some hundred packages: it gets an environment of its own.
 HTA := .venv-hta
+# The program that writes the documentation site: in $(VENV) it would change the packages of runs that wait, which are then held.
+DOCS := .venv-docs
 OS_RELEASE ?= /etc/os-release
 # What tests use of the system, as COMMAND:PACKAGE of Debian; COMMAND/COMMAND: any of these commands will do.
 TOOLS := chromium/google-chrome:chromium systemd-nspawn:systemd-container debootstrap:debootstrap ch-run:charliecloud-runtime ip:iproute2
@@ -85,9 +87,9 @@ golden: $(VENV)/installed-dev
 	git status --short tests/golden shardlab/schemas docs/menus.md docs/reference docs/papers.md
 
 # Writes the documentation site to site/, and fails at dead links.
-docs: $(VENV)/installed-dev
-	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
-	@echo "open site/index.html; its search needs a server: $(BIN)/python -m http.server --bind 127.0.0.1 --directory site"
+docs: $(DOCS)/installed
+	$(DOCS)/bin/zensical build --clean --strict --config-file mkdocs.yml
+	@echo "open site/index.html; its search needs a server: $(DOCS)/bin/python -m http.server --bind 127.0.0.1 --directory site"
 
 # Makes docs/images from the matrix of README.md, a quickstart and a rehearsal of study 1, which it keeps in .pictures. Look at each picture.
 pictures: $(VENV)/installed-dev
@@ -118,7 +120,7 @@ endef
 export CAN_MAKE
 IS_FOREIGN = test -L $* || { ! ls $*/installed* >/dev/null 2>&1 && ls $*/lib/python3*/site-packages 2>/dev/null \
 	| grep -qEv '^(pip|setuptools|wheel|pkg_resources|_distutils_hack|distutils-precedence|__pycache__)'; }
-$(VENV)/pyvenv.cfg $(HTA)/pyvenv.cfg: %/pyvenv.cfg: FORCE
+$(VENV)/pyvenv.cfg $(HTA)/pyvenv.cfg $(DOCS)/pyvenv.cfg: %/pyvenv.cfg: FORCE
 	@$*/bin/python -c '$(WORKS)' 2>/dev/null || { ! { $(IS_FOREIGN); } || { \
 		echo "error: $* does not work here as an environment with pip, and make did not make it; remove it: rm -r $*" >&2; exit 2; }; \
 		$(PYTHON) -c "$$CAN_MAKE" && echo "making $* with $(PYTHON)" && $(PYTHON) -m venv --clear $*; }
@@ -159,6 +161,10 @@ $(HTA)/installed: tests/hta-constraints.txt $(HTA)/pyvenv.cfg
 	@$(call PIP,$(HTA),tests/hta-constraints.txt) install --quiet HolisticTraceAnalysis
 	@touch $@
 
+$(DOCS)/installed: constraints.txt $(DOCS)/pyvenv.cfg
+	@$(call PIP,$(DOCS),constraints.txt) install --quiet zensical
+	@touch $@
+
 # What tests use of the system: a browser that opens the report, LaTeX, and what practice nodes are made and reached with. Root on Debian or
 # Ubuntu gets it from there; everyone else is told the packages, or has those tests skipped. Ubuntu's package of Chromium only fetches a snap.
 system:
@@ -175,4 +181,4 @@ system:
 	|| echo "they cannot be installed, so the tests that need them are skipped"
 
 clean:
-	rm -rf $(VENV) $(HTA) site .cache .pictures .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf $(VENV) $(HTA) $(DOCS) site .cache .pictures .mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

@@ -90,11 +90,8 @@ class SummarizeVerb(ReadingVerb):
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
                 measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
         tensors = memory_parts.list_tensor_memory(loaded.cells)
-        cell_handles = workspace.number_cells(arguments.matrix)
-        if out.verbose:
-            terminal.print_summary(out, summary, tensors, cell_handles)
-        else:
-            answer.print_answer(out, summary, tensors, cell_handles)
+        print_results = terminal.print_summary if out.verbose else answer.print_answer
+        print_results(out, summary, tensors)
         out.print_line(f"report: {folder / write_report.PAGE}")
         out.print_document(summary)
         return max(int(bool(user_metrics.faults)), _print_unreadable_runs(invocation, loaded))
@@ -379,17 +376,9 @@ class ImportVerb(Verb):
 
         args = invocation.arguments
         options = import_command.ImportOptions(
-            args.format,
-            args.into,
-            args.name,
-            args.strategy,
-            args.gpus,
-            args.host,
-            args.zone,
-            args.start,
-            args.every,
+            args.format, args.into, args.name, args.strategy, args.gpus, args.host, args.zone, args.start, args.every,
             args.columns,
-        )
+        )  # fmt: skip
         return import_command.import_logs(invocation.workspace, args.files, options, invocation.out)
 
 

@@ -55,6 +55,7 @@ from shardlab.matrix.study import Assumed, Deviation, Note
 from shardlab.runs.record import SameWork
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.state import IMPORTED, STATE_MEANINGS
+from shardlab.workspace import handles
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
@@ -69,7 +70,7 @@ IMPORTED_NOTE = (
     "made from logs of other programs: nothing proves which work was done, strategy and ranks are labels, and no ranking uses "
     "these runs"
 )
-SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about a real data set"
+SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about real data"
 
 
 class Failure(msgspec.Struct):
@@ -211,7 +212,8 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy relative to which speed-ups
     are computed.
     """
-    rows = _build_rows(loaded.cells, baseline)
+    cell_handles = handles.number_cells(cell.id for cell in loaded.expansion.cells)
+    rows = [msgspec.structs.replace(row, handle=cell_handles.get(row.id, "")) for row in _build_rows(loaded.cells, baseline)]
     measurements = Measurements(loaded, rows)
     choices = choose_strategies(measurements)
     return Summary(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from collect.traces.calls import bytes_sent_for_message
 from shardlab.files import files
 from shardlab.hardware.nccl_log import TIMED_STEPS_BEGIN, TIMED_STEPS_END
 
 MOST_BYTES = 2**28  # a longer log is not read: NCCL writes 200 bytes for each call
+_CALL_BEGIN = re.compile(rb"NCCL INFO \w{1,40}: opCount ")
 _CALL = re.compile(
     rb"NCCL INFO (\w{1,20}): opCount [0-9a-f]{1,16} sendbuff \S{1,20} recvbuff \S{1,20} count (\d{1,15}) datatype (\d{1,2}) "
     rb"op \d{1,12} root -?\d{1,9} comm \S{1,20} \[nranks=(\d{1,6})\]"
@@ -34,40 +36,49 @@ _OPERATIONS = {
 }
 
 
-def count_step_bytes(logs: Iterable[Path], steps: int) -> float | None:
-    """The bytes that all ranks together send in a timed step, from the logs of all ranks.
+class LoggedBytes(NamedTuple):
+    """What NCCL's logs say about the bytes of its collectives."""
 
-    steps: the number of timed steps. None if a log cannot be read, has no line of NCCL's collectives between its two lines of
-    shardlab, or has a call whose bytes are not known.
+    sent_bytes: float | None
+    """By all ranks together in a timed step; None: not known."""
+    unread_lines: int = 0
+    """The lines about calls that this program cannot read, or whose bytes are not known; if any, the bytes are None."""
+
+
+def count_step_bytes(logs: Iterable[Path], steps: int) -> LoggedBytes:
+    """Count the bytes of a timed step in the logs of all ranks.
+
+    steps: the number of timed steps. The bytes are not known if a log cannot be read, has no line of NCCL's collectives between
+    its two lines of shardlab, or has unread lines.
     """
-    total_bytes = 0.0
+    total_bytes, unread_lines, are_complete = 0.0, 0, steps > 0
     for log in logs:
         try:
             with files.open_regular(log) as file:
                 content = file.read(MOST_BYTES)
         except OSError:
-            return None
-        rank_bytes = _count_bytes(content)
-        if rank_bytes is None:
-            return None
-        total_bytes += rank_bytes
-    return total_bytes / steps if total_bytes and steps else None
+            return LoggedBytes(None)
+        sent_bytes, unread_lines_of_rank = _count_bytes(content)
+        unread_lines += unread_lines_of_rank
+        total_bytes += sent_bytes or 0.0
+        are_complete = are_complete and sent_bytes is not None
+    return LoggedBytes(total_bytes / steps if total_bytes and are_complete and not unread_lines else None, unread_lines)
 
 
-def _count_bytes(log: bytes) -> float | None:
+def _count_bytes(log: bytes) -> LoggedBytes:
+    """Count the bytes of all timed steps of a rank."""
     _, begins, after = log.rpartition(TIMED_STEPS_BEGIN.encode())
     timed, ends, _ = after.partition(TIMED_STEPS_END.encode())
     calls = _CALL.findall(timed)
+    unread_lines = len(_CALL_BEGIN.findall(timed)) - len(calls)
     if not begins or not ends or not calls:
-        return None
-    sent = 0.0
+        return LoggedBytes(None, unread_lines)
+    sent_bytes = 0.0
     for name, count, kind, ranks in calls:
         operation, is_part = _OPERATIONS.get(name, ("", False))
-        if int(kind) >= len(ELEMENT_BYTES):
-            return None
-        message_bytes = int(count) * ELEMENT_BYTES[int(kind)] * (int(ranks) if is_part else 1)
-        call_bytes = bytes_sent_for_message(operation, message_bytes, int(ranks))
-        if call_bytes is None:
-            return None
-        sent += call_bytes
-    return sent
+        element_bytes = ELEMENT_BYTES[int(kind)] if int(kind) < len(ELEMENT_BYTES) else None
+        message_bytes = int(count) * (element_bytes or 0) * (int(ranks) if is_part else 1)
+        call_bytes = bytes_sent_for_message(operation, message_bytes, int(ranks)) if element_bytes else None
+        sent_bytes += call_bytes or 0.0
+        unread_lines += call_bytes is None
+    return LoggedBytes(sent_bytes, unread_lines)

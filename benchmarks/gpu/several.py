@@ -29,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT)]
 
 import nccl_bytes
 import several_record
+from nccl_bytes import LoggedBytes
 from several_record import NOT_COMPLETED, WHY_NOT, CellRecord, GpuProofRecord
 
 import shardlab
@@ -192,7 +193,9 @@ def _version(text: str | None) -> str | None:
 
 def _record_cell(cell: LoadedCell, nodes: int) -> CellRecord:
     run = cell.runs[-1]
-    numbers = _measure(run, nodes) if run.completed else {}
+    logs = [run.folder.rank_log(rank) for rank in range(run.cell.gpus)] if run.completed else []
+    logged_bytes = nccl_bytes.count_step_bytes(logs, run.world.height if run.completed else 0)
+    numbers = _measure(run, nodes, logged_bytes) if run.completed else {}
     nccl = run.nccl_transports if run.run is not None else None
     transports: dict[str, int] = {}
     for name, count in (nccl.channels if nccl else {}).items():
@@ -202,11 +205,12 @@ def _record_cell(cell: LoadedCell, nodes: int) -> CellRecord:
         strategy=cell.cell.strategy, precision=cell.cell.precision, tp=cell.cell.tp or 1, pp=cell.cell.pp or 1,
         state=run.verdict.state, work=run.result.same_work.verdict if run.result and run.result.same_work else None,
         transports=transports, gpudirect=nccl.gpudirect if nccl else 0, numbers=numbers,
+        unread_nccl_lines=logged_bytes.unread_lines,
         not_measured={name: why if run.completed else NOT_COMPLETED for name, why in WHY_NOT.items() if name not in numbers},
     )  # fmt: skip
 
 
-def _measure(run: LoadedRun, nodes: int) -> dict[str, float]:
+def _measure(run: LoadedRun, nodes: int, logged_bytes: LoggedBytes) -> dict[str, float]:
     """The numbers of a completed run that were measured, by their names in WHY_NOT."""
     quantities = {name: quantity.value for name, quantity in compute_quantities(run).items()}
     numbers: dict[str, float | None] = {name: quantities.get(metric) for name, metric in METRICS.items()}
@@ -219,8 +223,7 @@ def _measure(run: LoadedRun, nodes: int) -> dict[str, float]:
     for name in LINK_METRICS if window_steps > 0 else ():
         if name in quantities and (nodes > 1 or name in ("nvlink_bytes", "pcie_bytes")):
             numbers[name] = quantities[name] / window_steps
-    logs = [run.folder.rank_log(rank) for rank in range(run.cell.gpus)]
-    numbers["nccl_bytes"] = nccl_bytes.count_step_bytes(logs, run.world.height)
+    numbers["nccl_bytes"] = logged_bytes.sent_bytes
     known = {name: float(number) for name, number in numbers.items() if number is not None}
     return {name: number for name, number in known.items() if number > 0 or name in several_record.MAY_BE_ZERO}
 
@@ -232,6 +235,10 @@ def _keep_record(record: GpuProofRecord, folder: Path, out: Path) -> int:
     for check in record.checks:
         span = "" if check.lowest is None or check.highest is None else f": {check.lowest:.4g} to {check.highest:.4g}"
         print(f"{check.verdict:13} {check.name}{span} ({check.cells} cells)")
+    for cell in record.cells:
+        if cell.unread_nccl_lines:
+            lines_text = f"{cell.unread_nccl_lines} lines of NCCL's log about collectives cannot be read"
+            print(f"{cell.strategy}, {cell.precision}: {lines_text}, so the bytes are not known", file=sys.stderr)
     name = re.sub(r"[^a-z0-9]+", "-", record.gpu.lower()).strip("-")
     nodes = f"-{record.nodes}-nodes" if record.nodes > 1 else ""
     path = (folder if problems else out / f"{record.date}-{record.gpus_per_node}-x-{name}{nodes}") / "several-gpus.json"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,14 +23,19 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from shardlab.hardware.gpu_models import find_gpu_model
+from shardlab.hardware.gpu_models import all_models, find_gpu_model
 from shardlab.runs.state import STATE_MEANINGS
 
 SCHEMA = 1
 Version = Annotated[str, msgspec.Meta(pattern=r"^\d{1,4}(\.\d{1,4}){1,2}\Z")]
 GpuName = Annotated[
-    str, msgspec.Meta(pattern=r"^(NVIDIA|Tesla|Quadro|GeForce) [A-Za-z0-9]+([ -][A-Za-z0-9]+)*\Z", max_length=60)
+    str,
+    msgspec.Meta(pattern=r"^(NVIDIA|Tesla|Quadro|GeForce|GRID|TITAN) [A-Za-z0-9]+([ .+-][A-Za-z0-9]+)*\Z", max_length=60),
 ]
+# The end of the name of a part of a GPU, such as MIG 1g.5gb or MIG 1c.3g.40gb+me, and the whole name of a vGPU, such as
+# GRID A100-4C or NVIDIA A40-48Q.
+MIG_PART = re.compile(r" MIG (\dc\.)?\dg\.\d{1,3}gb(\+(me|gfx|all)(\.all)?)?\Z")
+VGPU = re.compile(r"(GRID|NVIDIA) ([A-Z]{1,3}\d{1,4})[A-Z]{0,2}(-Ada)?(-\d)?-\d{1,3}[ABCQ](ME)?")
 Date = Annotated[str, msgspec.Meta(pattern=r"^20\d\d-[01]\d-[0-3]\d\Z")]
 Transport = Annotated[str, msgspec.Meta(pattern=r"^(P2P|SHM|NET/(IB|IBext|Socket|OFI|AWS Libfabric|Libfabric|other))\Z")]
 Strategy = Literal[
@@ -51,7 +57,7 @@ WHY_NOT = {
     "theory_bytes": "the strategy has no formula",
     "counted_bytes": "the same-work proof counted no collectives",
     "traced_bytes": "the traces do not have the size of every collective",
-    "nccl_bytes": "the logs of the ranks do not have NCCL's lines about its collectives",
+    "nccl_bytes": "the logs of the ranks do not have NCCL's lines about its collectives, or lines that cannot be read",
     "nvlink_bytes": "NVML has no counter of NVLink, or its samples do not cover the timed steps",
     "pcie_bytes": "NVML has no counter of PCIe, or its samples do not cover the timed steps",
     "rdma_bytes": "the ranks are on one node, or no adapter has a counter of RDMA",
@@ -84,6 +90,8 @@ class CellRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Connections between ranks by transport, from NCCL's log; empty: the log does not say them."""
     gpudirect: Annotated[int, msgspec.Meta(ge=0)] = 0
     """How many of the connections between nodes bypass the memory of the hosts."""
+    unread_nccl_lines: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many lines of NCCL's log about collectives cannot be read; if there are any, the cell has no nccl_bytes."""
     numbers: dict[str, float]
     """Measured numbers, by their names in WHY_NOT."""
     not_measured: dict[str, str]
@@ -133,18 +141,19 @@ class GpuProofRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 def judge(cells: Sequence[CellRecord], nodes: int) -> list[ProofCheck]:
     """The checks of a record, computed from its cells."""
     works = [cell.work for cell in cells if cell.work in ("proven", "different")]
+    is_read = not any(cell.unread_nccl_lines for cell in cells)
     work_verdict: Verdict = "not measured" if not works else "holds" if set(works) == {"proven"} else "fails"
     return [
         ProofCheck("every cell completed", _judge_states({cell.state for cell in cells}), len(cells)),
         ProofCheck("same work as one process", work_verdict, len(works)),
         *(
-            _judge_ratio(what, cells, lambda cell, upper=upper, lower=lower: _ratio(cell, upper, lower), 0.97, 1.03)
+            _judge_ratio(what, cells, lambda cell, upper=upper, lower=lower: _ratio(cell, upper, lower), 0.97, 1.03, is_read)
             for what, upper, lower in (
                 ("NCCL's bytes / counted bytes", "nccl_bytes", "counted_bytes"),
                 ("traced bytes / NCCL's bytes", "traced_bytes", "nccl_bytes"),
             )
         ),
-        _judge_ratio("bytes of the links / NCCL's bytes", cells, lambda cell: _link_ratio(cell, nodes), 0.95, 1.25),
+        _judge_ratio("bytes of the links / NCCL's bytes", cells, lambda cell: _link_ratio(cell, nodes), 0.95, 1.25, is_read),
         _judge_ratio("hidden communication (%)", cells, lambda cell: cell.numbers.get("overlap_pct"), 0.0, 100.0),
         *(
             _judge_ratio(f"{what} / prediction", cells, lambda cell, name=name: cell.numbers.get(name), low, high)
@@ -163,13 +172,20 @@ def _judge_states(states: set[str]) -> Verdict:
 
 
 def _judge_ratio(
-    name: str, cells: Iterable[CellRecord], compute: Callable[[CellRecord], float | None], low: float, high: float
+    name: str,
+    cells: Iterable[CellRecord],
+    compute: Callable[[CellRecord], float | None],
+    low: float,
+    high: float,
+    is_complete: bool = True,
 ) -> ProofCheck:
+    """Whether all ratios are in a range. is_complete: whether nothing was skipped; if not, the check cannot hold."""
     ratios = [ratio for cell in cells if (ratio := compute(cell)) is not None]
     if not ratios:
         return ProofCheck(name, "not measured", 0)
     holds = low <= min(ratios) and max(ratios) <= high
-    return ProofCheck(name, "holds" if holds else "fails", len(ratios), min(ratios), max(ratios))
+    verdict: Verdict = "fails" if not holds else "holds" if is_complete else "not measured"
+    return ProofCheck(name, verdict, len(ratios), min(ratios), max(ratios))
 
 
 def _ratio(cell: CellRecord, upper: str, lower: str) -> float | None:
@@ -220,7 +236,7 @@ def _find_problems(record: GpuProofRecord) -> Iterator[str]:
         yield "cuda, nccl and driver: not all are known, so the GPUs may be fake. Allowed: records of real GPUs."
     if record.nodes * record.gpus_per_node < 2:
         yield "gpus_per_node: found 1 GPU in all. Allowed: 2 GPUs or more; for one GPU: make gpu-proof."
-    if find_gpu_model(record.gpu) is None:
+    if not _is_known_gpu(record.gpu):
         yield "gpu: no model that shardlab knows. Allowed: a name of shardlab/hardware/gpu_models.yaml."
     if not _is_past_date(record.date):
         yield f"date: found {record.date}. Allowed: a day that is not in the future."
@@ -237,6 +253,13 @@ def _find_problems(record: GpuProofRecord) -> Iterator[str]:
         yield "checks: they are not those that follow from the cells. Allowed: a record that was not edited."
 
 
+def _is_known_gpu(name: str) -> bool:
+    """Whether a name is that of a GPU model that shardlab knows, of a MIG part of one, or of a vGPU on one."""
+    vgpu = VGPU.fullmatch(name)
+    is_on_known = vgpu is not None and any(re.search(rf"\b{vgpu[2]}(?!\d)", model.name) for model in all_models())
+    return is_on_known or find_gpu_model(MIG_PART.sub("", name)) is not None
+
+
 def _find_cell_problems(cell: CellRecord) -> Iterator[str]:
     if cell.state not in STATE_MEANINGS:
         yield f"state: unknown. Allowed: {', '.join(STATE_MEANINGS)}."
@@ -244,6 +267,8 @@ def _find_cell_problems(cell: CellRecord) -> Iterator[str]:
         yield f"its run is {cell.state}. Run the same command again; it continues."
     if cell.state != "completed" and cell.numbers:
         yield f"its run is {cell.state}, but it has numbers. Allowed: numbers of completed runs."
+    if cell.unread_nccl_lines and "nccl_bytes" in cell.numbers:
+        yield f"nccl_bytes: {cell.unread_nccl_lines} lines of NCCL's log were not read. Allowed: no number then."
     if cell.state == "completed" and cell.work is None:
         yield "it completed, but has no verdict of the same-work proof."
     if unknown := (cell.numbers.keys() | cell.not_measured.keys()) - WHY_NOT.keys():

@@ -18,7 +18,7 @@ from shardlab.remote.remote_conversation import RemoteConversation
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal.console import Output
 from shardlab.transfer.messages import AskedRuns
-from shardlab.workspace import workspace_trust
+from shardlab.workspace import handles, workspace_trust
 from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -47,16 +47,14 @@ def fetch_and_print(
 
         with progress.show_progress(output) as transfer_progress:
             fetched_runs = _fetch_runs(workspace, patterns, conversation, transfer_progress)
+    cell_handles = workspace.number_cells()
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     run_rows = [
-        [
-            run.run,
-            run.state,
-            *(f"{count:,}" for count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)),
-        ]
+        [handles.run_handle(run.run, cell_handles), run.run, run.state]
+        + [f"{count:,}" for count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)]
         for run in fetched_runs
     ]
-    output.print_table("", headings, run_rows)
+    output.print_table("", [handles.HEADING, *headings], run_rows)
     for run in fetched_runs:
         if run.damage:
             output.print_remark(f"{run.run}: damaged records: {run.damage}", style="yellow")

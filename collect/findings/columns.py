@@ -34,6 +34,7 @@ _USUAL = (
 # the same in all rows.
 _FIRST_METRICS = ("throughput_per_s", "peak_memory_bytes", "step_time_ms", "speedup")
 _USUAL_PRIORITY = len(_FIRST_METRICS)
+_OWN_KEYS = ("set.", "env.")  # the beginnings of keys that a user names
 _SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
 # The states of runs that are shown in colour, the most serious first: a row has the style of its first state.
 STATE_STYLES = {"failed": "red", "unknown": "red", "node_fail": "red", "hung": "red", "oom": "yellow", "timeout": "yellow"}
@@ -135,7 +136,8 @@ def _other_table(rows: Sequence[CellRow], name: str, title: str, note: str, name
 def row_labels(rows: Sequence[CellRow]) -> list[str]:
     """A short and unique name for each row, such as `ddp ×2, fork`: its strategy, its ranks, and its unusual values.
 
-    A value is unusual if the rows differ in its key and most rows have another value. A fault on purpose is always named.
+    A value is unusual if the rows differ in its key and most rows have another value. A fault on purpose is always named, and
+    a value of a user's own key.
     """
     return cell_labels([row.flat for row in rows])
 
@@ -143,10 +145,11 @@ def row_labels(rows: Sequence[CellRow]) -> list[str]:
 def cell_labels(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The same as `row_labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
     other_keys = [key for key in find_distinguishing_keys(cells) if key not in (*_ALWAYS, "fault", "imported")]
-    usual_values = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in other_keys}
+    usual_values = _find_usual_values(cells, other_keys)
     names = []
     for cell in cells:
-        label_keys = [key for key in other_keys if key in cell or not cell.get("imported")]  # an imported cell lacks most keys
+        # an imported cell lacks most keys
+        label_keys = [key for key in other_keys if key in cell or not (cell.get("imported") or key.startswith(_OWN_KEYS))]
         unusual_texts = [value_label(key, cell.get(key)) for key in label_keys if repr(cell.get(key)) != usual_values[key]]
         fault = [cell["fault"]] if "fault" in cell else ["imported"] if cell.get("imported") else []
         names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual_texts, *fault]))
@@ -161,7 +164,7 @@ def row_variants(rows: Sequence[CellRow], ignored_key: str) -> list[str]:
     """
     cells = [row.flat for row in rows]
     keys = [key for key in find_distinguishing_keys(cells) if key != ignored_key and _count_kinds(cells, [key]) > 1]
-    usual_values = {key: Counter(repr(cell.get(key)) for cell in cells).most_common(1)[0][0] for key in keys}
+    usual_values = _find_usual_values(cells, keys)
     names = []
     for cell in cells:
         shown_keys = [key for key in keys if key in _SIZES or repr(cell.get(key)) != usual_values[key]]
@@ -169,6 +172,12 @@ def row_variants(rows: Sequence[CellRow], ignored_key: str) -> list[str]:
             ", ".join(f"×{cell[key]}" if key == "gpus" else value_label(key, cell.get(key)) for key in shown_keys) or "usual"
         )
     return names
+
+
+def _find_usual_values(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, str]:
+    """The most frequent value of each key, as text; "" if only the user knows what is usual, such as a script's default."""
+    counters = {key: Counter(repr(cell.get(key)) for cell in cells) for key in keys}
+    return {key: "" if key.startswith(_OWN_KEYS) else counter.most_common(1)[0][0] for key, counter in counters.items()}
 
 
 def labels_by_cell(rows: Sequence[CellRow]) -> dict[str, str]:

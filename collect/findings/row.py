@@ -69,6 +69,8 @@ class CellRow(msgspec.Struct, dict=True):
     """Name of a metric -> its mean over completed repeats."""
     runs: list[RunRow]
     """The latest attempt of each repeat."""
+    handle: str = ""
+    """The short name of the cell, such as c3, which the verbs accept; '' if the matrix as submitted last does not have it."""
 
     @cached_property
     def flat(self) -> dict[str, Any]:

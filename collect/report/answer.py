@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from collect.figures.memory_parts import TensorMemory
-from collect.report import choice_text, report_start, terminal, text_tables, verdict_text
+from collect.findings import columns
+from collect.report import choice_text, report_start, terminal, verdict_text
+from collect.report.choice_text import ChoiceText
 from collect.summary import SYNTHETIC, Summary
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal import plain_table
@@ -21,18 +23,16 @@ MOST_LINES = 25  # of the whole output, with the line that names the report
 MOST_COLUMNS = 100  # of a sentence; a table may be wider
 MOST_TITLE_LINES = 2
 MOST_ANSWER_LINES = 7
-MOST_CAUTION_LINES = 5  # and those that the answer does not need
+MOST_CAUTION_LINES = 3  # and those that the answer does not need
 LARGEST_EQUAL_LOSS = 1e-3  # a larger relative difference of losses is named
 LAST_LINES = 4  # what ± is, how to see the rest, and the path of the report, which may need two lines
 
 
-def print_answer(
-    output: Output, summary: Summary, tensors: Mapping[str, TensorMemory], cell_handles: Mapping[str, str]
-) -> None:
+def print_answer(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:
     """Print the choices, what is to be known about them, the table of cells, and how to see the rest: at most MOST_LINES lines
     with the line that names the report.
 
-    tensors: as `report_start.best_choices` takes them. cell_handles: as `Workspace.number_cells` returns them.
+    tensors: as `report_start.best_choices` takes them.
     """
     width = output.width
 
@@ -40,17 +40,14 @@ def print_answer(
         """The lines of sentences on a terminal; in a pipe, a line is a sentence."""
         lines = [*sentences]
         if width is not None:
-            width_of_text = min(width, MOST_COLUMNS)
-            lines = [line for text in lines for line in textwrap.wrap(text, width_of_text, subsequent_indent="  ")]
+            text_width = min(width, MOST_COLUMNS)
+            lines = [line for text in lines for line in textwrap.wrap(text, text_width, subsequent_indent="  ")]
         return lines if len(lines) <= most_lines else [*lines[: most_lines - 1], "  ..."]
 
     answer_lines = wrap(_list_choices(summary, tensors), MOST_ANSWER_LINES)
     caution_lines = wrap(_list_cautions(summary), MOST_ANSWER_LINES + MOST_CAUTION_LINES - len(answer_lines))
-    table = terminal.make_cells_table(summary, cell_handles)
-    title_lines = wrap([table.title], MOST_LINES)
-    title_lines = (
-        title_lines if len(title_lines) <= MOST_TITLE_LINES else wrap([text_tables.report_title(summary)], MOST_TITLE_LINES)
-    )
+    table = terminal.make_cells_table(summary)
+    title_lines = wrap([table.title], MOST_TITLE_LINES)
     line_count = len(title_lines) + len(answer_lines) + len(caution_lines) + LAST_LINES
     table = _cut_rows(msgspec.structs.replace(table, title=""), MOST_LINES - line_count, width)
     for lines, style in ((title_lines, "bold"), (answer_lines, None), (caution_lines, "yellow")):
@@ -77,43 +74,48 @@ def _cut_rows(table: Table[Any], most_lines: int, width: int | None) -> Table[An
 
 
 def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iterator[str]:
-    """A sentence for each workload: the best cells by each criterion."""
+    """The counts of the verdicts on claims; then a sentence for each workload: the best cells by each criterion."""
     choices = report_start.best_choices(summary, tensors)
+    if summary.verdicts:
+        yield f"{verdict_text.verdict_counts(summary)}."
     yield from report_start.compare_commands(summary)
+    common_batch = dict(summary.table.common_values).get(columns.key_heading("global_batch_size"))
     for choice in choices:
-        subject = f"{choice.workload}, {choice.where}" if len(choices) > 1 else choice.where
-        texts = [
-            f"{heading.lower()}: {text}{f', because of {text.reason}' if text.reason else ''}" for heading, text in choice.best
-        ]
+        where = choice.where.removesuffix(f", batch {common_batch}")
+        subject = f"{choice.workload}, {where}" if len(choices) > 1 else where
+        texts = [_shorten_choice(heading, text) for heading, text in choice.best if text.names or text.value]
         yield f"{subject}: {'; '.join(texts)}."
 
 
+def _shorten_choice(heading: str, text: ChoiceText) -> str:
+    """The best cells by one criterion in few words, such as `fastest: ddp 4,992 tokens/s`; the report has all words."""
+    subject = heading.lower().split(" per ")[0]
+    if text.remark.startswith("tensors"):  # on a CPU, where the table has the memory of whole processes
+        subject += " (tensors)"
+    is_undecided = text.names and text.remark == "cannot be distinguished"
+    reason_clause = f", because of {text.reason}" if text.reason else ""
+    words = [", ".join(link.text for link in text.names), "(undecided)" if is_undecided else text.value]
+    return f"{subject}: {' '.join(filter(None, words))}{reason_clause}"
+
+
 def _list_cautions(summary: Summary) -> Iterator[str]:
-    """Sentences that limit the answer: runs that failed, damaged records, the verdicts on claims, remarks."""
+    """Sentences that limit the answer: runs that failed, remarks, damaged records, outliers."""
     expected_states = {row.id: row.cell.get("expect") or () for row in summary.rows}
-    failures = [
-        failure
-        for failure in summary.failures
-        if not failure.superseded and failure.state not in expected_states.get(failure.cell, ())
-    ]
+    unexpected = (entry for entry in summary.failures if entry.state not in expected_states.get(entry.cell, ()))
+    failures = [entry for entry in unexpected if not entry.superseded]
     if failures:
-        states = Counter(failure.state for failure in failures)
-        first = failures[0]
-        reason = first.why if len(first.why) <= MOST_COLUMNS else f"{first.why[: MOST_COLUMNS - 1]}…"
+        states, first = Counter(failure.state for failure in failures), failures[0]
         counts_text = ", ".join(f"{count} {state}" for state, count in states.items())
+        reason = first.why if len(first.why) <= MOST_COLUMNS else f"{first.why[: MOST_COLUMNS - 1]}…"
         yield f"did not complete: {counts_text}; the first: {first.run}: {reason or first.state}"
     marks = [remark for remark in summary.remarks if REHEARSAL_NOTE in remark or remark.startswith(SYNTHETIC.split("{")[0])]
     yield from marks
     if summary.damage:
-        rest_clause = f" (and {len(summary.damage) - 1} more)" if len(summary.damage) > 1 else ""
-        yield f"damaged records: {summary.damage[0].run}: {summary.damage[0].says}{rest_clause}"
-    yield from terminal.list_outliers(summary)[:1]
-    if len(summary.outliers) > 1:
-        yield f"{len(summary.outliers) - 1} more outlier(s)"
+        yield f"damaged records of {len(summary.damage)} run(s); the first: {summary.damage[0].run}: {summary.damage[0].says}"
     largest = max((entry for entry in summary.losses if entry.relative), key=lambda entry: entry.relative or 0, default=None)
     if largest is not None and (largest.relative or 0) > LARGEST_EQUAL_LOSS:
         yield terminal.losses_sentence(largest, summary.labels_by_cell)
-    if summary.verdicts:
-        yield verdict_text.verdict_counts(summary)
+    if summary.outliers:
+        yield f"{len(summary.outliers)} outlier(s), not removed: repeats far from the others of their cells"
     yield from [remark for remark in summary.remarks if remark not in marks]
-    yield from choice_text.choice_cautions(summary)
+    yield from [caution for caution in choice_text.choice_cautions(summary) if caution != choice_text.CAUTION]

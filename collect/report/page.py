@@ -34,7 +34,7 @@ from collect.findings import columns, trace_answers, trace_changes, trace_detail
 from collect.findings.answer_section import AnswerSection
 from collect.findings.columns import CellTables
 from collect.findings.row import CellRow
-from collect.metric import all_metrics
+from collect.metric import Metric, all_metrics
 from collect.reading.load import Loaded
 from collect.report import (
     choice_text,
@@ -214,8 +214,8 @@ def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path)
         hosts=provenance.host_descriptions(loaded),
         record_tables=provenance.make_record_tables(summary),
         citations=_list_citations(summary),
-        metrics=all_metrics(),
-        defined={metric.name for metric in all_metrics()},
+        metrics=(shown_metrics := _select_shown_metrics(summary)),
+        defined={metric.name for metric in shown_metrics},
         compressed=_compress_scripts(figures),
     )
 
@@ -267,6 +267,12 @@ def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tupl
         for name, section in TRACE_ANSWERS.items()
         if (rows := getattr(summary, name))
     ]
+
+
+def _select_shown_metrics(summary: Summary) -> list[Metric]:
+    """The metrics that a cell of the summary has, or for which the study prints a number."""
+    shown_names = {name for row in summary.rows for name in row.metrics} | {entry.metric for entry in summary.reported}
+    return [metric for metric in all_metrics() if metric.name in shown_names]
 
 
 def _list_citations(summary: Summary) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from collect.summary import Summary
 from collect.verdicts import reasons
 from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Table
+from shardlab.workspace import handles
 
 OF_RUNS = ("throughput_per_s", "step_time_ms", "final_loss")  # the metrics of which the table of runs has columns
 
@@ -48,6 +49,7 @@ class CellProvenance(msgspec.Struct, frozen=True):
             return Column(heading, lambda run: run.metrics.get(name), unit, is_number=True)
 
         columns: list[Column[RunRow]] = [
+            *([handles.make_column(lambda run: f"{row.handle}.{run.repeat}")] if row.handle else []),
             Column(
                 "Run", lambda run: run.run_id, is_number=False, is_code=True,
                 link=lambda run: "" if self.runs[run.run_id].files is None else f"{run.run_id}/",

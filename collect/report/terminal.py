@@ -16,25 +16,23 @@ from collect.report import choice_text, fault_text, report_start, score_text, te
 from collect.summary import Summary
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
-from shardlab.terminal.table import Column, Table
+from shardlab.terminal.table import Table
 from shardlab.workspace import handles
 
 
-def print_summary(
-    output: Output, summary: Summary, tensors: Mapping[str, TensorMemory], cell_handles: Mapping[str, str]
-) -> None:
+def print_summary(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:
     """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more.
 
-    tensors: as for `report_start.best_choices`. cell_handles: as for `make_cells_table`."""
+    tensors: as for `report_start.best_choices`."""
     labels = summary.labels_by_cell
-    table = make_cells_table(summary, cell_handles)
+    table = make_cells_table(summary)
     further_tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows).further
     summary = truncation.truncate_summary(summary)
     output.show_table(table)
     for other_table in further_tables:
         _show_further(output, other_table)
     _show_further(output, text_tables.make_searches_table(summary.searches))
-    output.print_line(f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}.")
+    output.print_line(f"{text_tables.describe_spread(summary)}.")
     for remark in summary.remarks:
         output.print_line(remark, style="yellow")
     print_choices(output, summary, tensors)
@@ -50,30 +48,19 @@ def print_summary(
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
         output.print_line(f"{failure.state}: {text}", columns.STATE_STYLES.get(failure.state))
-    for sentence in list_outliers(summary):
-        output.print_line(sentence, style="yellow")
+    for outlier in summary.outliers:
+        values = f"{notation.format_number(outlier.value)}, the median is {notation.format_number(outlier.median)}"
+        output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {values}", style="yellow")
     for damage in summary.damage:
         output.print_line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
 
 
-def list_outliers(summary: Summary) -> list[str]:
-    """A sentence for each outlier."""
-    return [
-        f"outlier, not removed: {outlier.run}: {outlier.metric} {notation.format_number(outlier.value)}, "
-        f"the median is {notation.format_number(outlier.median)}"
-        for outlier in summary.outliers
-    ]
-
-
-def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table[CellRow]:
-    """The table of the cells of a summary. Its title has the values that all cells share.
-
-    cell_handles: as `Workspace.number_cells` returns them; empty: the table has no handles."""
+def make_cells_table(summary: Summary) -> Table[CellRow]:
+    """The table of the cells of a summary. Its title has the values that all cells share."""
     tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
-    handle_column: Column[CellRow] = handles.make_column(lambda row: cell_handles.get(row.id, ""))
-    shown_columns = [*([handle_column] if cell_handles else []), *tables.main.columns]
+    shown_columns = [handles.make_column(lambda row: row.handle), *tables.main.columns]
     return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
 
 

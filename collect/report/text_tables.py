@@ -26,8 +26,13 @@ def report_title(summary: Summary) -> str:
 def general_remarks(summary: Summary) -> list[str]:
     """Sentences that apply to all numbers of a summary: values that all cells share, what ± means, and remarks."""
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in summary.table.common_values)
-    spread = f"± is half the 95 % interval of the mean over n repeats; speed-up is relative to {summary.baseline}"
-    return [*([f"all cells: {common_values}"] if common_values else []), spread, *summary.remarks]
+    return [*([f"all cells: {common_values}"] if common_values else []), describe_spread(summary), *summary.remarks]
+
+
+def describe_spread(summary: Summary) -> str:
+    """What ± means, and relative to which strategy speed-ups are, if any cell is compared with one of it."""
+    baseline_clause = f"; speed-up is relative to {summary.baseline}" if any(row.baseline for row in summary.rows) else ""
+    return f"± is half the 95 % interval of the mean over n repeats{baseline_clause}"
 
 
 def make_text_tables(summary: Summary) -> list[Table[Any]]:

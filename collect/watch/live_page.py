@@ -27,7 +27,7 @@ from shardlab.runs import recorder_ends
 from shardlab.runs.rundir import was_rehearsal
 from shardlab.runs.state import FINAL_STATES, JudgedState
 from shardlab.terminal import moments, printable
-from shardlab.workspace import inventory
+from shardlab.workspace import handles, inventory
 from shardlab.workspace.workspace import Workspace
 from templates import render_page
 
@@ -42,6 +42,8 @@ class QueueRow(msgspec.Struct, frozen=True):
     """A run as a row of the queue, as text."""
 
     run_id: str
+    handle: str
+    """The short name of the run, such as c3.2; "" if the last matrix does not have the run."""
     state: str
     step: str
     """Such as "40 of 100"."""
@@ -111,7 +113,8 @@ class LivePage:
         followed_runs = self._queue.follow_running_runs(runs)
         lease = inventory.read_lease(self._workspace)
         units = {run.run.cell.workload: run.result.unit for run in runs if run.run is not None and run.result is not None}
-        row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease), units) for run in runs}
+        cell_handles = self._workspace.number_cells()
+        row_of_run = {run.run_id: _build_row(run, run.verdict_under(lease), units, cell_handles) for run in runs}
         left_s = estimate_left_s(runs)
         overview_html = render_page(
             "watch/overview.html.j2",
@@ -148,7 +151,7 @@ class LivePage:
         }
 
 
-def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str]) -> QueueRow:
+def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str], cell_handles: Mapping[str, str]) -> QueueRow:
     """units: the unit of the throughput by workload, as the runs that ended say it."""
     step, steps = run.step, run.steps
     progress = run.series.progress if run.series is not None and verdict.state == "running" else None
@@ -161,6 +164,7 @@ def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str]) -
     reason = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
+        handle=handles.run_handle(run.run_id, cell_handles),
         state=verdict.state,
         step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
@@ -216,7 +220,7 @@ def _build_figure(title: str, lines: Mapping[str, LiveCurve], left_out: Sequence
         "step" if over_steps else "seconds since the start", rangemode="tozero" if not over_steps else "normal"
     )
     y_range = {"range": [0, 100]} if "(%)" in title else {"rangemode": "normal" if over_steps else "tozero"}
-    y_axis = axes.make_axis("", nticks=5, **y_range)
+    y_axis = axes.make_axis("", nticks=5, exponentformat="none", **y_range)
     height_px = HEIGHT_PX + (20 * -(-len(plotly_lines) // 3) if has_legend else 0)
     left_out_note = f"{len(left_out)} more lines are not drawn." if left_out else ""
     layout = axes.make_layout(x_axis, y_axis, showlegend=has_legend, height=height_px)

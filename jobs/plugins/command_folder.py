@@ -64,7 +64,21 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
             must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
             frozen_copy = find_copy(store, sent_folder.digest)
             folders[name] = CommandFolder(frozen_copy, list_copy(frozen_copy), sent_folder.digest, is_sent=True)
+        _must_have_script(name, [str(word) for word in workload.command], folders[name])
     return folders
+
+
+def _must_have_script(name: str, words: Sequence[str], folder: CommandFolder) -> None:
+    """Raises InputError if the words of a command begin with a relative path, after `python` if they do, that its runs do not
+    have. A path with a placeholder is not checked."""
+    script = words[1] if words[0] in ("python", "python3") and words[1:] and words[1].endswith(".py") else words[0]
+    if not ("/" in script or script.endswith(".py")) or "{" in script or Path(script).is_absolute():
+        return
+    path = PurePosixPath(os.path.normpath(script))
+    if not {str(path), *map(str, path.parents)} & {*folder.files}:
+        fault = "it is outside, git ignores it, or `exclude` names it" if (folder.path / path).exists() else "it does not exist"
+        allowed = "a path in `folder`, or an absolute path"
+        raise InputError(f"{name}: runs would not find {script} in a copy of {folder.path}: {fault}. Allowed: {allowed}.")
 
 
 def describe_folders(folders: Mapping[str, CommandFolder]) -> list[str]:
@@ -161,7 +175,7 @@ def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) ->
     if shutil.which("git") is None:
         paths = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if not path.is_dir())
         visible = [path for path in paths if not any(part.startswith(".") or part == "__pycache__" for part in path.parts)]
-        return [str(path) for path in visible if not any(PurePosixPath(path).match(pattern) for pattern in exclude)], []
+        return [str(path) for path in visible if not any(_matches_pattern(path, pattern) for pattern in exclude)], []
     unwanted = _make_pathspecs("exclude,glob", exclude)
     with tempfile.TemporaryDirectory(prefix="shardlab-command-") as empty_repository:
         argv = ["git", "-C", str(folder)]
@@ -190,9 +204,21 @@ def _stays_inside(link: Path, folder: Path) -> bool:
         return False
 
 
+def _anchor_pattern(pattern: str) -> str:
+    """A pattern relative to the folder. As in .gitignore, a pattern without a slash before its end is for every level."""
+    name = pattern.rstrip("/")
+    return name.lstrip("/") if "/" in name else f"**/{name}"
+
+
 def _make_pathspecs(magic: str, patterns: Sequence[str]) -> list[str]:
     """The patterns of files and folders in the form of git."""
-    return [f":({magic}){form}" for pattern in patterns for form in (pattern, f"{pattern.rstrip('/')}/**")]
+    return [f":({magic}){form}" for pattern in map(_anchor_pattern, patterns) for form in (pattern, f"{pattern}/**")]
+
+
+def _matches_pattern(path: Path, pattern: str) -> bool:
+    """Whether a pattern matches a file, or a folder that has it. path: relative to the folder of the command."""
+    anchored = f"/{_anchor_pattern(pattern)}".removeprefix("/**/")
+    return any(PurePosixPath("/", parent).match(anchored) for parent in (path, *path.parents[:-1]))
 
 
 def _split_names(listed: bytes | None) -> list[str] | None:

@@ -26,7 +26,7 @@ from shardlab.runs.record import Event, Sample, read_lines
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir, was_rehearsal
 from shardlab.runs.state import FINAL_STATES, JudgedState
-from shardlab.workspace import inventory
+from shardlab.workspace import handles, inventory
 from shardlab.workspace.workspace import Workspace
 
 STATES_WITH_RETRY = ("pending", "running", "completed")  # states beside which the table says why the run was started again
@@ -84,6 +84,8 @@ class Status(msgspec.Struct, kw_only=True):
     """For each time that the run was started again by itself: the state in which it had ended."""
     retries_allowed: dict[str, int] = {}
     """How often the run may be started again by itself, by the state in which it ends."""
+    handle: str = ""
+    """The short name of the run, such as c3.2; '' if the matrix as submitted last does not have the run."""
 
     @property
     def is_unreadable(self) -> bool:
@@ -101,13 +103,16 @@ class Status(msgspec.Struct, kw_only=True):
         return self.is_held_in_queue and slurm_waiting.HELD_AFTER_LAUNCH.search(self.scheduler["raw"]) is not None
 
 
-def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:
+def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir], matrix_name: str | None = None) -> list[Status]:
     """The status of each run, in the order of `run_dirs`. Each scheduler is asked only once for all its runs.
 
-    A run whose records cannot be read has the state `unknown`, with the reason.
+    A run whose records cannot be read has the state `unknown`, with the reason. matrix_name: as for `Workspace.number_cells`.
     """
     with gc_pause.pause_collector():
-        return _judge_statuses(workspace, run_dirs)
+        statuses, cell_handles = _judge_statuses(workspace, run_dirs), workspace.number_cells(matrix_name)
+        for status in statuses:
+            status.handle = handles.run_handle(status.id, cell_handles)
+        return statuses
 
 
 def _judge_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:

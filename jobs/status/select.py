@@ -36,7 +36,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
         run_dirs = [RunDir(workspace.runs / run_id) for run_id in workspace.match_runs(patterns, matrix, all_run_ids)]
     else:
         run_dirs = select_last_attempts(RunDir(workspace.runs / run_id) for run_id in all_run_ids)
-    last_statuses = read_statuses(workspace, run_dirs)
+    last_statuses = read_statuses(workspace, run_dirs, matrix)
     if where is None:
         return last_statuses
     parsed_condition = parse_condition(where)

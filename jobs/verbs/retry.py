@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from jobs.rendering import render
 from jobs.status.select import select_runs
 from jobs.submission import submit
@@ -9,6 +11,7 @@ from jobs.verb import JobsVerb
 from jobs.verbs import sending, shared_options
 from shardlab.errors import UnknownName
 from shardlab.runs import state
+from shardlab.runs.run import split_attempt
 from shardlab.terminal import console
 from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
@@ -58,7 +61,13 @@ class RetryVerb(JobsVerb):
             nonlocal all_tidy
             runs = select_runs(workspace, args.runs, args.matrix, args.where)
             all_tidy = sending.tidy_runs(out, workspace, runs, of_scheduler=False)
-            return submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
+            decisions = submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
+            decided_runs = {split_attempt(decision.run.run_id)[0] for decision in decisions}
+            other_states = Counter(run.state for run in runs if split_attempt(run.id)[0] not in decided_runs)
+            if other_states and (args.runs or not decisions):
+                counts_text = ", ".join(f"{count} {name}" for name, count in other_states.items())
+                out.print_line(f"not retried: {counts_text}. The states that are retried: --only {args.only}")
+            return decisions
 
         has_training = any(run.traces is None for run in retried) or not retried
         code = sending.submit_runs(invocation, render_context, decide, has_training=has_training)

@@ -38,7 +38,7 @@ class StatusVerb(JobsVerb):
         if arguments.watch:
             runs = watch.watch_status(out, workspace, look)
         else:
-            views.print_status(out, runs := look(), workspace, arguments.matrix)
+            views.print_status(out, runs := look(), workspace)
         return int(not sending.tidy_runs(out, workspace, runs))
 
 

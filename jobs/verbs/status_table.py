@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -35,19 +35,17 @@ def make_table(
     runs: Sequence[Status],
     width: int | None = None,
     height: int | None = None,
-    cell_handles: Mapping[str, str] | None = None,
 ) -> Table[Status]:
     """The runs as a table, with the runs and columns for which the terminal has room.
 
-    width, height: the size of the terminal in characters and lines; None: no limit. cell_handles: as `Workspace.number_cells`
-    returns them; None: the table has no handles.
+    width, height: the size of the terminal in characters and lines; None: no limit.
     """
     shown_runs = list(runs) if height is None else _select_runs(runs, max(height - NON_ROW_LINES, 1))
     is_running = any(run.state == "running" for run in shown_runs)
     styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_runs]
     columns = _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED)
-    if cell_handles:
-        columns.insert(0, handles.make_column(lambda run: handles.run_handle(run.id, cell_handles)))
+    if any(run.handle for run in runs):
+        columns.insert(0, handles.make_column(lambda run: run.handle))
     table = Table("", columns, shown_runs, styles=styles)
     if width is None:
         return table

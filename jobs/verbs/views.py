@@ -70,7 +70,7 @@ def print_plan(
     scaled_cells: the predictions on other numbers of GPUs, by the name of the cell; None if --scale-out is not given.
     schedule: the schedule of the cell that --schedule names; None if the option is not given.
     """
-    _print_cells(out, plan)
+    _print_cells(out, plan, workspace)
     _print_predictions(out, plan)
     if scaled_cells is not None:
         planner_table.print_scale_out(out, scaled_cells)
@@ -108,8 +108,8 @@ def print_plan(
     )
 
 
-def _print_cells(out: Output, plan: MatrixPlan) -> None:
-    """Print the table of the cells of a plan."""
+def _print_cells(out: Output, plan: MatrixPlan, workspace: Workspace) -> None:
+    """Print the table of the cells of a plan, and whether other verbs number these cells otherwise."""
     cell_names = [cell.name() for cell in plan.cells]
     differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
     cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
@@ -119,6 +119,9 @@ def _print_cells(out: Output, plan: MatrixPlan) -> None:
     matrix_name = plan.source.matrix
     title = f"{matrix_name}: {plan.matrix.file.title}" if plan.matrix.file.title else matrix_name
     out.show_table(Table(title, columns, plan.cells))
+    last_handles = workspace.number_cells()
+    if last_handles and any(last_handles.get(cell.name()) != cell_handles[cell.name()] for cell in plan.cells):
+        out.print_remark("note: until this matrix is submitted, c1, c2, ... name cells of the matrix submitted last")
 
 
 def _print_predictions(out: Output, plan: MatrixPlan) -> None:
@@ -195,12 +198,12 @@ def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
             out.print_line(reminder)
 
 
-def print_status(out: Output, runs: Sequence[Status], workspace: Workspace, matrix_name: str | None = None) -> None:
+def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
         out.print_line(f"no runs{' that match' * any(workspace.run_ids())} in {workspace.path}.")
     elif not out.json:
-        table = status_table.make_table(runs, out.width, cell_handles=workspace.number_cells(matrix_name))
+        table = status_table.make_table(runs, out.width)
         out.show_table(table)
         for line in status_table.list_reasons(table):
             out.print_line(line)

@@ -30,8 +30,9 @@ Words = Annotated[list[Word], msgspec.Meta(min_length=1, max_length=MOST_WORDS)]
 Label = Annotated[
     str,
     limit_text(
-        r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,39}\Z",
-        "up to 40 letters, digits, spaces and the signs . _ + -, beginning with a letter or digit",
+        r"^(?!c[0-9]+(\.[0-9]+)?\Z)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,39}\Z",
+        "up to 40 letters, digits, spaces and the signs . _ + -, beginning with a letter or digit; not a short name of cells "
+        "such as c1",
     ),
 ]
 RelativePath = Annotated[

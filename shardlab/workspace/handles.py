@@ -18,11 +18,12 @@ from shardlab.terminal.table import Column, Row
 MOST_CANDIDATES = 8  # the most names that a sentence about an ambiguous name lists
 _NUMBER_AT_END = re.compile(r"-[ra][0-9]+\Z")  # of a repeat or an attempt
 _HANDLE = re.compile(r"(c[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
+HEADING = "#"  # of the column with the handles
 
 
 def make_column(find_handle: Callable[[Row], str]) -> Column[Row]:
     """The column of a table with the handles. find_handle: returns the handle of a row."""
-    return Column("#", find_handle, is_number=False)
+    return Column(HEADING, find_handle, is_number=False)
 
 
 def number_cells(cell_ids: Iterable[str]) -> dict[str, str]:

@@ -148,22 +148,46 @@ def test_bytes_of_nccl_are_those_of_its_collectives_in_the_timed_steps(tmp_path)
         ("Recv", 10, 4, -1),
     ]  # fmt: skip
     log = write_log(tmp_path / "0", *calls, before=[("AllReduce", 5, 7, 0)])
-    assert nccl_bytes.count_step_bytes([log, log], 2) == 600 + 600 + 1200 + 75 + 80
+    assert nccl_bytes.count_step_bytes([log, log], 2).sent_bytes == 600 + 600 + 1200 + 75 + 80
 
 
 @pytest.mark.parametrize(
-    ("calls", "end"),
+    ("calls", "end", "unread_lines"),
     [
-        ([], TIMED_STEPS_END), ([("AllReduce", 1, 7, 0)], ""), ([("AllReduce", 1, 99, 0)], TIMED_STEPS_END),
-        ([("Magic", 1, 7, 0)], TIMED_STEPS_END),
+        ([], TIMED_STEPS_END, 0), ([("AllReduce", 1, 7, 0)], "", 0), ([("AllReduce", 1, 99, 0)], TIMED_STEPS_END, 1),
+        ([("Magic", 1, 7, 0)], TIMED_STEPS_END, 1), ([("AllReduce", 1, 7, 0), ("AllReduce", "1k", 7, 0)], TIMED_STEPS_END, 1),
     ],
-    ids=["no calls", "no end", "unknown type", "unknown call"],
+    ids=["no calls", "no end", "unknown type", "unknown call", "unknown form"],
 )  # fmt: skip
-def test_bytes_of_nccl_that_are_not_known_are_no_number(tmp_path, calls, end):
+def test_bytes_of_nccl_that_are_not_known_are_no_number(tmp_path, calls, end, unread_lines):
     good = write_log(tmp_path / "good", ("AllReduce", 1, 7, 0))
-    assert nccl_bytes.count_step_bytes([good], 1)
-    assert nccl_bytes.count_step_bytes([good, write_log(tmp_path / "bad", *calls, end=end)], 1) is None
-    assert nccl_bytes.count_step_bytes([tmp_path / "none"], 1) is None
+    assert nccl_bytes.count_step_bytes([good], 1).sent_bytes
+    bad = write_log(tmp_path / "bad", *calls, end=end)
+    assert nccl_bytes.count_step_bytes([good, bad, bad], 1) == (None, 2 * unread_lines)
+    assert nccl_bytes.count_step_bytes([tmp_path / "none"], 1) == (None, 0)
+
+
+def test_a_check_of_nccls_bytes_does_not_hold_if_lines_of_a_log_were_skipped():
+    numbers = {name: number for name, number in NUMBERS.items() if name != "nccl_bytes"}
+    skipped = make_cell(numbers, strategy="tp", unread_nccl_lines=3)
+    verdicts = [check.verdict for check in several_record.judge([make_cell(), skipped], 1) if "NCCL" in check.name]
+    assert verdicts == ["not measured"] * 3
+    assert refusals(make_record(skipped)) == ""
+    assert "3 lines of NCCL's log were not read" in refusals(make_record(make_cell(unread_nccl_lines=3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", ""), ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb+me", ""), ("GRID A100-4C", ""),
+        ("NVIDIA A40-48Q", ""), ("GRID A100D-1-10CME", ""), ("NVIDIA A100 80GB PCIe", ""),
+        ("GRID alice-4C", "no model that shardlab knows"), ("NVIDIA A100-SXM4-40GB MIG alice", "no model that shardlab knows"),
+        ("GRID A1009-4C", "no model that shardlab knows"), ("NVIDIA A100_alice", "$.gpu"),
+    ],
+)  # fmt: skip
+def test_names_of_parts_of_gpus_and_of_virtual_gpus_are_accepted(name, why):
+    assert why in refusals(make_record(gpu=name))
+    assert bool(why) == bool(refusals(make_record(gpu=name)))
 
 
 SITE = """schema: 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -96,6 +97,16 @@ def opened(started: Browser, path: Path, width: int = WIDTH, **options: Any) -> 
         yield Opened(context.new_page(), path)
     finally:
         context.close()
+
+
+def find_serious_violations(page: Page) -> list[str]:
+    """What axe-core finds on a page that is serious or critical: the name of each rule, and the elements that break it."""
+    violations = Axe().run(page).response["violations"]
+    return [
+        f"{violation['id']}: {[node['html'][:120] for node in violation['nodes'][:3]]}"
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
+    ]
 
 
 def check(report: Path) -> None:

@@ -608,6 +608,13 @@ def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp
     assert empty.schema == flat_tables.summary_frame(summary.summarize(loaded, "single")).schema
 
 
+def test_labels_name_each_value_of_a_users_own_key_alike():
+    cells = [{"strategy": "command (label)", "gpus": 1, "set.lr": lr, "precision": "bf16"} for lr in (1, 2)]
+    assert columns.cell_labels(cells) == ["command (label) ×1, set lr 1", "command (label) ×1, set lr 2"]
+    del cells[0]["set.lr"]  # the default of the script
+    assert columns.cell_labels(cells) == ["command (label) ×1", "command (label) ×1, set lr 2"]
+
+
 def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
     workspace = Workspace(tmp_path)
     validated, not_validated = support.cell(), support.cell("ddp", 2)

@@ -310,9 +310,36 @@ def test_contents_stay_visible_and_open_the_part_that_a_reader_chooses(browser, 
         widths = """() => [...document.querySelectorAll('.part[open] .plot')].map((plot) =>
           [plot.clientWidth, plot.querySelector('svg').clientWidth])"""
         assert all(abs(place - drawn) <= 1 for place, drawn in found.found(widths))
-        found.page.goto(f"{report.as_uri()}#metric-mfu_pct")
+        found.page.goto(f"{report.as_uri()}#metric-throughput_per_s")
         found.page.reload()
-        assert found.page.locator("#metric-mfu_pct").is_visible()
+        assert found.page.locator("#metric-throughput_per_s").is_visible()
+
+
+def test_a_page_that_is_printed_as_soon_as_it_has_loaded_has_all_its_figures(browser, report):
+    with contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(report.as_uri())  # until the event `load`, after which a browser prints
+        page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate(support_browser.UNDRAWN) == []
+        assert page.locator("iframe").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [support_browser.PHONE, 1440])
+@pytest.mark.parametrize("cells", [8, 16])
+def test_axe_finds_no_serious_violation_in_a_report(browser, tmp_path, cells, width, scheme):
+    workspace = Workspace(tmp_path)
+    strategies = ("ddp", "fsdp2", "fsdp2-zero2", "zero1", "zero2", "zero3", "fsdp1-full-shard")
+    compared = [support.cell(strategies[number % 7], 2 + number // 7) for number in range(cells)]
+    support.keep(workspace, compared)
+    for cell in compared:
+        support.completed(workspace, cell, 1)
+    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    with support_browser.opened(browser, workspace.report / "index.html", width, color_scheme=scheme) as found:
+        assert support_browser.find_serious_violations(found.page) == []
+        found.found("() => document.querySelectorAll('.part').forEach((part) => { part.open = true; })")
+        found.page.wait_for_function(support_browser.DRAWN)
+        assert support_browser.find_serious_violations(found.page) == []
 
 
 def test_the_first_tab_stop_skips_to_the_answer(browser, report):

@@ -59,6 +59,16 @@ def test_the_live_page_shows_queue_curves_and_telemetry_of_its_own_server(browse
         assert complaints == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [support_browser.PHONE, 1440])
+def test_axe_finds_no_serious_violation_in_the_live_page(browser, tmp_path, width, scheme):
+    workspace = support.matrix(tmp_path)
+    running(workspace, gpu=True)
+    with served(workspace) as url, shown(browser, url, width, color_scheme=scheme) as (page, _, _):
+        page.wait_for_selector(".plot svg.main-svg", timeout=LONG_MS)
+        assert support_browser.find_serious_violations(page) == []
+
+
 def test_the_live_page_can_be_read_on_a_phone(browser, tmp_path):
     workspace = support.matrix(tmp_path)
     running(workspace)

@@ -1,11 +1,13 @@
 """The folder of a command: which files runs get, and that a copy is what was submitted."""
 
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
 from jobs.plugins import command_folder, plugin_store
 from shardlab.errors import InputError
+from shardlab.matrix.command import CommandWorkload
 from shardlab.plugins import command_copies
 from shardlab.workspace.workspace import Workspace
 
@@ -29,6 +31,51 @@ def test_runs_get_the_files_that_git_would_add(folder, in_git):
     assert command_folder.read_folder(folder, ["data"]).files == [".gitignore", "train.py"]
     assert command_folder.read_folder(folder, ["data/*.bin", ".gitignore"]).files == ["train.py"]
     assert (folder / ".git").exists() == in_git
+
+
+@pytest.mark.parametrize("git", ["inside a repository", "outside of a repository", "not installed"])
+def test_a_pattern_without_a_slash_leaves_out_files_at_every_level(tmp_path, monkeypatch, git):
+    for name in ("a.bin", "sub/b.bin", "sub/deep/c.bin", "out/d.txt", "sub/out/e.txt", "train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    if git == "inside a repository":
+        subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    if git == "not installed":
+        monkeypatch.setenv("PATH", "")
+    assert command_folder.read_folder(tmp_path, ["*.bin", "out/"]).files == ["train.py"]
+    assert command_folder.read_folder(tmp_path, ["/*.bin", "sub/out", "/out"]).files == [
+        "sub/b.bin",
+        "sub/deep/c.bin",
+        "train.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["python", "missing.py"], "it does not exist"),
+        (["./missing.sh", "--x"], "it does not exist"),
+        (["python", "../train.py"], "it is outside, git ignores it, or `exclude` names it"),
+        (["python", "left.py"], "it is outside, git ignores it, or `exclude` names it"),
+        (["python", "./train.py"], None),
+        (["train.py"], None),
+        (["python", "-m", "missing.py"], None),
+        (["python", "{set.script}.py"], None),
+        (["python", "/opt/missing.py"], None),
+        (["torchrun", "missing.py"], None),
+    ],
+)
+def test_a_script_that_runs_would_not_find_is_refused_before_they_start(tmp_path, words, fault):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "left.py").touch()
+    (tmp_path.parent / "train.py").touch()
+    workload = CommandWorkload(command=words, exclude=["left.py"])
+    matrix = SimpleNamespace(path=str(tmp_path / "matrix.yaml"), commands={"mine": workload})
+    if fault is None:
+        assert command_folder.read_folders(matrix, None)["mine"].files == ["train.py"]
+    else:
+        with pytest.raises(InputError, match=f"mine: runs would not find .*: {fault}"):
+            command_folder.read_folders(matrix, None)
 
 
 @pytest.mark.parametrize("in_git", [True, False])

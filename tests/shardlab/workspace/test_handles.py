@@ -1,10 +1,15 @@
 """Short names of cells and runs: which runs they name, and what is said about names of no run or of several."""
 
+import json
+
+import msgspec
 import pytest
 import support_collect as support
 
+from collect.cli import main as collect
 from jobs.cli import main as jobs
 from shardlab.errors import InputError
+from shardlab.matrix.command import StrategyLabel
 from shardlab.workspace import handles
 from shardlab.workspace.workspace import Workspace
 
@@ -70,3 +75,38 @@ def test_verbs_accept_the_handles_that_the_status_shows(tmp_path, capsys):
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("c")] == [run]
     assert jobs(["logs", "c3", "--workspace", str(tmp_path)]) == 2
     assert "'c3' matches 3 runs: c3.1 " in capsys.readouterr().err
+
+
+def test_json_and_the_page_have_handles_and_a_retry_says_what_it_leaves(tmp_path, capsys):
+    workspace, cells = Workspace(tmp_path), [support.cell("ddp", 2), support.cell("fsdp2", 2)]
+    support.keep(workspace, cells)
+    for cell in cells:
+        support.completed(workspace, cell, 1)
+    place = ["--workspace", str(tmp_path)]
+    assert jobs(["status", *place, "--json"]) == 0
+    assert [run["handle"] for run in json.loads(capsys.readouterr().out)["runs"]] == ["c1.1", "c2.1"]
+    assert collect(["summarize", *place, "--json"]) == 0
+    assert [row["handle"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["c1", "c2"]
+    page = (workspace.report / "index.html").read_text()
+    assert 'ddp</a><span class="spread"> c1</span>' in page
+    assert "c2.1</span>" in page
+    assert "relative to single" not in page  # no cell has the strategy single
+    assert jobs(["retry", "c1", *place, "--trust"]) == 0
+    assert "not retried: 1 completed. The states that are retried: --only failed," in capsys.readouterr().out
+
+
+def test_a_plan_says_that_other_verbs_number_another_matrix(tmp_path, capsys):
+    support.keep(Workspace(tmp_path), [support.cell("ddp", 2)])
+    (tmp_path / "m.yaml").write_text(
+        "schema: 1\nname: mine\ntitle: mine\ndefaults: {workload: gpt2-tiny, gpus: 1, launcher: fork, steps: 2, "
+        "global_batch_size: 2, micro_batch_size: 2}\naxes: {strategy: [single]}\n"
+    )
+    assert jobs(["plan", "--matrix", str(tmp_path / "m.yaml"), "--workspace", str(tmp_path)]) == 0
+    assert "c1, c2, ... name cells of the matrix submitted last" in "".join(capsys.readouterr())
+
+
+def test_a_label_that_looks_like_a_handle_is_refused():
+    assert msgspec.convert({"label": "c1x"}, StrategyLabel).label == "c1x"
+    for label in ("c1", "c3.2"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"label": label}, StrategyLabel)
