@@ -4,15 +4,17 @@ terminal."""
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from shardlab.terminal import printable
-from shardlab.terminal.table import LONGEST_LINE, Row, Table
+from shardlab.terminal.table import LONGEST_LINE, Column, Row, Table
 
 COLUMN_GAP = 2  # spaces between two columns
 NARROWEST_FOLDED = 24  # characters; of a folded column in a table that otherwise does not fit
+LONGEST_COMMON = 12  # characters of a text that the line about columns that are left out has
 MOST_HEADING_LINES = 3  # of a heading that is folded
 
 
@@ -55,8 +57,15 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
         )
         shown_indexes.remove(hidden_indexes[-1])
     kept_columns = [msgspec.structs.replace(table.columns[index], heading=headings[index], unit="") for index in shown_indexes]
-    hidden_headings = [table.columns[index].heading.replace("\n", " ") for index in sorted(hidden_indexes)]
+    hidden_headings = [_name_hidden(table.columns[index], texts_of_column[index]) for index in sorted(hidden_indexes)]
     return msgspec.structs.replace(table, columns=kept_columns, hidden=[*table.hidden, *filter(None, hidden_headings)])
+
+
+def _name_hidden(column: Column[Any], texts: Sequence[str]) -> str:
+    """The heading of a column that is left out, with a short text that all rows have: `State (completed)`."""
+    is_common = len({*texts}) == 1 and 0 < len(texts[0]) <= LONGEST_COMMON
+    common_text = f" ({f'{texts[0]} {column.unit}'.rstrip()})" if column.heading and is_common else ""
+    return column.heading.replace("\n", " ") + common_text
 
 
 def _fold_heading(heading: str, column_width: int) -> str:
