@@ -220,11 +220,10 @@ class RunRecords(msgspec.Struct):
                 if telemetry == "open":
                     return
                 must_verify, needs_frames = telemetry == "verify", self.needs_frames
-                if (
-                    cached_samples := sample_cache.read_cached_samples(
-                        sample_lines, with_frames=needs_frames, must_verify=must_verify
-                    )
-                ) is not None:
+                cached_samples = sample_cache.read_cached_samples(
+                    sample_lines, with_frames=needs_frames, must_verify=must_verify
+                )
+                if cached_samples is not None:
                     last_s, begin_byte = cached_samples.header.last_wall_s, cached_samples.header.end
                     self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
                     self._add_cached_samples(cached_samples)

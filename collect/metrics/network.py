@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -224,84 +225,64 @@ _WHILE = (
     "are interpolated between samples at both ends. Blank if a counter went backwards, if the samples cover less than 80 % of "
     "this time, or if the clock of a host was set meanwhile."
 )
+_bytes_metric = partial(Metric, unit="bytes", direction="neither", reads=Reads(samples="window"))
+_fault_metric = partial(Metric, direction="lower is better", reads=Reads(samples="window"))
 METRICS = (
-    Metric(
+    _bytes_metric(
         name="network_bytes",
         column=MetricColumn("sent", 40, "All timed steps, network"),
-        unit="bytes",
-        direction="neither",
         definition=f"Bytes sent by all hosts on physical interfaces (virtual ones if a host has no physical one) {_WHILE}",
         of_run=network_bytes,
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _bytes_metric(
         name="network_received_bytes",
         column=MetricColumn("sent", 45, "All timed steps, network, received"),
-        unit="bytes",
-        direction="neither",
         definition=f"Bytes received by all hosts on the interfaces of `network_bytes` {_WHILE}",
         of_run=received_bytes,
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _bytes_metric(
         name="rdma_bytes",
         column=MetricColumn("sent", 47, "All timed steps, RDMA"),
-        unit="bytes",
-        direction="neither",
         definition="Bytes sent by RDMA, which the kernel's counters do not include, by all hosts: by the network driver's "
         "counters, or those of the RDMA device if the driver has none. Otherwise as `network_bytes`.",
         of_run=rdma_bytes,
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _fault_metric(
         name="network_faults",
         unit="packets",
-        direction="lower is better",
         definition=f"Packets with errors and dropped packets, sent and received, on the interfaces of `network_bytes` {_WHILE}",
         of_run=network_faults,
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _fault_metric(
         name="pause_frames",
         unit="frames",
-        direction="lower is better",
         definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
         f"the counters of network drivers, {_WHEN_COUNTED}",
         of_run=lambda run: _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, PAUSE_COUNTERS, "frames"),
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _fault_metric(
         name="rdma_faults",
         unit="faults",
-        direction="lower is better",
         definition=f"Receive errors, discarded or dropped packets and link failures of all RDMA ports {_WHEN_COUNTED}",
         of_run=lambda run: _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, RDMA_FAULTS, "faults"),
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _fault_metric(
         name="limited_packets",
         unit="packets",
-        direction="lower is better",
         definition="Packets that the cloud delayed or dropped because a machine exceeded its limits of bytes, packets or "
         f"connections, by the counters of the network driver (ENA), {_WHEN_COUNTED}",
         of_run=lambda run: _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, LIMIT_COUNTERS, "packets"),
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _fault_metric(
         name="rdma_retransmissions",
         unit="packets",
-        direction="lower is better",
         definition=f"Packets that all ports of RDMA devices sent again, by the counters of EFA, {_WHEN_COUNTED}",
         of_run=lambda run: _count_events(run, run.whole_samples.rdma, PORT_COLUMNS, ("retransmitted_packets",), "packets"),
-        reads=Reads(samples="window"),
     ),
-    Metric(
+    _bytes_metric(
         name="loopback_bytes",
         column=MetricColumn("sent", 50, "All timed steps, loopback"),
-        unit="bytes",
-        direction="neither",
         definition=f"Bytes sent over the loopback interfaces of all hosts {_WHILE}",
         of_run=loopback_bytes,
-        reads=Reads(samples="window"),
     ),
 )

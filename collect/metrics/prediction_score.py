@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
@@ -122,24 +123,19 @@ def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
 
 
 _PAIR_OF_CATEGORY = {STEP_TIME: _step_time_pair, MEMORY: _memory_pair, TRAFFIC: _traffic_pair, ENERGY: _energy_pair}
-
-
+_score_metric = partial(Metric, unit="x", direction="neither")
 METRICS = (
-    Metric(
+    _score_metric(
         name="step_time_over_prediction",
         column=MetricColumn("times", 190, "Step / predicted", 3),
-        unit="x",
-        direction="neither",
         definition="Median step time divided by the step time that the planner predicted before the run was submitted "
         "(docs/planner.md).",
         of_run=lambda run: divide_by_prediction(run, STEP_TIME),
         reads=Reads(prediction=("step_s.likely",), result=("step_time_ms.median", "rehearsal", "gpus"), events=True),
     ),
-    Metric(
+    _score_metric(
         name="memory_over_prediction",
         column=MetricColumn("memory", 95, "Peak / predicted", 3),
-        unit="x",
-        direction="neither",
         definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
         "before the run was submitted (docs/planner.md).",
         of_run=lambda run: divide_by_prediction(run, MEMORY),
@@ -147,11 +143,9 @@ METRICS = (
             prediction=("tensor_bytes.likely", "formula_tensor_bytes", "memory_from"), result=("peak_memory_bytes.allocated",)
         ),
     ),
-    Metric(
+    _score_metric(
         name="sent_over_prediction",
         column=MetricColumn("sent", 40, "Counted / predicted", 4),
-        unit="x",
-        direction="neither",
         definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that the planner "
         "predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send different numbers of "
         "bytes.",
@@ -159,12 +153,10 @@ METRICS = (
         reads=Reads(prediction=("sent_bytes",), result=("communication_bytes.counted",), run=("cell.pp", "world.world_size")),
         exact=True,
     ),
-    Metric(
+    _score_metric(
         name="energy_over_prediction",
         column=MetricColumn("times", 195, "Energy / predicted", 3),
         of_all_steps=True,
-        unit="x",
-        direction="neither",
         definition="Energy of the GPUs per step divided by the energy per step that the planner predicted before the run was "
         "submitted (docs/planner.md): its power of the GPUs times its time of a step.",
         of_run=lambda run: divide_by_prediction(run, ENERGY),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -103,54 +104,45 @@ def _mean_of_means(run: LoadedRun, devices: DeviceRows, column: str) -> Quantity
     return Quantity(sum(device_means) / len(device_means), "%") if device_means else None
 
 
+_share_metric = partial(Metric, unit="%", direction="neither")
 METRICS = (
-    Metric(
+    _share_metric(
         name="cpu_pct",
         column=MetricColumn("summary", 60, "CPU", 3),
         of_all_steps=True,
-        unit="%",
-        direction="neither",
         definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
         "step; mean over hosts.",
         of_run=cpu_utilization,
         reads=Reads(samples="window"),
     ),
-    Metric(
+    _share_metric(
         name="cpu_peak_pct",
         of_all_steps=True,
-        unit="%",
-        direction="neither",
         definition="Highest share of all processors of a host that was busy between two samples (`telemetry_hz`), with any "
         "process, between the first and the last timed step.",
         of_run=peak_cpu_utilization,
         reads=Reads(samples="window"),
     ),
-    Metric(
+    _share_metric(
         name="rank_cpu_pct",
         of_all_steps=True,
-        unit="%",
-        direction="neither",
         definition="Processor time of a rank, all its threads, over the time between its first and its last timed step, as the "
         "kernel counts it for each process: 100 % is one processor; mean over ranks.",
         of_run=rank_cpu_utilization,
         reads=Reads(steps="timed", events=True),
     ),
-    Metric(
+    _share_metric(
         name="gpu_pct",
         column=MetricColumn("summary", 70, "GPU", 3),
         of_all_steps=True,
-        unit="%",
-        direction="neither",
         definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
         "mean over the GPUs that the run trained on.",
         of_run=gpu_utilization,
         reads=Reads(samples="window", result=("gpus",)),
     ),
-    Metric(
+    _share_metric(
         name="gpu_memory_pct",
         column=MetricColumn("memory", 110, "GPU memory", 3),
-        unit="%",
-        direction="neither",
         definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the allocator "
         "keeps for later), from NVML; over the GPUs of the run and the samples between the first and the last timed step.",
         of_run=peak_gpu_memory,

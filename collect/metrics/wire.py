@@ -9,9 +9,8 @@ from collect.metrics.network import loopback_bytes, network_bytes, sent_bounds
 
 SENDING_INSTRUMENTS = {"checkpoints", "validation"}  # instruments whose collectives do not belong to any step
 TOLERANCE_PCT = 6.0  # up to this difference, counters and collectives agree: 3 % error of the payload, 3 % packet headers
-MOST_UNCERTAINTY = (
-    0.03  # largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
-)
+# largest uncertainty of the counted bytes, as a share of the expected bytes; beyond it there is no result
+MOST_UNCERTAINTY = 0.03
 
 
 def wire_difference(run: LoadedRun) -> Quantity | None:

@@ -110,9 +110,8 @@ PARTS = {
     "ran": Part("What ran where", sections={"runs": "Runs", "where": "Hosts and software"}),
     "terms": Part("Definitions", sections={"reading": "Definitions of the metrics", "cite": "How to cite"}),
 }  # fmt: skip
-TRACE_ANSWERS = (
-    trace_changes.SECTIONS | trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS
-)  # by the list of the summary
+# by the list of the summary
+TRACE_ANSWERS = trace_changes.SECTIONS | trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS
 MOST_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
 LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of it at once
 

@@ -15,9 +15,8 @@ from collect.traces.launches import STEP_NAME
 from collect.traces.trace import Trace
 
 _C10D_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
-AUTOGRAD_NODE = (
-    "autograd::engine::evaluate_function"  # an event that includes hooks of autograd, which may wait for a collective
-)
+# an event that includes hooks of autograd, which may wait for a collective
+AUTOGRAD_NODE = "autograd::engine::evaluate_function"
 _SCATTER = "reduce_scatter"
 _POINT_TO_POINT = ("send", "recv")
 

@@ -196,9 +196,8 @@ def _read_events(path: Path, losses: Counter[str]) -> Iterator[bytes | DecodedEv
 
 def _read_until_events(blocks: Iterator[bytes]) -> Generator[bytes, None, bytes]:
     """Yield the text before the list of events in pieces. Returns the rest of the block in which the list begins."""
-    end_of_previous = (
-        b""  # the end of the previous block: the start of the list may begin in one block and end in the next block
-    )
+    # the end of the previous block: the start of the list may begin in one block and end in the next block
+    end_of_previous = b""
     is_blank = True
     read_bytes = 0
     for block in blocks:

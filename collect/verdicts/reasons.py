@@ -92,12 +92,8 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names:
             clauses.append(
                 f"another link between GPUs: {'NVLink' if has_nvlink else 'no NVLink'} here, {study_link} in the study"
             )
-        if (
-            (study_mbps := setting.network_mbps)
-            and cell.cell.nnodes > 1
-            and nic_speeds_mbps
-            and max(nic_speeds_mbps) != study_mbps
-        ):
+        study_mbps = setting.network_mbps
+        if study_mbps and cell.cell.nnodes > 1 and nic_speeds_mbps and max(nic_speeds_mbps) != study_mbps:
             clauses.append(f"another network: {max(nic_speeds_mbps)} Mbit/s here, {study_mbps} Mbit/s in the study")
         for package, version in setting.software.items():
             other_values = sorted({_base_version(run.result.versions, package) for run in cell.completed if run.result} - {""})

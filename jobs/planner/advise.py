@@ -31,9 +31,8 @@ NAMED_SHARE = 0.02  # a part of the step is a reason if it takes, or differs by,
 # The order in a group of ties: first the strategies that divide only the data, which need no plan for dividing the model (DDP;
 # FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces; local SGD), then those that divide the model.
 ENGINE_ORDER = ("single", "ddp", "fsdp2", "zero", "fsdp1", "local_sgd", "mesh", "tensor", "pipeline")
-VOCABULARY_MULTIPLE = (
-    64  # of the vocabulary: its rows are then aligned in every precision (NVIDIA, matrix multiplication guide)
-)
+# of the vocabulary: its rows are then aligned in every precision (NVIDIA, matrix multiplication guide)
+VOCABULARY_MULTIPLE = 64
 DOES_NOT_FIT, UNKNOWN_GPU_MEMORY = "does not fit", "the memory of the GPU is not known"
 UNKNOWN_MEMORY = "the memory it needs is known only with --rehearse"
 

@@ -67,9 +67,8 @@ def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
     return None if line_gb_per_s is None else _make_link(name, line_gb_per_s, entry)
 
 
-FALLBACK_NETWORK = (
-    "ethernet-100"  # the entry whose latency and achieved share a network gets of which only the bandwidth is known
-)
+# the entry whose latency and achieved share a network gets of which only the bandwidth is known
+FALLBACK_NETWORK = "ethernet-100"
 
 
 def find_network(network_keys: Network, gpu: GpuModel | None) -> PlannedLink | None:

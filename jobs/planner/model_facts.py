@@ -138,11 +138,8 @@ def _compute_model_facts(cell: Cell) -> ModelFacts:
     if workload.file is not None:
         return _compute_described_facts(cell, workload)
     model_family = workload.task.rpartition(".")[2]
-    if (
-        compute_facts := {"gpt2": _compute_gpt2_facts, "llama": _compute_llama_facts, "vit": _compute_vit_facts}.get(
-            model_family
-        )
-    ) is not None:
+    compute_facts = {"gpt2": _compute_gpt2_facts, "llama": _compute_llama_facts, "vit": _compute_vit_facts}.get(model_family)
+    if compute_facts is not None:
         return compute_facts(cell, workload)
     if cell.workload in counted_networks():
         return _compute_convolutional_facts(cell, workload)

@@ -15,9 +15,8 @@ from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.terminal.notation import format_amount
 from trainers import menu
 
-WIDENING_PER_DOUBLING = (
-    0.05  # relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
-)
+# relative width added to each side of a range per doubling of the GPUs; assumed, for contention and stragglers
+WIDENING_PER_DOUBLING = 0.05
 
 
 class ScaledCell(msgspec.Struct, frozen=True):

@@ -21,9 +21,8 @@ from shardlab.runs.state import FINAL_STATES
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-MOST_PARALLEL_SYNCS = (
-    32  # files that are synced to the disk at the same time: to sync them one after another would take seconds
-)
+# files that are synced to the disk at the same time: to sync them one after another would take seconds
+MOST_PARALLEL_SYNCS = 32
 
 
 def find_source_copies_folder(workspace: Workspace) -> Path:

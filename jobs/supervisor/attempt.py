@@ -63,9 +63,8 @@ CANCELLED_WHY = "cancelled while it ran"
 # cancels the job. Only Slurm knows the reason. Until Slurm reports the reason, the run counts as failed.
 TOLD_TO_END_WHY = "Slurm told the run to end (SIGTERM)"
 SLURM_CHECK_INTERVAL_S = 5.0  # seconds between two checks whether the controller answers again
-LOOK_INTERVAL_S = (
-    1.0  # seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
-)
+# seconds between two checks whether another process cancelled the run or took it over (files in the run's folder)
+LOOK_INTERVAL_S = 1.0
 # A start after a requeue waits this long. In this time, an earlier start that still runs on a lost node notices the new start.
 OVERLAP_S = 3 * LOOK_INTERVAL_S
 
