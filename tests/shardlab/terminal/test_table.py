@@ -65,8 +65,9 @@ def test_the_columns_with_the_highest_priority_leave_a_narrow_terminal_first():
         5: ["name"],
     }
     assert fit_table(make_text_table("", ["a"], []), 80).headings == ["a"]
-    assert fit_table(table, 13).hidden == ["first", "second", "why"]
-    assert fit_table(table, 13).describe_hidden(13) == "hidden at 13 columns: first; second; why (wider terminal, --json)"
+    assert fit_table(table, 13).hidden == ["first (xxxxxx)", "second (xxxxxx)", "why"]  # the texts are those of all rows
+    hidden_line = "hidden at 13 columns: first (xxxxxx); second (xxxxxx); why (wider terminal, --json)"
+    assert fit_table(table, 13).describe_hidden(13) == hidden_line
     assert fit_table(table, 60).describe_hidden(60) == ""
 
 
