@@ -26,14 +26,14 @@ from shardlab.transfer.messages import NODE_REQUEST, AskedFiles, OfferedFile, Of
 from shardlab.workspace.workspace import Workspace
 
 
-def send_asked(runs: Path, asked: AskedFiles, sender: FileSender) -> None:
+def send_asked(runs: Path, request: AskedFiles, sender: FileSender) -> None:
     """Send the files that the first node wants. runs: the folder of all runs."""
     problems = []
-    for name, most_bytes in asked.most_bytes.items():
+    for name, most_bytes in request.most_bytes.items():
         try:
             status = os.lstat(runs / name)
             file_bytes = status.st_size if most_bytes is None else min(status.st_size, most_bytes)
-            sender.send_file(f"{runs}/{name}", name, file_bytes, status.st_mtime_ns, asked.held.get(name))
+            sender.send_file(f"{runs}/{name}", name, file_bytes, status.st_mtime_ns, request.held.get(name))
         except BrokenPipeError:
             raise
         except (FileNotFoundError, NotRegular):  # the first node notices that the file did not come

@@ -194,6 +194,15 @@ def test_a_stopped_transfer_ends_ssh(machines, direction):
         os.kill(int(started.read_text()), 0)
 
 
+def test_a_node_that_takes_no_content_does_not_hold_a_run_that_must_end(machines):
+    started = machines.folder / "started"
+    program = f"echo '[\"runs/sent/a\"]'; sleep 1; touch {started}; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done"
+    (machines.folder / "python").write_text(f"#!/bin/sh\n{program}\n")
+    machines.write(machines.first, "runs/sent/a")
+    machines.send(["runs/sent"], must_stop=started.exists)
+    assert started.exists()
+
+
 def test_modes_times_links_and_empty_folders_are_sent(machines):
     program = machines.write(machines.first, "runs/sent/work/program", b"#!/bin/sh\n")
     program.chmod(0o750)
