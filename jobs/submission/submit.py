@@ -212,8 +212,8 @@ def decide_retries(
             )
             blocking_status = find_blocking_status(run_dir)
             why = "was rendered" if blocking_status is None else blocking_status.why
-            now, code = blocking_status or last_status, plugins.sources
-            decisions.append(RunDecision(rendered_run, blocking_status is None, why, now, code=code))
+            status = blocking_status or last_status
+            decisions.append(RunDecision(rendered_run, blocking_status is None, why, status, code=plugins.sources))
             continue
         decisions.append(_decide_next_attempt(run_dir, old_run, last_status, context))
     return decisions
