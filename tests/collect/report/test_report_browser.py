@@ -317,10 +317,14 @@ def test_contents_stay_visible_and_open_the_part_that_a_reader_chooses(browser, 
 
 def test_a_page_that_is_printed_as_soon_as_it_has_loaded_has_all_its_figures(browser, report):
     with contextlib.closing(browser.new_context()) as context:
+        context.add_init_script(f"""addEventListener('load', () => {{
+          dispatchEvent(new Event('beforeprint'));
+          window.undrawn = ({support_browser.UNDRAWN})();
+        }})""")
         page = context.new_page()
-        page.goto(report.as_uri())  # until the event `load`, after which a browser prints
-        page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
-        assert page.evaluate(support_browser.UNDRAWN) == []
+        page.goto(report.as_uri())
+        page.wait_for_function("() => window.undrawn")
+        assert page.evaluate("() => window.undrawn") == []
         assert page.locator("iframe").count() == 0
 
 
