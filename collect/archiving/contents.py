@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from collect.fetching import manifest
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file
@@ -40,7 +40,7 @@ class ArchiveSource(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def choose_files(workspace: Workspace, loaded: Loaded, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
+def choose_files(workspace: Workspace, loaded: LoadedMatrix, most_bytes: int) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
     most_bytes: the limit of the sum of the sizes of all files, uncompressed. Raises ShardlabError if the files that every
@@ -70,7 +70,7 @@ def _matches_in_run(name: str, patterns: Sequence[str]) -> bool:
     return top_folder == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
 
 
-def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
+def _choose_run_files(loaded: LoadedMatrix) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of all runs that have ended. Returns (files that go into the archive, files that are left out).
 
     manifest.json of a run is in neither list, because the archive gets a new manifest for each run.
@@ -95,7 +95,7 @@ def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut
     return sources, left_out
 
 
-def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
+def _choose_matrix_files(loaded: LoadedMatrix, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
     """The matrix file, and the model files that it names. If it cannot be read, the reason is added to `left_out`."""
     path = Path(loaded.expansion.path)
     try:

@@ -14,7 +14,7 @@ from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchiveSource
 from collect.fetching import manifest
 from collect.reading import own_metrics
-from collect.reading.load import Loaded, load_matrix
+from collect.reading.load import LoadedMatrix, load_matrix
 from collect.summary import Summary, summarize
 from shardlab import url
 from shardlab.cluster import cluster
@@ -72,7 +72,7 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
 
 
 def write_descriptions(
-    folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None
+    folder: Path, loaded: LoadedMatrix, cluster_config: Cluster, pseudonyms: Pseudonyms | None
 ) -> list[LeftOutFile]:
     """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
 
@@ -120,7 +120,7 @@ def write_matrix_report(workspace: Workspace, matrix: str, original_workspace: W
     return summary
 
 
-def _collect_environment(loaded: Loaded) -> ArchivedEnvironment:
+def _collect_environment(loaded: LoadedMatrix) -> ArchivedEnvironment:
     runs: dict[bytes, tuple[Run, list[str]]] = {}
     hosts: dict[str, Host] = {}
     for loaded_run in loaded.runs:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import Compared, Metric
+from collect.metric import MeanPair, Metric
 from collect.metric_values import mean_per_step
 from collect.metrics.baseline_differences import subtract_baseline
 from collect.traces.breakdown import Breakdown, EventTally
@@ -88,7 +88,7 @@ def _mean_per_step(
     return mean_per_step(ranks, lambda rank: sum(map(measure_tally, select_matching(rank))), unit)
 
 
-def operator_difference(compared: Compared) -> Quantity | None:
+def operator_difference(compared: MeanPair) -> Quantity | None:
     """The time of the operators in the cell minus their time in the baseline, in ms."""
     return subtract_baseline(compared, "ms")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import WORK, Metric, Reads
+from collect.metric import WORK_KINDS, Metric, Reads
 from collect.metric_values import NS_PER_MS, mean_ms_per_step
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _build_idle_metric(name: str, get_ns: Callable[[IdleCauses], int], definitio
         direction="lower is better",
         definition=definition,
         of_run=lambda run: mean_ms_per_step(run.traces.analyses, lambda rank: None if rank.idle is None else get_ns(rank.idle)),
-        reads=Reads(trace=(*WORK, "profiler steps")),
+        reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     )
 
 
@@ -120,7 +120,7 @@ METRICS = (
         definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
         "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
         of_run=waiting_time,
-        reads=Reads(trace=(*WORK, "profiler steps")),
+        reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     ),
     Metric(
         name="waiting_pct",
@@ -128,7 +128,7 @@ METRICS = (
         direction="lower is better",
         definition="Share of the profiled time that is lost to waiting for slow ranks, as defined by waiting_ms.",
         of_run=waiting_share,
-        reads=Reads(trace=WORK),
+        reads=Reads(trace=WORK_KINDS),
     ),
     Metric(
         name="collective_skew_us",
@@ -137,6 +137,6 @@ METRICS = (
         definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
         "matched over the profiled ranks (TraceLens: skew in start time).",
         of_run=collective_skew,
-        reads=Reads(trace=WORK),
+        reads=Reads(trace=WORK_KINDS),
     ),
 )

@@ -17,7 +17,7 @@ import msgspec
 from collect import metric
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.reading.load import Loaded, load_matrix
+from collect.reading.load import LoadedMatrix, load_matrix
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import metric_names
@@ -74,7 +74,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
             for described_metric in self.metrics
         ])  # fmt: skip
 
-    def add_to_runs(self, loaded: Loaded) -> None:
+    def add_to_runs(self, loaded: LoadedMatrix) -> None:
         """Add these metrics to `collect.metric.all_metrics`, and their values to the runs of `loaded`."""
         self.add_to_menu()
         for run in loaded.runs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from collect.choices.printed_tables import RowBeside, TableBeside
+from collect.choices.printed_tables import FilledRow, FilledTable
 from collect.findings.statistics import Estimate
 from collect.report import study_tables, verdict_text
 
@@ -14,7 +14,7 @@ AMONG = {"throughput_per_s": "among the fastest", "peak_memory_bytes": "among th
 NONE = "no comparison"
 
 
-def added_headings(table: TableBeside) -> list[tuple[str, str]]:
+def added_headings(table: FilledTable) -> list[tuple[str, str]]:
     """The columns that are added to a table: (heading, name of the metric, or "" if the column is the computed choice)."""
     added_columns = [(f"{study_tables.metric_heading(name)[0]}, here", name) for name in table.measured]
     return [*added_columns, (CHOICE_HEADING, "")] if table.choice else added_columns
@@ -25,7 +25,7 @@ def measured_text(estimate: Estimate | None) -> str:
     return verdict_text.format_quantity(estimate.value, estimate.unit) if estimate else ""
 
 
-def choice_clauses(row: RowBeside) -> list[str]:
+def choice_clauses(row: FilledRow) -> list[str]:
     """What the computed choice says about a row, in one clause per criterion; NONE if no comparison has a cell of the row."""
     wins = [f"{AMONG[entry.criterion]} in {entry.won} of {entry.of} {_comparison_noun(entry.of)}" for entry in row.wins]
     best = [f"{WINS[entry.criterion]} on {_ranks_text(entry.ranks)}: {_shorten_names(entry.best)}" for entry in row.best]

@@ -28,7 +28,7 @@ def print_summary(
     tensors: as for `report_start.best_choices`. cell_handles: as for `make_cells_table`."""
     labels = summary.labels_by_cell
     table = make_cells_table(summary, cell_handles)
-    further_tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows).further
+    further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further
     summary = truncation.truncate_summary(summary)
     output.show_table(table)
     for other_table in further_tables:
@@ -69,7 +69,7 @@ def make_cells_table(summary: Summary, cell_handles: Mapping[str, str]) -> Table
     """The table of the cells of a summary. Its title has the values that all cells share.
 
     cell_handles: as `Workspace.number_cells` returns them; empty: the table has no handles."""
-    tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows)
+    tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
     handle_column: Column[CellRow] = Column(handles.HEADING, lambda row: cell_handles.get(row.id, ""), is_number=False)

@@ -17,7 +17,7 @@ TIMES = (9, 11, 13, 15, 17, 19, 21)
 
 
 def covered(run, ends=None, clocks=None):
-    (entry,) = telemetry.compute_coverage("r", run.timed, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
+    (entry,) = telemetry.compute_coverage("r", run.timed_steps, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
     return entry
 
 
