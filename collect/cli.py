@@ -122,17 +122,8 @@ class VerdictsVerb(ReadingVerb):
         summary = summarize(loaded, comparability.choose_baseline_strategy(arguments.baseline, loaded))
         terminal.print_verdicts(out, summary)
         keys = (
-            "matrix",
-            "title",
-            "rehearsal",
-            "illustrative",
-            "remarks",
-            "verdicts",
-            "reported",
-            "deviations",
-            "assumed",
-            "notes",
-        )
+            "matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes",
+        )  # fmt: skip
         out.print_document({name: getattr(summary, name) for name in keys})
         contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
         return max(int(contradicted), _print_unreadable_runs(invocation, loaded))
@@ -379,17 +370,9 @@ class ImportVerb(Verb):
 
         args = invocation.arguments
         options = import_command.ImportOptions(
-            args.format,
-            args.into,
-            args.name,
-            args.strategy,
-            args.gpus,
-            args.host,
-            args.zone,
-            args.start,
-            args.every,
+            args.format, args.into, args.name, args.strategy, args.gpus, args.host, args.zone, args.start, args.every,
             args.columns,
-        )
+        )  # fmt: skip
         return import_command.import_logs(invocation.workspace, args.files, options, invocation.out)
 
 

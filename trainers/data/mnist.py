@@ -40,13 +40,13 @@ class Mnist(ImageSet):
         """Raises InputError with the file if images do not have 28 x 28 pixels, or if there is not one label below 10 for each
         image."""
         images_file, labels_file = (_find_file(folder, name) for name in FILES[split])
-        self._planes, self._labels = read_idx(images_file, 3), read_idx(labels_file, 1)
-        if self._planes.shape[1:] != (SIDE, SIDE):
-            pixels = " x ".join(map(str, self._planes.shape[1:]))
+        self._pixels, self._labels = read_idx(images_file, 3), read_idx(labels_file, 1)
+        if self._pixels.shape[1:] != (SIDE, SIDE):
+            pixels = " x ".join(map(str, self._pixels.shape[1:]))
             raise InputError(f"{images_file}: found images of {pixels} pixels. Allowed: {SIDE} x {SIDE}.")
-        if len(self._planes) != len(self._labels):
+        if len(self._pixels) != len(self._labels):
             raise InputError(
-                f"{labels_file}: found {len(self._labels)} labels. Allowed: one for each of {len(self._planes)} images."
+                f"{labels_file}: found {len(self._labels)} labels. Allowed: one for each of {len(self._pixels)} images."
             )
         if (wrong_labels := np.flatnonzero(self._labels >= CLASSES)).size:
             first_wrong = int(wrong_labels[0])
@@ -57,16 +57,16 @@ class Mnist(ImageSet):
         )
         self.source = DataSource(
             name=f"MNIST, grey in three colours{size_note}",
-            sha256=hashlib.sha256(self._planes.tobytes() + self._labels.tobytes()).hexdigest(),
+            sha256=hashlib.sha256(self._pixels.tobytes() + self._labels.tobytes()).hexdigest(),
             synthetic=False,
             items=len(self._labels),
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        planes = self._planes[indices, None]
+        pixels = self._pixels[indices, None]
         if self._size != SIDE:
-            planes = np.pad(planes, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
-        scaled = resize_images((planes * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
+            pixels = np.pad(pixels, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
+        scaled = resize_images((pixels * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
         return np.repeat(scaled, 3, axis=1), self._labels[indices].astype(np.int64)
 
 
