@@ -98,10 +98,10 @@ def _session_end(run: TrackedRun, ended_s: float) -> Any:
     status = api.STATUS_SUCCESS if run.state == "completed" else api.STATUS_FAILURE
     run_end = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
     summary_type = import_package("tensorboard.compat.proto.summary_pb2").Summary
-    value = summary_type.Value(
+    summary_value = summary_type.Value(
         tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(run_end), tensor=metadata.NULL_TENSOR
     )
-    return summary_type(value=[value])
+    return summary_type(value=[summary_value])
 
 
 EXPORT = Export(

@@ -46,7 +46,7 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
     )
 
 
-def _whole_waits(run: LoadedRun) -> RankWaits:
+def _read_complete_waits(run: LoadedRun) -> RankWaits:
     """How long ranks waited; without any rank if only a part of the ranks was profiled, because the others may be slower."""
     waits = run.traces.answers.waits
     return waits._replace(ranks=[], skew_ns=[]) if waits.is_partial else waits
@@ -58,7 +58,7 @@ def waiting_time(run: LoadedRun) -> Quantity | None:
     None if the traces contain no call of a collective that was matched over several ranks.
     """
     steps = sum(analysis.steps for analysis in run.traces.analyses)
-    lost_ns = [rank_wait.lost_ns for rank_wait in _whole_waits(run).ranks]
+    lost_ns = [rank_wait.lost_ns for rank_wait in _read_complete_waits(run).ranks]
     return Quantity(sum(lost_ns) / steps / NS_PER_MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
 
 
@@ -67,7 +67,7 @@ def waiting_share(run: LoadedRun) -> Quantity | None:
 
     None if the traces contain no call of a collective that was matched over several ranks.
     """
-    lost_pct = _whole_waits(run).lost_pct
+    lost_pct = _read_complete_waits(run).lost_pct
     return None if lost_pct is None else Quantity(lost_pct, "%", run.traces.analyses[0].kind)
 
 
@@ -76,7 +76,7 @@ def collective_skew(run: LoadedRun) -> Quantity | None:
 
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
     """
-    skews_ns = _whole_waits(run).skew_ns
+    skews_ns = _read_complete_waits(run).skew_ns
     return Quantity(statistics.fmean(skews_ns) / _NS_PER_US, "us", run.traces.analyses[0].kind) if skews_ns else None
 
 

@@ -69,7 +69,7 @@ def profiled(cell):
         overlap_ns=1, kernels=[], collectives=[EventTally("all_reduce", 3, 7_002_000)],
     )  # fmt: skip
     traces = SimpleNamespace(answers=RunAnswers(ranks), analyses=ranks, exact=[exact])
-    return SimpleNamespace(id=cell, completed=[SimpleNamespace(traces=traces)])
+    return SimpleNamespace(id=cell, completed_runs=[SimpleNamespace(traces=traces)])
 
 
 def coverage(host, samples, share_pct, gap_s, incomplete):
