@@ -121,6 +121,6 @@ def _find_group_size_by_name(args: Iterable[Any]) -> int:
     return int(_resolve_process_group(group_name).size())  # type: ignore[arg-type]
 
 
-def count_bytes(tensors: Iterable[torch.Tensor], itemsize: int | None = None) -> int:
+def bytes_of(tensors: Iterable[torch.Tensor], itemsize: int | None = None) -> int:
     """Bytes of tensors. itemsize: bytes to count for each element; None: the size in the tensor's dtype."""
     return sum(tensor.numel() * (itemsize or tensor.element_size()) for tensor in tensors)

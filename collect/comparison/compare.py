@@ -223,12 +223,13 @@ def _compare_pair(label: str, a: _CellResults, b: _CellResults) -> ComparedCell:
 
 def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
     """The reason why a cell in A and its match in B are not compared; '' if they are compared."""
-    proofs = [side.row.same_work for side in (a, b)]
-    if any(proof and proof.verdict == "different" for proof in proofs) or (
-        proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
+    proof_results = [side.row.same_work for side in (a, b)]
+    if any(proof and proof.verdict == "different" for proof in proof_results) or (
+        proof_results[0] and proof_results[1] and proof_results[0].verdict != proof_results[1].verdict
     ):
         proof_texts = [
-            f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)
+            f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof"
+            for name, proof in zip("AB", proof_results)
         ]
         return f"the same-work proofs found: {'; '.join(proof_texts)}"
     data = [{str(run.result.data.get("sha256")) for run in side.cell.completed_runs if run.result} for side in (a, b)]

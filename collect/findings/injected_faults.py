@@ -221,8 +221,10 @@ def _metric_value(row: CellRow | None, metric: str) -> float | None:
     return None if estimate is None else estimate.value
 
 
-def _compute_mean_rate(windows: Iterable[TrainedUnits | None]) -> float | None:
-    return _mean_of_known(window.units / window.seconds for window in windows if window is not None and window.seconds > 0)
+def _compute_mean_rate(all_units: Iterable[TrainedUnits | None]) -> float | None:
+    return _mean_of_known(
+        trained.units / trained.seconds for trained in all_units if trained is not None and trained.seconds > 0
+    )
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:

@@ -18,8 +18,8 @@ from shardlab.files import files
 def write_perfetto_file(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], host_suffix: str = "") -> int:
     """Write the file, compressed if its name ends in .gz. Returns the number of events in the file.
 
-    profiled: the events of traces (`timeline.trace_spans`). host_suffix: follows the name of each host. Times in the file are
-    in microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch.
+    profiled: the events of traces (`timeline.list_trace_spans`). host_suffix: follows the name of each host. Times in the file
+    are in microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch.
     Raises WorkspaceError if the file cannot be written.
     """
     zero_s = _first_time_s(timeline)

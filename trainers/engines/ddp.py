@@ -19,7 +19,7 @@ from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
-from trainers.communication import count_bytes
+from trainers.communication import bytes_of
 from trainers.dtypes import weight_dtype
 from trainers.instruments.timing import make_clock
 from trainers.replicated import ReplicatedEngine
@@ -64,10 +64,10 @@ class DdpEngine(ReplicatedEngine):
     def make_model_part(self) -> ModelPart:
         """The sizes on which the theory depends."""
         elements = sum(p.numel() for p in self.model.parameters())
-        return ModelPart(elements=elements, buffer_bytes=count_bytes(self.model.buffers()))
+        return ModelPart(elements=elements, buffer_bytes=bytes_of(self.model.buffers()))
 
     def textbook_bytes(self) -> float:
-        return 2.0 * count_bytes(self.model.parameters())
+        return 2.0 * bytes_of(self.model.parameters())
 
     def effective(self) -> dict[str, Any]:
         log_data = cast("DistributedDataParallel", self.model)._get_ddp_logging_data()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shardlab.matrix.cell import Cell
 from trainers import model_options
-from trainers.communication import count_bytes
+from trainers.communication import bytes_of
 from trainers.dtypes import weight_dtype
 from trainers.replicated import ReplicatedEngine
 from trainers.theory.term import ModelPart, Term
@@ -66,7 +66,7 @@ class LocalSgdEngine(ReplicatedEngine):
         return list_averaging_terms(self.cell, ModelPart(elements=sum(p.numel() for p in self.model.parameters())))
 
     def textbook_bytes(self) -> float:
-        return 2.0 * count_bytes(self.model.parameters()) / get_averaging_period(self.cell)
+        return 2.0 * bytes_of(self.model.parameters()) / get_averaging_period(self.cell)
 
     def state(self) -> State:
         """As `Saved.state`; between two averages, each rank has parameters of its own, and always an optimizer state."""

@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from trainers.communication import count_bytes
+from trainers.communication import bytes_of
 from trainers.dtypes import dtype_name, weight_dtype
 from trainers.engine import Server
 from trainers.model import optimization
@@ -80,7 +80,7 @@ class ParameterServer(Server):
             listener_thread.join()
 
     def theory(self) -> list[Term]:
-        return [make_pull_term(self._cell, float(count_bytes([self._parameters])))]
+        return [make_pull_term(self._cell, float(bytes_of([self._parameters])))]
 
     def _serve_worker(self, worker: int) -> None:
         """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""

@@ -28,7 +28,7 @@ for word; do test "$word" != -G || exec /usr/bin/ssh "$@"; done
 case "$*" in *"rsync --server"*) ;; *) exec REAL "$@";; esac
 cut=$(flock CUTS sh -c 'head -n 1 CUTS; sed -i 1d CUTS')
 test -n "$cut" || exec REAL "$@"
-REAL "$@" | { dd bs=4K count="$cut" iflag=count_bytes status=none; kill -9 $$; }
+REAL "$@" | { dd bs=4K count="$cut" iflag=bytes_of status=none; kill -9 $$; }
 """
 # A stand-in for `rsync` that writes the name of each requested file to the file ASKED.
 RSYNC = """\

@@ -113,7 +113,7 @@ def test_a_machine_without_rsync_is_not_a_broken_connection(machine, tmp_path):
 
 
 def test_a_link_that_is_cut_ends_the_transfer_and_the_next_one_continues(machine):
-    cut = SSH.replace('"$last"', '"$last" | { dd bs=4K count=600000 iflag=count_bytes status=none; kill -9 $$; }')
+    cut = SSH.replace('"$last"', '"$last" | { dd bs=4K count=600000 iflag=bytes_of status=none; kill -9 $$; }')
     end = machine("bash", cut)()
     assert end.is_connection_lost
     assert not all((machine.target / name).exists() for name in NAMES)

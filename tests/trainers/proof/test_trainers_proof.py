@@ -80,7 +80,7 @@ AVERAGED = "parameters are averaged every 8 steps"
 # Replaces the all-reduce of DDP: after every 8th step, ranks average their parameters instead.
 AVERAGING = """
 import torch.distributed as dist
-from trainers.communication import Term, count_bytes
+from trainers.communication import Term, bytes_of
 from trainers.engines.ddp import DdpEngine
 EVERY, BY_DESIGN = 8, SAYS
 real, update = menu.find_strategy, DdpEngine.update
@@ -93,7 +93,7 @@ def averaging(self):
         dist.all_reduce(parameter.data)
         parameter.data /= self.data_ranks
 DdpEngine.update = averaging
-psi = lambda self: count_bytes(self.model.parameters())
+psi = lambda self: bytes_of(self.model.parameters())
 DdpEngine.theory = lambda self: [Term("parameters, a share of each step", "all_reduce", psi(self), self.data_ranks, 1 / EVERY)]
 menu.find_strategy = lambda name: msgspec.structs.replace(
     real(name), communication_period=lambda cell: EVERY, other_work=lambda cell: BY_DESIGN) if name == "ddp" else real(name)
