@@ -19,7 +19,7 @@ from collect.choices.family import choose_strategies
 from collect.choices.standing import CRITERIA, rank_cells
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import estimate_mean
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.verdicts.selection import Measurements
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.record import SameWork
@@ -27,7 +27,7 @@ from shardlab.workspace.workspace import Expansion
 
 STRATEGIES = ("single", "ddp", "fsdp1-full-shard", "fsdp2", "zero1", "zero2", "zero3", "tp", "pp-1f1b", "ps-sync")
 PROVEN = SameWork(verdict="proven", why="")
-NOTHING = Loaded(Expansion(schema=1, name="m", title="", path="", cells=[], excluded=[]), [])
+NOTHING = LoadedMatrix(Expansion(schema=1, name="m", title="", path="", cells=[], excluded=[]), [])
 
 
 def cell(strategy: str, gpus: int, batch: int) -> Cell:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import statistics
 
-from collect.findings.statistics import pooled_noise, standard_error
+from collect.findings.statistics import compute_standard_error, pool_noise
 from collect.verdicts import draws
 from shardlab.matrix.expression import Expression
 
@@ -24,7 +24,7 @@ TEST = Expression("a() < b()").tree
 def by_student(pair: list[list[float]], name: str) -> bool:
     values = {}
     for call, repeats in zip(("a()", "b()"), pair, strict=True):
-        known = standard_error(repeats, pooled_noise([repeats]))
+        known = compute_standard_error(repeats, pool_noise([repeats]))
         assert known is not None
         values[call] = draws.draw_mean(statistics.fmean(repeats), *known, f"{call} {name}")
     return not 0.025 < draws.share_of_draws(TEST, values) < 0.975

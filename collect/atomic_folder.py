@@ -49,8 +49,8 @@ def replace_folder(folder: Path, own_names: frozenset[str], content: str = "a re
         finally:
             shutil.rmtree(new_folder, ignore_errors=True)
     except OSError as error:
-        filename = str(error.filename or folder).replace(str(new_folder), str(folder))
-        raise WorkspaceError.from_os_error(OSError(error.errno, error.strerror, filename), "write") from error
+        file_name = str(error.filename or folder).replace(str(new_folder), str(folder))
+        raise WorkspaceError.from_os_error(OSError(error.errno, error.strerror, file_name), "write") from error
     except WorkspaceError as error:
         raise WorkspaceError(str(error).replace(str(new_folder), str(folder))) from error
 

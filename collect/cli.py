@@ -21,7 +21,7 @@ from shardlab.workspace.archive import ARCHIVE_SUFFIX
 from shardlab.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collect.reading.load import Loaded
+    from collect.reading.load import LoadedMatrix
 
 LAST_PORT = 65535
 
@@ -83,15 +83,15 @@ class SummarizeVerb(ReadingVerb):
             loaded = load_matrix(workspace, arguments.matrix, "verify" if arguments.verify else "read")
             user_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
             user_metrics.add_to_runs(loaded)
-            summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
+            summary = summarize(loaded, comparability.choose_baseline_strategy(arguments.baseline, loaded))
             summary.remarks.extend(user_metrics.remarks())
             folder = Path(arguments.out).absolute() if arguments.out else workspace.report
             write_report.write_report(folder, workspace, loaded, summary, images)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
-                measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.watts_per_gpu(loaded))
-        tensors = memory_parts.list_tensor_memory(loaded.cells)
+                measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.compute_watts_per_gpu(loaded))
+        tensor_memory = memory_parts.list_tensor_memory(loaded.cells)
         print_results = terminal.print_summary if out.verbose else answer.print_answer
-        print_results(out, summary, tensors)
+        print_results(out, summary, tensor_memory)
         out.print_line(f"report: {folder / write_report.PAGE}")
         out.print_document(summary)
         return max(int(bool(user_metrics.faults)), _print_unreadable_runs(invocation, loaded))
@@ -116,20 +116,11 @@ class VerdictsVerb(ReadingVerb):
 
         arguments, out = invocation.arguments, invocation.out
         loaded = load_matrix(invocation.workspace, arguments.matrix)
-        summary = summarize(loaded, comparability.baseline_strategy(arguments.baseline, loaded))
+        summary = summarize(loaded, comparability.choose_baseline_strategy(arguments.baseline, loaded))
         terminal.print_verdicts(out, summary)
         keys = (
-            "matrix",
-            "title",
-            "rehearsal",
-            "illustrative",
-            "remarks",
-            "verdicts",
-            "reported",
-            "deviations",
-            "assumed",
-            "notes",
-        )
+            "matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes",
+        )  # fmt: skip
         out.print_document({name: getattr(summary, name) for name in keys})
         contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
         return max(int(contradicted), _print_unreadable_runs(invocation, loaded))
@@ -182,7 +173,7 @@ class TraceVerb(ReadingVerb):
         if "/" in args.run and snapshot.is_snapshot_file(Path(args.run)):
             return snapshot_report.show_snapshot(Path(args.run), invocation.out)
         if "/" in args.run and Path(args.run).is_file():
-            log_formats.must_be_no_log(Path(args.run))
+            log_formats.refuse_log(Path(args.run))
         return command.show_traces(invocation.workspace, args.run, args.against, invocation.out, like_hta=args.like_hta)
 
 
@@ -275,7 +266,7 @@ class ExportVerb(ReadingVerb):
         format_ = export.find_export_format(arguments.to)
         loaded = load_matrix(workspace, arguments.matrix)
         folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
-        paths = export.write(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
+        paths = export.write_export(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
         for path in paths:
             out.print_line(str(path))
         out.print_document({"format": format_.name, "files": [str(path) for path in paths]})
@@ -483,7 +474,7 @@ def _fetch_reminder(workspace: Workspace) -> str | None:
     return lease.copy_reminder(datetime.now(UTC)) if lease is not None else None
 
 
-def _print_unreadable_runs(invocation: Invocation, loaded: Loaded) -> int:
+def _print_unreadable_runs(invocation: Invocation, loaded: LoadedMatrix) -> int:
     """Print the runs of a matrix whose records cannot be read. Returns the exit code: 1 if any run is printed, else 0."""
     return unreadable_runs.print_unreadable_runs(invocation.out, [(run.folder, run.unreadable) for run in loaded.runs])
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from collect import atomic_folder
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 from shardlab import registry
@@ -40,9 +40,9 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     """One line that describes the format."""
-    holds: frozenset[str]
+    written_names: frozenset[str]
     """Names of all files and folders that this format writes."""
-    write: Callable[[Loaded, Summary, Path, Path], None]
+    write: Callable[[LoadedMatrix, Summary, Path, Path], None]
     """The function that writes the export into a new, empty folder. Its third argument is this folder. Its fourth argument is
     the path to which the folder is moved afterwards; formats that write paths into files need it."""
     package: str | None = None
@@ -100,12 +100,12 @@ def set_environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def write(format_: Export, loaded: Loaded, summary: Summary, folder: Path) -> list[Path]:
+def write_export(export_format: Export, loaded: LoadedMatrix, summary: Summary, folder: Path) -> list[Path]:
     """Write an export into `folder`, in place of an earlier export there. Returns the paths of its files and folders.
 
     Raises InputError if `folder` contains anything that this format does not write, and WorkspaceError if the
     export cannot be written.
     """
-    with atomic_folder.replace_folder(folder, format_.holds, f"a {format_.name} export") as new_folder:
-        format_.write(loaded, summary, new_folder, folder)
-    return sorted(folder / name for name in format_.holds if (folder / name).exists())
+    with atomic_folder.replace_folder(folder, export_format.written_names, f"a {export_format.name} export") as new_folder:
+        export_format.write(loaded, summary, new_folder, folder)
+    return sorted(folder / name for name in export_format.written_names if (folder / name).exists())

@@ -14,7 +14,7 @@ import msgspec
 from collect.findings.columns import row_labels
 from collect.findings.row import CellRow
 from collect.loading.loaded_run import LoadedRun
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.strategy_style import COLOURS, Look, strategy_look, variant_looks
 from collect.summary import Summary
 from shardlab.matrix.cell import AnyCell
@@ -67,15 +67,15 @@ class CellMark(msgspec.Struct, frozen=True):
     @property
     def first_run(self) -> LoadedRun | None:
         """The first completed repeat; None if no repeat completed."""
-        return next(iter(self.cell.completed), None)
+        return next(iter(self.cell.completed_runs), None)
 
     @property
     def unresumed_run(self) -> LoadedRun | None:
         """The first completed repeat that did not resume from a checkpoint; None if there is no such repeat."""
-        return next((run for run in self.cell.completed if not run.resumed), None)
+        return next((run for run in self.cell.completed_runs if not run.resumed), None)
 
 
-class Group(msgspec.Struct, frozen=True):
+class WorkloadGroup(msgspec.Struct, frozen=True):
     """The cells of one workload. A figure shows the cells of one group.
 
     Each workload has its own figures, because units, losses and step times of different models cannot be compared.
@@ -118,32 +118,32 @@ def played_note(labels: Sequence[str]) -> str:
     return f" Played: the GPUs of {', '.join(labels)} are a stub of NVML, so no GPU had these values." if labels else ""
 
 
-def groups(loaded: Loaded, summary: Summary) -> list[Group]:
+def group_by_workload(loaded: LoadedMatrix, summary: Summary) -> list[WorkloadGroup]:
     """Group the cells of the matrix by workload.
 
     A strategy has the same colour and shape in all groups. Inside a group, the cells of one strategy differ in fill and dash.
     """
-    strategies: dict[str, int] = {}
+    number_of_strategy: dict[str, int] = {}
     for row in summary.rows:
-        strategies.setdefault(row.cell["strategy"], len(strategies))
-    by_workload: dict[str, list[tuple[CellRow, LoadedCell]]] = {}
+        number_of_strategy.setdefault(row.cell["strategy"], len(number_of_strategy))
+    entries_by_workload: dict[str, list[tuple[CellRow, LoadedCell]]] = {}
     for row, cell in zip(summary.rows, loaded.cells, strict=True):
-        by_workload.setdefault(cell.cell.workload, []).append((row, cell))
+        entries_by_workload.setdefault(cell.cell.workload, []).append((row, cell))
     workload_groups = []
-    for workload, workload_entries in by_workload.items():
+    for workload, workload_entries in entries_by_workload.items():
         # cells with values first, in the order of the matrix
-        by_values = sorted(range(len(workload_entries)), key=lambda index: not workload_entries[index][1].completed)
+        by_values = sorted(range(len(workload_entries)), key=lambda index: not workload_entries[index][1].completed_runs)
         entries = [workload_entries[index] for index in sorted(by_values[:MOST_CELLS])]
-        names = [escape(name) for name in row_labels([row for row, _ in entries])]
-        strategy_numbers = [strategies[cell.cell.strategy] for _, cell in entries]
+        labels = [escape(label) for label in row_labels([row for row, _ in entries])]
+        strategy_numbers = [number_of_strategy[cell.cell.strategy] for _, cell in entries]
         marks = [
-            CellMark(name, strategy_number, strategy_look(strategy_number), row, cell)
-            for name, strategy_number, (row, cell) in zip(names, strategy_numbers, entries, strict=True)
+            CellMark(label, strategy_number, strategy_look(strategy_number), row, cell)
+            for label, strategy_number, (row, cell) in zip(labels, strategy_numbers, entries, strict=True)
         ]
         ordered = [mark for mark, _ in order_by_visibility(marks)]  # visible cells first: they get the simplest looks
         looks = dict(zip((mark.label for mark in ordered), variant_looks([mark.strategy for mark in ordered]), strict=True))
         marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
-        workload_groups.append(Group(workload, summary.baseline, marks, len(workload_entries) - len(entries)))
+        workload_groups.append(WorkloadGroup(workload, summary.baseline, marks, len(workload_entries) - len(entries)))
     return workload_groups
 
 
@@ -157,9 +157,10 @@ def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool 
     """
     if len(marks) <= MOST_SHOWN:
         return [(mark, True) for mark in marks]
-    by_ranks = _group_marks(marks, lambda cell: cell.gpus)
-    common = [ranks for ranks, rank_marks in by_ranks.items() if 2 * _count_strategies(rank_marks) >= _count_strategies(marks)]
-    visible = by_ranks[max(common or by_ranks)]
+    marks_by_ranks = _group_marks(marks, lambda cell: cell.gpus)
+    most = _count_strategies(marks)
+    common_ranks = [ranks for ranks, rank_marks in marks_by_ranks.items() if 2 * _count_strategies(rank_marks) >= most]
+    visible = marks_by_ranks[max(common_ranks or marks_by_ranks)]
     if len(visible) > MOST_SHOWN:
         visible = max(_group_marks(visible, lambda cell: cell.global_batch_size or 0).values(), key=_count_strategies)[
             :MOST_SHOWN
@@ -168,28 +169,28 @@ def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool 
     return [(mark, True) for mark in visible] + [(mark, "legendonly") for mark in marks if mark.label not in visible_labels]
 
 
-def image_layout(figure: Figure, title: str, wide: bool) -> dict[str, Any]:
+def image_layout(figure: Figure, title: str, is_wide: bool) -> dict[str, Any]:
     """The additional layout of a figure that is written as an image file: title, background, and size in pixels.
 
     If the figure has a legend, the title is set as the title of the legend, because plotly reserves space only for the legend.
     """
     legend_traces = [trace for trace in figure.data if trace.get("showlegend", True) and trace.get("visible") != "legendonly"]
-    heading = {"text": escape(title), "font": {"size": 16, "color": INK}}
-    height = figure.height_px + TITLE_PX
-    image_settings: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[wide], "height": height}
+    title_style = {"text": escape(title), "font": {"size": 16, "color": INK}}
+    height_px = figure.height_px + TITLE_PX
+    image_settings: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[is_wide], "height": height_px}
     image_settings |= {"margin": {"l": figure.layout["margin"]["l"] + 8, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
     if figure.layout["showlegend"]:
-        legend_lines = -(-len(legend_traces) * LEGEND_PX // PICTURE_PX[wide])
-        legend = figure.layout["legend"] | {"title": heading | {"side": "top"}, "maxheight": 1}
-        return image_settings | {"legend": legend, "height": height + LINE_PX * legend_lines}
+        legend_lines = -(-len(legend_traces) * LEGEND_PX // PICTURE_PX[is_wide])
+        legend = figure.layout["legend"] | {"title": title_style | {"side": "top"}, "maxheight": 1}
+        return image_settings | {"legend": legend, "height": height_px + LINE_PX * legend_lines}
     title_position = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
-    return image_settings | {"title": heading | title_position | {"pad": {"t": 12, "l": 16}}}
+    return image_settings | {"title": title_style | title_position | {"pad": {"t": 12, "l": 16}}}
 
 
-def _group_marks(marks: Sequence[CellMark], key: Callable[[AnyCell], int]) -> dict[int, list[CellMark]]:
+def _group_marks(marks: Sequence[CellMark], get_key: Callable[[AnyCell], int]) -> dict[int, list[CellMark]]:
     marks_by_key: dict[int, list[CellMark]] = {}
     for mark in marks:
-        marks_by_key.setdefault(key(mark.cell.cell), []).append(mark)
+        marks_by_key.setdefault(get_key(mark.cell.cell), []).append(mark)
     return marks_by_key
 
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import all_metrics
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import printable
@@ -24,26 +24,26 @@ CELL_KEYS = (
 )  # fmt: skip
 
 
-def make_frames(loaded: Loaded, summarized: Summary) -> dict[str, pl.DataFrame]:
+def make_frames(loaded: LoadedMatrix, summary: Summary) -> dict[str, pl.DataFrame]:
     """All flat tables: {name of a table: the table}. The names are `summary`, `steps` and `samples`."""
-    return {"summary": summary_frame(summarized), "steps": steps_frame(loaded), "samples": samples_frame(loaded)}
+    return {"summary": make_summary_frame(summary), "steps": make_steps_frame(loaded), "samples": make_samples_frame(loaded)}
 
 
-def write_csv(frame: pl.DataFrame, path: Path) -> None:
+def write_csv(table: pl.DataFrame, path: Path) -> None:
     """Write a table as a new CSV file. Raises WorkspaceError if the file cannot be written.
 
     A spreadsheet takes a text that begins with = + - or @ for a formula and computes it. So an apostrophe is written before
     each text that begins with one of these characters. No name that shardlab itself makes begins with one of them. Columns of
     numbers are not changed.
     """
-    formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
-    guarded = pl.when(formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
-    _write_file(clean_texts(frame).with_columns(guarded.name.keep()).write_csv, path)
+    is_formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
+    guarded_text = pl.when(is_formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
+    _write_file(clean_texts(table).with_columns(guarded_text.name.keep()).write_csv, path)
 
 
-def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+def write_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write a table as a new Parquet file. Raises WorkspaceError if the file cannot be written."""
-    _write_file(clean_texts(frame).write_parquet, path)
+    _write_file(clean_texts(table).write_parquet, path)
 
 
 def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
@@ -56,18 +56,18 @@ def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
     files.write_new(path, buffer.getbuffer())
 
 
-def clean_texts(frame: pl.DataFrame) -> pl.DataFrame:
+def clean_texts(table: pl.DataFrame) -> pl.DataFrame:
     """The table with every text converted by `printable.clean_to_one_line`. Equal texts of a column are converted only once."""
-    for name, kind in frame.schema.items():
-        if kind == pl.String:
-            texts = frame[name].unique().drop_nulls().to_list()
+    for name, column_type in table.schema.items():
+        if column_type == pl.String:
+            texts = table[name].unique().drop_nulls().to_list()
             replacements = {text: clean_text for text in texts if (clean_text := printable.clean_to_one_line(text)) != text}
             if replacements:
-                frame = frame.with_columns(pl.col(name).replace(replacements))
-    return frame
+                table = table.with_columns(pl.col(name).replace(replacements))
+    return table
 
 
-def summary_frame(summarized: Summary) -> pl.DataFrame:
+def make_summary_frame(summary: Summary) -> pl.DataFrame:
     """A table with one row per cell. Every metric has five columns: its value, both ends of its 95 % interval, unit and kind.
 
     If no cell has a value of a metric, the columns of the metric are there but empty, so that every summary has the same
@@ -80,29 +80,29 @@ def summary_frame(summarized: Summary) -> pl.DataFrame:
         schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
     schema["rehearsal"] = pl.Boolean
     rows = []
-    for row in summarized.rows:
-        fields: dict[str, Any] = {"matrix": summarized.matrix, "cell": row.id, "state": row.state, "n": row.n}
-        fields |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat.get("fault")}
+    for row in summary.rows:
+        fields: dict[str, Any] = {"matrix": summary.matrix, "cell": row.id, "state": row.state, "n": row.n}
+        fields |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat_cell.get("fault")}
         for name, estimate in row.metrics.items():
             fields |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
             fields |= {f"{name}_unit": estimate.unit, f"{name}_kind": estimate.kind}
-        rows.append(fields | {"rehearsal": summarized.rehearsal})
+        rows.append(fields | {"rehearsal": summary.rehearsal})
     # Most of the hundreds of columns have no value. For speed, such a column is not looked up row by row.
     keys = {key for row in rows for key in row}
     return pl.DataFrame({key: [row.get(key) for row in rows] if key in keys else [None] * len(rows) for key in schema}, schema)
 
 
-def runs_frame(summarized: Summary) -> pl.DataFrame:
+def make_runs_frame(summary: Summary) -> pl.DataFrame:
     """A table with one row per repeat of each cell, which is the latest attempt of the repeat. Every metric of a run has a
     column, in the unit that the summary frame names."""
     text, count = pl.String, pl.Int64
     schema: dict[str, Any] = {"matrix": text, "cell": text, "run": text, "repeat": count, "attempt": count, "state": text}
     schema |= {"why": text} | _make_key_schema() | {metric.name: pl.Float64 for metric in all_metrics() if metric.of_run}
     rows = [
-        {"matrix": summarized.matrix, "cell": row.id, "run": run.run_id, "repeat": run.repeat, "attempt": run.attempt}
-        | {"state": run.state, "why": run.why, "fault": row.flat.get("fault"), **run.metrics}
+        {"matrix": summary.matrix, "cell": row.id, "run": run.run_id, "repeat": run.repeat, "attempt": run.attempt}
+        | {"state": run.state, "why": run.why, "fault": row.flat_cell.get("fault"), **run.metrics}
         | {key: row.cell[key] for key in CELL_KEYS}
-        for row in summarized.rows
+        for row in summary.rows
         for run in row.runs
     ]
     return pl.DataFrame([[row.get(key) for key in schema] for row in rows], schema, orient="row")
@@ -110,12 +110,12 @@ def runs_frame(summarized: Summary) -> pl.DataFrame:
 
 def _make_key_schema() -> dict[str, Any]:
     """The columns of the keys of a cell, with their types."""
-    numbers = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
-    types = {key: pl.Int64 if key in numbers or key.endswith(("_size", "_steps")) else pl.String for key in CELL_KEYS}
-    return {**types, "fault": pl.String}  # of a fault on purpose, in words
+    number_keys = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
+    type_of_key = {key: pl.Int64 if key in number_keys or key.endswith(("_size", "_steps")) else pl.String for key in CELL_KEYS}
+    return {**type_of_key, "fault": pl.String}  # of a fault on purpose, in words
 
 
-def steps_frame(loaded: Loaded) -> pl.DataFrame:
+def make_steps_frame(loaded: LoadedMatrix) -> pl.DataFrame:
     """A table with one row per step record of all runs, including earlier attempts. The first columns are the cell, the run
     id and whether the run is a rehearsal.
 
@@ -124,18 +124,19 @@ def steps_frame(loaded: Loaded) -> pl.DataFrame:
     return _concatenate_runs(loaded, lambda run: run.steps)
 
 
-def samples_frame(loaded: Loaded) -> pl.DataFrame:
+def make_samples_frame(loaded: LoadedMatrix) -> pl.DataFrame:
     """A table with one row per host sample of all runs, including earlier attempts. The first columns are as in
     `steps`."""
     return _concatenate_runs(loaded, lambda run: run.samples.hosts)
 
 
-def _concatenate_runs(loaded: Loaded, get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
-    schema = {"cell": pl.String, "run": pl.String, "rehearsal": pl.Boolean}
-    runs = {(cell.id, run.run_id, run.is_rehearsal): run for cell in loaded.cells for run in (*cell.runs, *cell.earlier)}
-    if not runs:
-        return pl.DataFrame(schema=schema)
-    frames = [get_frame(run) for run in runs.values()]
-    ids = pl.DataFrame(list(runs), schema=schema, orient="row")
+def _concatenate_runs(loaded: LoadedMatrix, get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
+    id_schema = {"cell": pl.String, "run": pl.String, "rehearsal": pl.Boolean}
+    cell_runs = [(cell.id, run) for cell in loaded.cells for run in (*cell.runs, *cell.earlier_attempts)]
+    run_of_ids = {(cell_id, run.run_id, run.is_rehearsal): run for cell_id, run in cell_runs}
+    if not run_of_ids:
+        return pl.DataFrame(schema=id_schema)
+    frames = [get_frame(run) for run in run_of_ids.values()]
+    id_rows = pl.DataFrame(list(run_of_ids), schema=id_schema, orient="row")
     run_indexes = np.repeat(np.arange(len(frames)), [rows.height for rows in frames])
-    return pl.concat([ids[run_indexes], pl.concat(frames, rechunk=True)], how="horizontal")
+    return pl.concat([id_rows[run_indexes], pl.concat(frames, rechunk=True)], how="horizontal")

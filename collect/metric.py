@@ -18,7 +18,7 @@ Direction = Literal["higher is better", "lower is better", "neither"]
 Argument = float | str
 
 
-class Compared(NamedTuple):
+class MeanPair(NamedTuple):
     """The input of a metric that compares a cell with its baseline, such as the speed-up."""
 
     cell: AnyCell
@@ -59,7 +59,7 @@ class MetricColumn(msgspec.Struct, frozen=True):
 EventKind = Literal[
     "compute", "collectives", "memory operations", "launched work", "allocations", "matrix products", "profiler steps"
 ]
-WORK: tuple[EventKind, ...] = ("compute", "collectives", "memory operations")  # idle time is the time between this work
+WORK_KINDS: tuple[EventKind, ...] = ("compute", "collectives", "memory operations")  # idle time is the time between this work
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,7 +108,7 @@ class Metric(MetricFacts, frozen=True, kw_only=True):
 
     of_run: Callable[[LoadedRun], Quantity | None] | None = None
     of_run_at: Callable[[LoadedRun, Any], Quantity | None] | None = None
-    of_cells: Callable[[Compared], Quantity | None] | None = None
+    of_cells: Callable[[MeanPair], Quantity | None] | None = None
     compares: str = ""
     """For `of_cells`: name of the metric of a run whose values are compared."""
     argument: str = ""

@@ -17,17 +17,17 @@ NS_PER_MS = 1e6
 RankT = TypeVar("RankT", "Breakdown", "RankAnalysis")
 
 
-def result_metric(key: str, *, unit: str, factor: float = 1, **facts: Any) -> Metric:
+def result_metric(key: str, *, unit: str, factor: float = 1, **metric_fields: Any) -> Metric:
     """A metric whose value is that of a key of result.json. Without the key, the value is not known.
 
-    factor: the value of the key is multiplied by this number. facts: the other fields of the metric.
+    factor: the value of the key is multiplied by this number. metric_fields: the other fields of the metric.
     """
 
     def of_run(run: LoadedRun) -> Quantity | None:
         value = read_result_value(run, key)
         return None if value is None else Quantity(factor * value, unit)
 
-    return Metric(unit=unit, of_run=of_run, reads=Reads(result=(key,)), **facts)
+    return Metric(unit=unit, of_run=of_run, reads=Reads(result=(key,)), **metric_fields)
 
 
 def read_result_value(run: LoadedRun, key: str) -> Any:
@@ -39,18 +39,18 @@ def read_result_value(run: LoadedRun, key: str) -> Any:
 
 
 def mean_over_ranks(
-    ranks: Iterable[RankT], measure: Callable[[RankT], float | None], unit: str, parts: float = 1
+    ranks: Iterable[RankT], measure: Callable[[RankT], float | None], unit: str, unit_size: float = 1
 ) -> Quantity | None:
     """The mean of a number over the profiled ranks that have it; None if no rank has it.
 
-    measure: a function that returns the number of one rank, or None. parts: how many units of `measure` make one `unit`.
+    measure: a function that returns the number of one rank, or None. unit_size: how many units of `measure` make one `unit`.
     """
     numbers = [(number, rank.kind) for rank in ranks if (number := measure(rank)) is not None]
-    return Quantity(fmean(number for number, _ in numbers) / parts, unit, numbers[0][1]) if numbers else None
+    return Quantity(fmean(number for number, _ in numbers) / unit_size, unit, numbers[0][1]) if numbers else None
 
 
 def mean_per_step(
-    ranks: Iterable[RankT], measure: Callable[[RankT], float | None], unit: str, parts: float = 1
+    ranks: Iterable[RankT], measure: Callable[[RankT], float | None], unit: str, unit_size: float = 1
 ) -> Quantity | None:
     """As `mean_over_ranks`, for each profiled step. measure: returns the number of one rank, all its steps together.
 
@@ -60,7 +60,7 @@ def mean_per_step(
     def measure_step(rank: RankT) -> float | None:
         return None if not rank.steps or (number := measure(rank)) is None else number / rank.steps
 
-    return mean_over_ranks(ranks, measure_step, unit, parts)
+    return mean_over_ranks(ranks, measure_step, unit, unit_size)
 
 
 def mean_ms_per_step(ranks: Iterable[RankT], ns: Callable[[RankT], float | None]) -> Quantity | None:

@@ -14,7 +14,7 @@ from collect.comparison import command
 from collect.comparison.compare import Comparison
 from collect.figures import memory_parts
 from collect.reading import own_metrics
-from collect.reading.load import Loaded, load_matrix
+from collect.reading.load import LoadedMatrix, load_matrix
 from collect.reading.own_metrics import OwnMetrics
 from collect.report import page, palette, terminal
 from collect.summary import Summary, summarize
@@ -49,12 +49,12 @@ class MatrixResults:
     def cells(self) -> pl.DataFrame:
         """A data frame (polars) with one row per cell: its keys and states, and each metric with its interval, unit and kind. A
         metric without a value is null."""
-        return flat_tables.clean_texts(flat_tables.summary_frame(self._summarize()))
+        return flat_tables.clean_texts(flat_tables.make_summary_frame(self._summarize()))
 
     def runs(self) -> pl.DataFrame:
         """A data frame (polars) with one row per repeat, which is its latest attempt: cell, keys, state, and the value of each
         metric in the unit that `cells` names. A metric without a value is null."""
-        return flat_tables.clean_texts(flat_tables.runs_frame(self._summarize()))
+        return flat_tables.clean_texts(flat_tables.make_runs_frame(self._summarize()))
 
     def compare(self, a: str | Path, b: str | Path, matrix: str | None = None) -> ComparedResults:
         """Compare two sets of results, as `collect compare A B`. Raises shardlab.errors.InputError.
@@ -83,7 +83,7 @@ class MatrixResults:
         return output.html
 
     @cached_property
-    def _loaded(self) -> Loaded:
+    def _loaded(self) -> LoadedMatrix:
         return load_matrix(self._workspace, self._matrix)
 
     @cached_property

@@ -11,7 +11,7 @@ import msgspec
 
 from collect.choices import printed_tables, winner_reasons
 from collect.choices.family import ChoiceFamily, choose_strategies
-from collect.choices.printed_tables import TableBeside
+from collect.choices.printed_tables import FilledTable
 from collect.findings import (
     bytes_disputed,
     columns,
@@ -28,14 +28,14 @@ from collect.findings import (
     weight_checksums,
 )
 from collect.findings.columns import CellTables
-from collect.findings.comparability import find_baseline, gpu_trouble, group_families, sync_remark
+from collect.findings.comparability import describe_gpu_trouble, find_baseline, group_families, sync_remark
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.prediction_scores import PredictionScore
 from collect.findings.row import CellRow, RunRow
 from collect.findings.searches import SearchResult
-from collect.findings.statistics import Estimate, estimate_mean, outlier_indexes
+from collect.findings.statistics import Estimate, estimate_mean, find_outlier_indexes
 from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWaiting
 from collect.findings.trace_changes import CellAdvice, CellWork
 from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
@@ -44,8 +44,8 @@ from collect.findings.traffic import RunTraffic, measure_traffic
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER_STATE
 from collect.loading.telemetry import Coverage
-from collect.metric import Compared, Metric, all_metrics, compute_quantities
-from collect.reading.load import Loaded, LoadedCell
+from collect.metric import MeanPair, Metric, all_metrics, compute_quantities
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.verdicts.claims import Verdict, is_illustrative, judge_claims
 from collect.verdicts.reported import ReportedResult, compare_reported_numbers
 from collect.verdicts.selection import Measurements
@@ -59,11 +59,11 @@ from shardlab.workspace import handles
 
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
-INSTRUMENTS_DIFFER = (
+INSTRUMENTS_DIFFER_NOTE = (
     "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
     "observed: {}"
 )
-DEVIATING = "changed matrix: {} changes by --adapt, to fit the cluster, or by --set; the report lists each as a deviation"
+DEVIATIONS_NOTE = "changed matrix: {} changes by --adapt, to fit the cluster, or by --set; the report lists each as a deviation"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
 IMPORTED_NOTE = (
@@ -126,7 +126,7 @@ class Summary(msgspec.Struct, dict=True):
     """One per cell."""
     reported: list[ReportedResult]
     """The numbers that the study prints, beside the measured numbers."""
-    tables: list[TableBeside]
+    tables: list[FilledTable]
     """Tables of the study that are mostly text, beside what was measured."""
     verdicts: list[Verdict]
     """One per claim of the study."""
@@ -198,7 +198,7 @@ class Summary(msgspec.Struct, dict=True):
     @cached_property
     def table(self) -> CellTables:
         """The rows of the summary as tables."""
-        return columns.make_table(self.rows)
+        return columns.make_cell_tables(self.rows)
 
     @cached_property
     def labels_by_cell(self) -> dict[str, str]:
@@ -206,7 +206,7 @@ class Summary(msgspec.Struct, dict=True):
         return columns.labels_by_cell(self.rows)
 
 
-def summarize(loaded: Loaded, baseline: str) -> Summary:
+def summarize(loaded: LoadedMatrix, baseline: str) -> Summary:
     """Compute the summary of a matrix: every metric of every cell over the repeats of the cell, and the results that use them.
 
     Only the latest attempt of each repeat counts, and only if it completed. baseline: the strategy relative to which speed-ups
@@ -223,7 +223,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         created_s=round(time.time(), 3),
         baseline=baseline,
         rehearsal=any(run.is_rehearsal for run in loaded.runs if run.run),
-        synthetic=bool(_synthetic_workloads(loaded)),
+        synthetic=bool(_list_synthetic_workloads(loaded)),
         remarks=_build_remarks(loaded, rows),
         rows=rows,
         reported=compare_reported_numbers(loaded, measurements),
@@ -241,25 +241,25 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
         traffic=[traffic for cell in loaded.cells for run in cell.runs if (traffic := measure_traffic(run)) is not None],
         losses=equal_losses.compare_losses(loaded, baseline),
-        instruments=instrument_cost.instrument_costs(loaded),
-        slowed=injected_faults.straggler_effects(loaded, rows),
-        lost=injected_faults.lost_worker_effects(loaded, rows),
+        instruments=instrument_cost.compute_instrument_costs(loaded),
+        slowed=injected_faults.compute_straggler_effects(loaded, rows),
+        lost=injected_faults.compute_lost_worker_effects(loaded, rows),
         predictions=prediction_scores.score_predictions(loaded),
         rounding=trace_tables.list_roundings(loaded),
         collectives=trace_tables.list_collectives(loaded),
         operators=trace_tables.compare_operators(loaded, rows),
         advice=trace_changes.list_advice(loaded),
         work=trace_changes.list_work(loaded),
-        groups=trace_answers.group_traffic(loaded),
-        waiting=trace_answers.rank_waiting(loaded),
-        steps=trace_answers.step_differences(loaded, rows),
-        idle=trace_details.idle_times(rows),
-        phases=trace_details.phase_times(loaded),
-        layers=trace_details.layer_times(loaded),
-        device_memory=trace_details.device_memories(loaded),
-        matrix_products=trace_details.matrix_products(loaded),
-        attention=trace_details.attention_uses(loaded),
-        searches=searches.search_results(loaded.searches),
+        groups=trace_answers.list_group_traffic(loaded),
+        waiting=trace_answers.list_rank_waiting(loaded),
+        steps=trace_answers.list_step_differences(loaded, rows),
+        idle=trace_details.list_idle_times(rows),
+        phases=trace_details.list_phase_times(loaded),
+        layers=trace_details.list_layer_times(loaded),
+        device_memory=trace_details.list_device_memories(loaded),
+        matrix_products=trace_details.list_matrix_products(loaded),
+        attention=trace_details.list_attention_uses(loaded),
+        searches=searches.list_search_results(loaded.searches),
         damage=[
             DamagedRun(run.run_id, run.damage.truncated, run.damage.corrupt, run.damage.describe())
             for run in loaded.runs
@@ -268,7 +268,7 @@ def summarize(loaded: Loaded, baseline: str) -> Summary:
     )
 
 
-def _build_remarks(loaded: Loaded, rows: list[CellRow]) -> list[str]:
+def _build_remarks(loaded: LoadedMatrix, rows: list[CellRow]) -> list[str]:
     """The remarks that every output prints, because a reader must know them to judge the numbers."""
     deviation_count = len(loaded.expansion.deviations)
     return [
@@ -277,17 +277,17 @@ def _build_remarks(loaded: Loaded, rows: list[CellRow]) -> list[str]:
         *_describe_doubtful_numbers(loaded, rows),
         *dict.fromkeys(filter(None, map(sync_remark, group_families(loaded.cells)))),
         *_describe_instruments(loaded),
-        *injected_faults.fault_remarks(rows),
-        *([DEVIATING.format(deviation_count)] if deviation_count else []),
+        *injected_faults.describe_cells_with_faults(rows),
+        *([DEVIATIONS_NOTE.format(deviation_count)] if deviation_count else []),
     ]
 
 
-def _synthetic_workloads(loaded: Loaded) -> list[str]:
+def _list_synthetic_workloads(loaded: LoadedMatrix) -> list[str]:
     """For each run that trained on synthetic data, the workload of the run."""
     return [cell.cell.workload for cell in loaded.cells for run in cell.runs if run.result and run.result.data.get("synthetic")]
 
 
-def _describe_artificial_runs(loaded: Loaded) -> list[str]:
+def _describe_artificial_runs(loaded: LoadedMatrix) -> list[str]:
     """Remarks on rehearsals, on imported runs and on synthetic data."""
     remarks = []
     rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
@@ -297,7 +297,7 @@ def _describe_artificial_runs(loaded: Loaded) -> list[str]:
     imported_runs = [f"{run.run_id} ({run.verdict.why})" for run in loaded.runs if run.verdict.state == IMPORTED]
     if imported_runs:
         remarks.append(f"{IMPORTED_NOTE}: {_join_ids(imported_runs)}")
-    if synthetic_workloads := _synthetic_workloads(loaded):
+    if synthetic_workloads := _list_synthetic_workloads(loaded):
         remarks.append(SYNTHETIC.format(", ".join(dict.fromkeys(synthetic_workloads))))
     return remarks
 
@@ -317,7 +317,7 @@ def _describe_different_work(rows: list[CellRow]) -> list[str]:
     ]
 
 
-def _describe_doubtful_numbers(loaded: Loaded, rows: list[CellRow]) -> list[str]:
+def _describe_doubtful_numbers(loaded: LoadedMatrix, rows: list[CellRow]) -> list[str]:
     """Remarks on numbers that another program, an interruption, missing telemetry or a wrong measurement may have changed."""
     runs = [run for cell in loaded.cells for run in cell.runs]
     places_of_remark = {
@@ -338,25 +338,25 @@ def _describe_doubtful_numbers(loaded: Loaded, rows: list[CellRow]) -> list[str]
             f"{entry.run} on {entry.host} ({entry.trouble})" for run in loaded.runs for entry in run.coverage if entry.trouble
         ],
         **trace_lacks.list_lacks(loaded),
-        "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.find_disputes(rows),
+        "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.describe_disputes(rows),
     }
     return [f"{remark}: {_join_ids(places)}" for remark, places in places_of_remark.items() if places]
 
 
-def _describe_instruments(loaded: Loaded) -> list[str]:
+def _describe_instruments(loaded: LoadedMatrix) -> list[str]:
     """Remarks on GPU values that were made up, on instruments that differ between cells, and on traces without kernels."""
     remarks = []
     if played_runs := [run.run_id for run in loaded.runs if run.plays_gpus]:
         remarks.append(PLAYED.format(_join_ids(played_runs)))
-    if instrument_differences := instrument_cost.instrument_differences(group_families(loaded.cells)):
-        remarks.append(INSTRUMENTS_DIFFER.format(_join_ids(instrument_differences)))
-    exact_runs, profiled_count = trace_tables.runs_without_kernels(loaded)
+    if instrument_differences := instrument_cost.describe_instrument_differences(group_families(loaded.cells)):
+        remarks.append(INSTRUMENTS_DIFFER_NOTE.format(_join_ids(instrument_differences)))
+    exact_runs, profiled_count = trace_tables.list_runs_without_kernels(loaded)
     if exact_runs:
         remarks.append(NO_KERNELS.format("any profiled run" if len(exact_runs) == profiled_count else _join_ids(exact_runs)))
     return remarks
 
 
-def _incomplete_telemetry(loaded: Loaded) -> list[Coverage]:
+def _incomplete_telemetry(loaded: LoadedMatrix) -> list[Coverage]:
     """The coverage of telemetry that is incomplete, for runs that completed. Other runs are not used to compute means."""
     completed = {run.run_id for run in loaded.runs if run.completed}
     return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
@@ -384,14 +384,14 @@ def _build_row(cell: LoadedCell, compared_work: SameWork | None) -> CellRow:
         for name, quantity in run_quantities.items():
             measured_quantities.setdefault(name, []).append(quantity)
         values = {name: quantity.value for name, quantity in run_quantities.items()}
-        trouble = gpu_trouble(run) if run.completed else ""
-        runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, trouble))
+        gpu_trouble_text = describe_gpu_trouble(run) if run.completed else ""
+        runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, gpu_trouble_text))
     state_order = list(STATE_MEANINGS)
     states = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
     return CellRow(
         id=cell.id,
         cell=_describe_cell(cell.cell),
-        n=len(cell.completed),
+        n=len(cell.completed_runs),
         states=dict(states),
         expected=states.keys() <= {"completed", *cell.cell.expect},
         same_work=compared_work
@@ -432,11 +432,11 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
                 continue
             cell_estimate, baseline_estimate = (other.metrics[metric.compares] for other in (row, row_of[baseline_cell.id]))
             assert metric.of_cells is not None
-            quantity = metric.of_cells(Compared(cell.cell, cell_estimate.value, baseline_cell.cell, baseline_estimate.value))
+            quantity = metric.of_cells(MeanPair(cell.cell, cell_estimate.value, baseline_cell.cell, baseline_estimate.value))
             if quantity is not None:
-                value = quantity.value
+                ratio = quantity.value
                 row.baseline = baseline_cell.id
-                row.metrics[metric.name] = Estimate(value, quantity.unit, row.n, value, kind=quantity.kind)
+                row.metrics[metric.name] = Estimate(ratio, quantity.unit, row.n, ratio, kind=quantity.kind)
 
 
 def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> str:
@@ -455,22 +455,22 @@ def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> 
 
 
 def _find_outliers(row: CellRow) -> list[Outlier]:
-    row_outliers = []
+    outliers = []
     for name, metric in row.metrics.items():
         runs = [run for run in row.runs if name in run.metrics]
-        for index in outlier_indexes([run.metrics[name] for run in runs]):
+        for index in find_outlier_indexes([run.metrics[name] for run in runs]):
             run = runs[index]
-            row_outliers.append(Outlier(run.run_id, row.id, name, run.metrics[name], metric.median))
-    return row_outliers
+            outliers.append(Outlier(run.run_id, row.id, name, run.metrics[name], metric.median))
+    return outliers
 
 
 def _list_failures(cell: LoadedCell) -> list[Failure]:
     """All runs of a cell that ended without completing, or whose state is not known. Runs that are running or waiting do not
     count."""
-    not_failed = {"planned", "pending", "running", "completed", IMPORTED}
+    other_states = {"planned", "pending", "running", "completed", IMPORTED}
     return [
         Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
-        for runs, superseded in ((cell.runs, False), (cell.earlier, True))
+        for runs, superseded in ((cell.runs, False), (cell.earlier_attempts, True))
         for run in runs
-        if run.verdict.state not in not_failed and run.verdict != NO_FOLDER_STATE
+        if run.verdict.state not in other_states and run.verdict != NO_FOLDER_STATE
     ]

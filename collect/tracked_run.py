@@ -12,7 +12,7 @@ from collect.findings.row import flatten_cell
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import compute_quantities
 from collect.reading import read_many
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.sources import steps
 from collect.summary import Summary
 from shardlab.matrix import cell_names
@@ -44,7 +44,7 @@ class TrackedRun(msgspec.Struct, frozen=True):
     tags: list[str]
     config: dict[str, Any]
     """Keys of the resolved cell, flattened, and where the run comes from (matrix, repeat, commit ...)."""
-    points: list[TrackedStep]
+    timed_steps: list[TrackedStep]
     """The timed steps."""
     metrics: dict[str, float]
     """Names and units as in the summary; empty if the run did not complete."""
@@ -56,12 +56,12 @@ class TrackedRun(msgspec.Struct, frozen=True):
     """Names of the hosts, separated by commas."""
 
 
-def experiment_name(loaded: Loaded) -> str:
+def get_experiment_name(loaded: LoadedMatrix) -> str:
     """The name of the experiment or project in a tracker: the name of the matrix."""
     return printable.clean_to_one_line(loaded.expansion.name)
 
 
-def tracked_runs(loaded: Loaded, summary: Summary) -> list[TrackedRun]:
+def list_tracked_runs(loaded: LoadedMatrix, summary: Summary) -> list[TrackedRun]:
     """All runs of the matrix that have a run folder, including earlier attempts."""
     labels = summary.labels_by_cell
     metrics = {
@@ -71,7 +71,7 @@ def tracked_runs(loaded: Loaded, summary: Summary) -> list[TrackedRun]:
     return [
         _build_tracked_run(loaded.expansion.name, cell.cell, run, labels[cell.id], metrics.get(run.run_id, {}))
         for cell in loaded.cells
-        for run in (*cell.runs, *cell.earlier)
+        for run in (*cell.runs, *cell.earlier_attempts)
         if run.run_id in runs_with_folder
     ]
 
@@ -104,22 +104,22 @@ def _build_tracked_run(matrix: str, cell: AnyCell, run: LoadedRun, label: str, m
     began_s, ended_s = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
     hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
     label, tags, config, hosts = printable.map_texts([label, tags, config, hosts], printable.clean_to_one_line)
-    return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _step_points(run), metrics, began_s, ended_s, hosts)
+    return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _list_steps(run), metrics, began_s, ended_s, hosts)
 
 
-def _step_points(run: LoadedRun) -> list[TrackedStep]:
+def _list_steps(run: LoadedRun) -> list[TrackedStep]:
     """The timed steps of a run. A step that an instrument slowed down has a loss, but no step time and no throughput."""
-    step_losses = steps.join_world_steps(run.timed).select("step", "wall_s", "loss")
-    step_times = steps.join_world_steps(steps.select_unwatched(run.timed)).select(
+    step_losses = steps.join_world_steps(run.timed_steps).select("step", "wall_s", "loss")
+    step_times = steps.join_world_steps(steps.select_unwatched(run.timed_steps)).select(
         "step", "step_ms", throughput_per_s=1000 * pl.col("units") / pl.col("step_ms")
     )
     validation = {
         record.step: {"validation_loss": record.loss, "validation_accuracy_pct": 100 * record.accuracy}
         for record in run.validation
     }
-    points = []
+    tracked_steps = []
     for row in step_losses.join(step_times, on="step", how="left").sort("step").iter_rows(named=True):
         step, wall_s = row.pop("step"), row.pop("wall_s")
         values = {name: value for name, value in row.items() if value is not None}
-        points.append(TrackedStep(step, wall_s, values | validation.get(step, {})))
-    return points
+        tracked_steps.append(TrackedStep(step, wall_s, values | validation.get(step, {})))
+    return tracked_steps

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from collect import atomic_folder, flat_tables
 from collect.exports import latex, markdown
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import page, pictures
 from collect.summary import Summary
 from shardlab.files import files
@@ -21,7 +21,7 @@ REPORT_NAMES = frozenset({PAGE, "summary.json", "tables", "figures"})
 def write_report(
     folder: Path,
     workspace: Workspace,
-    loaded: Loaded,
+    loaded: LoadedMatrix,
     summary: Summary,
     images: Sequence[str] = (),
     opened_in: Path | None = None,
@@ -49,9 +49,9 @@ def write_report(
         data_writing.result()
 
 
-def _write_data(new_folder: Path, loaded: Loaded, summary: Summary) -> None:
-    flat_tables.write_parquet(flat_tables.steps_frame(loaded), new_folder / "tables" / "steps.parquet")
+def _write_data(new_folder: Path, loaded: LoadedMatrix, summary: Summary) -> None:
+    flat_tables.write_parquet(flat_tables.make_steps_frame(loaded), new_folder / "tables" / "steps.parquet")
     files.write_document(new_folder / "summary.json", summary)
-    cells = flat_tables.summary_frame(summary)
-    flat_tables.write_csv(cells, new_folder / "tables" / "summary.csv")
-    flat_tables.write_parquet(cells, new_folder / "tables" / "summary.parquet")
+    cell_table = flat_tables.make_summary_frame(summary)
+    flat_tables.write_csv(cell_table, new_folder / "tables" / "summary.csv")
+    flat_tables.write_parquet(cell_table, new_folder / "tables" / "summary.parquet")

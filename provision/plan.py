@@ -44,7 +44,7 @@ class PlanObserver:
         """Called when an operation has ended on a node. step: the result of the operation."""
 
 
-def converge(
+def converge_site(
     site: Site,
     operations: Sequence[Operation],
     *,

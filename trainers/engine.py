@@ -144,13 +144,13 @@ class Accounted(ABC):
         `master_parameter`. The last category has the copies of parameters that the optimizer updates, if it updates copies.
         Called between passes, never during a pass."""
         parameters = list(self.model.parameters())
-        updated = [p for group in self.optimizer.param_groups for p in group["params"]]
+        updated_tensors = [p for group in self.optimizer.param_groups for p in group["params"]]
         state_values = [value for parameter_state in self.optimizer.state.values() for value in parameter_state.values()]
         return {
             "parameter": parameters,
-            "gradient": [p.grad for p in (*parameters, *updated) if p.grad is not None],
+            "gradient": [p.grad for p in (*parameters, *updated_tensors) if p.grad is not None],
             "optimizer_state": [value for value in state_values if hasattr(value, "untyped_storage")],
-            "master_parameter": updated,  # tensors that share their memory with a parameter are counted as `parameter`
+            "master_parameter": updated_tensors,  # tensors that share their memory with a parameter are counted as `parameter`
         }
 
 

@@ -56,20 +56,20 @@ class TrainTime:
     """The wall-clock time of the timed steps on this rank, without the time of instruments between steps."""
 
     def __init__(self) -> None:
-        self.before_s = 0.0  # the time of the steps before the checkpoint, if the run resumed from a checkpoint
-        self._started, self._left_out_s = 0.0, 0.0
+        self.earlier_steps_s = 0.0  # the time of the steps before the checkpoint, if the run resumed from a checkpoint
+        self._start_s, self._excluded_s = 0.0, 0.0
 
     def start(self) -> None:
         """Start to measure the time. Called when the first timed step starts."""
-        self._started, self._left_out_s = time.perf_counter(), 0.0
+        self._start_s, self._excluded_s = time.perf_counter(), 0.0
 
     def exclude(self, seconds: float) -> None:
         """Subtract the time that an instrument took between steps."""
-        self._left_out_s += seconds
+        self._excluded_s += seconds
 
     def read_seconds(self) -> float:
         """The time of all steps so far, in seconds."""
-        return self.before_s + time.perf_counter() - self._started - self._left_out_s
+        return self.earlier_steps_s + time.perf_counter() - self._start_s - self._excluded_s
 
 
 class RunInstruments:
@@ -140,13 +140,13 @@ class RunInstruments:
         (instrument.before if when == "before" else instrument.after)(step)
         self._synchronize()
         self._report_act(instrument, when, step, time.perf_counter() - start_s)
-        took_s = time.perf_counter() - start_s
-        self.cost_s[instrument.name] += took_s
-        self.train_time.exclude(took_s)
+        duration_s = time.perf_counter() - start_s
+        self.cost_s[instrument.name] += duration_s
+        self.train_time.exclude(duration_s)
 
-    def _report_act(self, instrument: Instrument, when: Literal["before", "after"], step: int, took_s: float) -> None:
+    def _report_act(self, instrument: Instrument, when: Literal["before", "after"], step: int, duration_s: float) -> None:
         if self._report is not None:
-            self._report(InstrumentAct(instrument.name, when, step, round(took_s, 6)))
+            self._report(InstrumentAct(instrument.name, when, step, round(duration_s, 6)))
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

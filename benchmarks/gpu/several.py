@@ -35,7 +35,7 @@ from several_record import NOT_COMPLETED, WHY_NOT, CellRecord, GpuProofRecord
 import shardlab
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import compute_quantities
-from collect.reading.load import Loaded, LoadedCell, load_matrix
+from collect.reading.load import LoadedCell, LoadedMatrix, load_matrix
 from shardlab.cluster import cluster as cluster_file
 from shardlab.cluster.cluster import Cluster
 from shardlab.errors import InputError, ShardlabError
@@ -158,7 +158,7 @@ def _call(package: str, *words: str) -> int:
 
 
 def make_record(
-    loaded: Loaded, cluster: Cluster, gpus_and_nodes: tuple[int, int], *, day: str, verified: bool
+    loaded: LoadedMatrix, cluster: Cluster, gpus_and_nodes: tuple[int, int], *, day: str, verified: bool
 ) -> GpuProofRecord:
     """The record of the runs of a matrix. Raises InputError if no run says on which GPU it ran."""
     gpus, nodes = gpus_and_nodes

@@ -26,7 +26,7 @@ from typing import IO, cast
 import msgspec
 
 from collect import metric
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.traces import event
 from shardlab.cluster import cluster as cluster_file
 from shardlab.cluster.cluster import Cluster
@@ -144,7 +144,7 @@ def _join_patterns(patterns: dict[bytes, bytes]) -> re.Pattern[bytes] | None:
     return re.compile(b"|".join(longest_first), re.IGNORECASE) if longest_first else None
 
 
-def make_pseudonyms(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> Pseudonyms:
+def make_pseudonyms(workspace: Workspace, loaded: LoadedMatrix, cluster: Cluster) -> Pseudonyms:
     """Make the pseudonyms for an archive. Raises InputError if a name equals a key or value of the records that must stay
     readable, or is a part of the name of the matrix."""
     names = [*_list_paths(workspace, loaded, cluster), *_list_cluster_names(cluster)]
@@ -206,7 +206,7 @@ def _list_spellings(name: str) -> set[bytes]:
     return {text.encode() for text in (name, ascii_json, unicode_json, shlex.quote(name), html.escape(name))}
 
 
-def _list_paths(workspace: Workspace, loaded: Loaded, cluster: Cluster) -> list[tuple[str, str]]:
+def _list_paths(workspace: Workspace, loaded: LoadedMatrix, cluster: Cluster) -> list[tuple[str, str]]:
     paths = {str(workspace.path), str(workspace.real_path), str(Path(loaded.expansion.path).parent), sys.prefix, _home_folder()}
     for loaded_run in loaded.runs:
         run_file = loaded_run.folder.read_run()
@@ -244,7 +244,7 @@ def _list_cluster_names(cluster: Cluster) -> list[tuple[str, str]]:
     return [(kind, name) for kind, names in kinds for name in sorted(filter(None, names))]
 
 
-def _list_run_names(loaded: Loaded) -> list[tuple[str, str]]:
+def _list_run_names(loaded: LoadedMatrix) -> list[tuple[str, str]]:
     hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.hosts()}
     sites = {_domain_of_host(name) for name in hosts} | {run.folder.read_run().slurm_cluster or "" for run in loaded.runs}
     sites |= {event.data.get("cluster") or "" for run in loaded.runs for event in run.events}

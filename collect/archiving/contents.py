@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix as matrix_file
@@ -53,7 +53,7 @@ class ArchivedCommand(msgspec.Struct, frozen=True):
 
 
 def choose_files(
-    workspace: Workspace, loaded: Loaded, most_bytes: int, *, bytes_of_commands: int = 0
+    workspace: Workspace, loaded: LoadedMatrix, most_bytes: int, *, bytes_of_commands: int = 0
 ) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of an archive. Returns (files that go into the archive, files that are left out with the reasons).
 
@@ -84,7 +84,7 @@ def _matches_in_run(name: str, patterns: Sequence[str]) -> bool:
     return top_folder == "runs" and any(fnmatchcase(rest.partition("/")[2], pattern) for pattern in patterns)
 
 
-def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
+def _choose_run_files(loaded: LoadedMatrix) -> tuple[list[ArchiveSource], list[LeftOutFile]]:
     """Choose the files of all runs that have ended. Returns (files that go into the archive, files that are left out).
 
     manifest.json of a run is in neither list, because the archive gets a new manifest for each run.
@@ -109,7 +109,7 @@ def _choose_run_files(loaded: Loaded) -> tuple[list[ArchiveSource], list[LeftOut
     return sources, left_out
 
 
-def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
+def _choose_matrix_files(loaded: LoadedMatrix, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
     """The matrix file, and the model files that it names. If it cannot be read, the reason is added to `left_out`."""
     path = Path(loaded.expansion.path)
     try:
@@ -122,7 +122,7 @@ def _choose_matrix_files(loaded: Loaded, left_out: list[LeftOutFile]) -> list[Ar
 
 
 def choose_commands(
-    workspace: Workspace, loaded: Loaded, *, anonymous: bool
+    workspace: Workspace, loaded: LoadedMatrix, *, anonymous: bool
 ) -> tuple[list[ArchivedCommand], list[LeftOutFile]]:
     """Choose the folders of commands whose files go into an archive, as they were submitted last. Returns (these folders, those
     that are left out with the reasons)."""

@@ -13,7 +13,7 @@ from collect.archiving import anonymous, contents
 from collect.archiving.anonymous import Pseudonyms
 from collect.archiving.contents import ArchivedCommand, ArchiveSource
 from collect.reading import own_metrics
-from collect.reading.load import Loaded, load_matrix
+from collect.reading.load import LoadedMatrix, load_matrix
 from collect.summary import Summary, summarize
 from shardlab import url
 from shardlab.cluster import cluster
@@ -73,7 +73,7 @@ def copy_files(folder: Path, sources: Sequence[ArchiveSource], pseudonyms: Pseud
     return left_out
 
 
-def pack_commands(folder: Path, loaded: Loaded, commands: Sequence[ArchivedCommand]) -> None:
+def pack_commands(folder: Path, loaded: LoadedMatrix, commands: Sequence[ArchivedCommand]) -> None:
     """Write the files of commands into `folder`, an archive for each command, and the list of these beside the matrix file."""
     if not commands:
         return
@@ -86,7 +86,7 @@ def pack_commands(folder: Path, loaded: Loaded, commands: Sequence[ArchivedComma
 
 
 def write_descriptions(
-    folder: Path, loaded: Loaded, cluster_config: Cluster, pseudonyms: Pseudonyms | None
+    folder: Path, loaded: LoadedMatrix, cluster_config: Cluster, pseudonyms: Pseudonyms | None
 ) -> list[LeftOutFile]:
     """Write three files into `folder`: the expansion of the matrix, the cluster without its secrets, and environment.json.
 
@@ -132,7 +132,7 @@ def write_matrix_report(workspace: Workspace, matrix: str, original_workspace: W
     return summary
 
 
-def _collect_environment(loaded: Loaded) -> ArchivedEnvironment:
+def _collect_environment(loaded: LoadedMatrix) -> ArchivedEnvironment:
     runs: dict[bytes, tuple[Run, list[str]]] = {}
     hosts: dict[str, Host] = {}
     for loaded_run in loaded.runs:

@@ -11,7 +11,7 @@ import msgspec
 
 from collect.choices.standing import Standing
 from collect.findings import comparability
-from collect.findings.columns import find_distinguishing_keys, find_telling_keys
+from collect.findings.columns import find_distinguishing_keys, find_fewest_keys
 from collect.findings.row import CellRow, flatten_cell
 from shardlab.matrix.cell import STRATEGY_OPTIONS
 
@@ -59,7 +59,7 @@ class Contest(msgspec.Struct):
     """One for each criterion (a metric) for which two or more cells have a value."""
 
     @property
-    def open(self) -> bool:
+    def has_choice(self) -> bool:
         """Whether a reader can choose between cells: whether two or more contenders have one of INFORMATIVE_OUTCOMES."""
         return sum(contender.outcome in INFORMATIVE_OUTCOMES for contender in self.contenders) > 1
 
@@ -95,7 +95,7 @@ def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:
         naming_values[members[0].cell["workload"]][key] = _collect_naming_values(members[0], options_of_workload)
     groups = []
     for workload, families in sorted(naming_values.items()):
-        naming_keys = find_telling_keys(list(families.values()), (), _USUAL_NAMING_KEYS)
+        naming_keys = find_fewest_keys(list(families.values()), (), _USUAL_NAMING_KEYS)
         for key, cell in sorted(families.items(), key=lambda family: ("fault" in family[1], family[0])):  # ordinary cells first
             values_text = ", ".join(filter(None, (_value_text(item, cell.get(item)) for item in naming_keys)))
             contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
@@ -158,7 +158,7 @@ def _name_rows(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
         rows_by_strategy[row.cell["strategy"]].append(row)
     named_rows = []
     for strategy, members in rows_by_strategy.items():
-        cells = [row.flat for row in members]
+        cells = [row.flat_cell for row in members]
         keys = [key for key in find_distinguishing_keys(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
         for row, cell in zip(members, cells):
             named_rows.append((", ".join(filter(None, [strategy, *(_key_text(key, cell) for key in keys)])), row))

@@ -68,9 +68,9 @@ class ChoiceFamily(msgspec.Struct):
     """One for each criterion by which the cells of at least one contest are ranked."""
 
     @property
-    def open(self) -> bool:
-        """Whether a reader can choose between cells in any contest of the family (`Contest.open`)."""
-        return any(contest.open for contest in self.contests)
+    def has_choice(self) -> bool:
+        """Whether a reader can choose between cells in any contest of the family (`Contest.has_choice`)."""
+        return any(contest.has_choice for contest in self.contests)
 
 
 def choose_strategies(measurements: Measurements) -> list[ChoiceFamily]:

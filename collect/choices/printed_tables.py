@@ -41,7 +41,7 @@ class BestOfRanks(msgspec.Struct, frozen=True):
     """Names of the cells that are the best, or cannot be distinguished from the best."""
 
 
-class RowBeside(msgspec.Struct):
+class FilledRow(msgspec.Struct):
     """A row of a table of the study, beside our own results."""
 
     texts: list[str]
@@ -56,7 +56,7 @@ class RowBeside(msgspec.Struct):
     """Empty unless `choice` of the table is `best`."""
 
 
-class TableBeside(msgspec.Struct):
+class FilledTable(msgspec.Struct):
     """A table of the study that is mostly text, beside our own results."""
 
     where: str
@@ -69,19 +69,19 @@ class TableBeside(msgspec.Struct):
     """Names of the metrics that are shown beside each row."""
     choice: str | None
     """Shown beside each row: `wins` (how often it is best), `best` (the best cells); null: neither."""
-    rows: list[RowBeside]
+    rows: list[FilledRow]
     """One for each row of the table in the study."""
 
 
-def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[ChoiceFamily]) -> list[TableBeside]:
+def fill_tables(tables: Sequence[PrintedTable], rows: Sequence[CellRow], families: Sequence[ChoiceFamily]) -> list[FilledTable]:
     """Fill the tables of a study with measured values and computed choices.
 
     rows: the rows of the summary of a matrix, one per cell. families: the choices that were computed for this matrix, one
     family per set of cells with the same workload.
     """
-    contests = [contest for family in families for contest in family.contests if contest.open]
+    contests = [contest for family in families for contest in family.contests if contest.has_choice]
     return [
-        TableBeside(
+        FilledTable(
             table.where,
             table.title,
             table.columns,
@@ -97,16 +97,16 @@ def _select_matching_rows(cell_filter: dict[str, object], rows: Sequence[CellRow
     return [row for row in rows if cell_names.matches_cell(row.cell, cell_filter)] if cell_filter else []
 
 
-def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow], contests: Sequence[Contest]) -> RowBeside:
+def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow], contests: Sequence[Contest]) -> FilledRow:
     matched_row = matching[0] if len(matching) == 1 else None
     values = [matched_row.metrics.get(name) if matched_row else None for name in table.measured]
-    row_beside = RowBeside(texts, matched_row.id if matched_row else None, values)
+    filled_row = FilledRow(texts, matched_row.id if matched_row else None, values)
     ids = {row.id for row in matching}
     if table.choice == "wins":
-        row_beside.wins = [won for name in TABLE_CRITERIA if (won := _count_wins(name, ids, contests)).of]
+        filled_row.wins = [won for name in TABLE_CRITERIA if (won := _count_wins(name, ids, contests)).of]
     elif table.choice == "best":
-        row_beside.best = [best for name in TABLE_CRITERIA if (best := _best_of_most_ranks(name, ids, contests))]
-    return row_beside
+        filled_row.best = [best for name in TABLE_CRITERIA if (best := _best_of_most_ranks(name, ids, contests))]
+    return filled_row
 
 
 def _count_wins(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:

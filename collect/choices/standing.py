@@ -11,7 +11,7 @@ import numpy as np
 
 from collect.findings import comparability
 from collect.findings.row import CellRow
-from collect.findings.statistics import standard_error, t_975
+from collect.findings.statistics import compute_standard_error, t_975
 from collect.metric import Metric
 from collect.verdicts.claims import ERROR_LEVEL
 from collect.verdicts.draws import DRAW_COUNT, DrawnValues, draw_mean, half_width
@@ -78,7 +78,7 @@ class _Mean:
         self.row = row
         self.value = statistics.fmean(values)
         is_exact = metric.exact and len(set(values)) == 1
-        self.error_and_degrees = (0.0, 1) if is_exact else standard_error(values, measurements.noise(metric))
+        self.error_and_degrees = (0.0, 1) if is_exact else compute_standard_error(values, measurements.noise(metric))
 
     @property
     def interval(self) -> tuple[float, float] | tuple[None, None]:

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from collect.choices.contest import Contest
 from collect.choices.family import ChoiceFamily
-from collect.findings.trace_answers import CellDifference, step_difference
-from collect.reading.load import Loaded
+from collect.findings.trace_answers import CellDifference, compare_steps_with_baseline
+from collect.reading.load import LoadedMatrix
 
 _SPEED = "throughput_per_s"
 _MOST_PARTS = 3  # the most parts of a step that a reason names
 _LEAST_SHARE = 5  # percent: a part with a smaller share of the difference is not named
 
 
-def explain_winners(loaded: Loaded, families: Sequence[ChoiceFamily]) -> list[CellDifference]:
+def explain_winners(loaded: LoadedMatrix, families: Sequence[ChoiceFamily]) -> list[CellDifference]:
     """The difference between the steps of the two cells of `find_rivals`, for each contest in which both were profiled."""
     cells = {cell.id: cell for cell in loaded.cells}
     pairs = dict.fromkeys(pair for family in families for contest in family.contests if (pair := find_rivals(contest)))
     return [
         CellDifference(winner, rival, step)
         for winner, rival in pairs
-        if (step := step_difference(cells[winner], cells[rival])) is not None
+        if (step := compare_steps_with_baseline(cells[winner], cells[rival])) is not None
     ]
 
 

@@ -12,9 +12,9 @@ from collect.comparison.match import DisjointKey, KeyDifference, Matches, find_d
 from collect.comparison.ratio import DifferenceWord, Mean
 from collect.findings import comparability
 from collect.findings.row import CellRow
-from collect.findings.statistics import standard_error
+from collect.findings.statistics import compute_standard_error
 from collect.metric import Metric, all_metrics
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
 from shardlab.workspace.workspace import Workspace
@@ -154,7 +154,7 @@ class ComparedMatrix(msgspec.Struct, frozen=True):
 
     name: str
     workspace: Workspace
-    loaded: Loaded
+    loaded: LoadedMatrix
     summary: Summary
 
     def describe_side(self) -> ComparedSide:
@@ -223,18 +223,19 @@ def _compare_pair(label: str, a: _CellResults, b: _CellResults) -> ComparedCell:
 
 def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
     """The reason why a cell in A and its match in B are not compared; '' if they are compared."""
-    proofs = [side.row.same_work for side in (a, b)]
-    if any(proof and proof.verdict == "different" for proof in proofs) or (
-        proofs[0] and proofs[1] and proofs[0].verdict != proofs[1].verdict
+    proof_results = [side.row.same_work for side in (a, b)]
+    if any(proof and proof.verdict == "different" for proof in proof_results) or (
+        proof_results[0] and proof_results[1] and proof_results[0].verdict != proof_results[1].verdict
     ):
         proof_texts = [
-            f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof" for name, proof in zip("AB", proofs)
+            f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof"
+            for name, proof in zip("AB", proof_results)
         ]
         return f"the same-work proofs found: {'; '.join(proof_texts)}"
-    data = [{str(run.result.data.get("sha256")) for run in side.cell.completed if run.result} for side in (a, b)]
+    data = [{str(run.result.data.get("sha256")) for run in side.cell.completed_runs if run.result} for side in (a, b)]
     if data[0] and data[1] and data[0] != data[1]:
         return f"different data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
-    is_rehearsal = [any(run.is_rehearsal for run in side.cell.completed) for side in (a, b)]
+    is_rehearsal = [any(run.is_rehearsal for run in side.cell.completed_runs) for side in (a, b)]
     if a.row.n and b.row.n and is_rehearsal[0] != is_rehearsal[1]:
         return f"{'AB'[is_rehearsal[1]]} is a rehearsal"
     if trouble := "; ".join(side.row.gpu_trouble for side in (a, b) if side.row.gpu_trouble):
@@ -297,7 +298,7 @@ def _mean_with_error(metric: Metric, side: _CellResults) -> Mean:
     value = side.row.metrics[metric.name].value
     if metric.exact and len(set(values)) == 1:
         return Mean(value, 0, 1)
-    error_and_degrees = standard_error(values, side.measurements.noise(metric))
+    error_and_degrees = compute_standard_error(values, side.measurements.noise(metric))
     return Mean(value, error_and_degrees[0], error_and_degrees[1]) if error_and_degrees else Mean(value, None, 0)
 
 

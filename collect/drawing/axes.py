@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from collect.figure import INK, LINE, MUTED, Group
+from collect.figure import INK, LINE, MUTED, WorkloadGroup
 
 MOST_TICKS = 8  # about the most ticks of an x axis that lists its ticks: at 390 px, more labels would lie on each other
 LABELS_PX = 64  # space to the left of a plot, for the tick labels and the title of a numeric y axis
@@ -21,8 +21,8 @@ def axis_name(name: str, number: int) -> str:
 
 def panel_title(text: str, top: float, **settings: Any) -> dict[str, Any]:
     """The title of a panel, above its left upper corner. top: the upper edge of the panel, as a share of the plots' height."""
-    anchor = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
-    return anchor | {"text": text, "showarrow": False, "font": {"size": 12, "color": MUTED}} | settings
+    position = {"xref": "paper", "yref": "paper", "x": 0, "y": top, "xanchor": "left", "yanchor": "bottom", "yshift": 4}
+    return position | {"text": text, "showarrow": False, "font": {"size": 12, "color": MUTED}} | settings
 
 
 def make_axis(title: str, **settings: Any) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def make_layout(x: dict[str, Any], y: dict[str, Any], **settings: Any) -> dict[s
     } | settings
 
 
-def rows_layout(group: Group, x_title: str) -> dict[str, Any]:
+def rows_layout(group: WorkloadGroup, x_title: str) -> dict[str, Any]:
     """The layout of a figure with one row per cell. The rows are from top to bottom in the order of the summary table."""
     y = make_axis("", type="category", categoryorder="array", categoryarray=list(reversed(group.labels)), showgrid=False)
     y |= {"tickfont": {"size": 13, "color": INK}, "range": [-0.6, len(group.marks) - 0.4]}
     return make_layout(make_axis(x_title, rangemode="tozero", nticks=5, tickangle=0), y)
 
 
-def rows_height_px(group: Group) -> int:
+def rows_height_px(group: WorkloadGroup) -> int:
     """The height in pixels of a figure with one row per cell."""
     return MARGIN_PX + (ROW_PX if len(group.marks) <= FEW_ROWS else DENSE_ROW_PX) * len(group.marks)

@@ -42,8 +42,8 @@ def level_readings(samples: pl.DataFrame, device: str, column: str) -> pl.DataFr
     identify the device and contain the quantity.
     """
     rows = samples.drop_nulls(column).sort("run", device, "wall_s")
-    since = pl.col("wall_s").shift().over("run", device)
-    return rows.select("run", device=device, since_s=since, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
+    previous_wall_s = pl.col("wall_s").shift().over("run", device)
+    return rows.select("run", device=device, since_s=previous_wall_s, until_s="wall_s", value=pl.col(column).cast(pl.Float64))
 
 
 def rate_readings(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataFrame:
@@ -54,14 +54,14 @@ def rate_readings(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataF
     counter: the name of the column of the counter. device: the columns that identify a device; without them, a device is a
     network interface (columns host, name).
     """
-    names = pl.concat_str(*(device or ("host", "name")), separator=" ")
-    rows = samples.drop_nulls(counter).with_columns(device=names)
-    previous = pl.col("wall_s", counter, "boot_id").shift().over("run", "device").name.prefix("before_")
-    rows = rows.sort("run", "device", "wall_s").with_columns(previous)
+    device_names = pl.concat_str(*(device or ("host", "name")), separator=" ")
+    rows = samples.drop_nulls(counter).with_columns(device=device_names)
+    previous_columns = pl.col("wall_s", counter, "boot_id").shift().over("run", "device").name.prefix("before_")
+    rows = rows.sort("run", "device", "wall_s").with_columns(previous_columns)
     increase, elapsed_s = pl.col(counter) - pl.col(f"before_{counter}"), pl.col("wall_s") - pl.col("before_wall_s")
     is_valid = (increase >= 0) & (elapsed_s > 0) & (pl.col("boot_id") == pl.col("before_boot_id"))
-    value = pl.when(is_valid).then(increase / elapsed_s)
-    return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=value)
+    growth_per_s = pl.when(is_valid).then(increase / elapsed_s)
+    return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=growth_per_s)
 
 
 def growth_readings(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
@@ -74,25 +74,26 @@ def growth_readings(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
     rows = samples.drop_nulls(counter).filter(pl.col("wall_s") >= 0).with_columns(device=names).sort("run", "device", "wall_s")
     same_boot = pl.col("boot_id") == pl.col("boot_id").first()
     is_valid = ((pl.col(counter).diff().fill_null(0) >= 0) & same_boot).cast(pl.Int8).cum_min().over("run", "device")
-    grown = pl.when(is_valid == 1).then(pl.col(counter) - pl.col(counter).first().over("run", "device"))
-    return level_readings(rows.with_columns(grown=grown), "device", "grown")
+    growth = pl.when(is_valid == 1).then(pl.col(counter) - pl.col(counter).first().over("run", "device"))
+    return level_readings(rows.with_columns(grown=growth), "device", "grown")
 
 
-def join_devices(readings: pl.DataFrame, method: Combination) -> dict[str, Curve]:
+def join_devices(readings: pl.DataFrame, combination: Combination) -> dict[str, Curve]:
     """One curve per run, which combines the readings of all devices of the run. Returns {run: curve}.
 
     For each stretch, the readings of each device are first combined into one value: their mean, or with `max` the highest
-    reading. Then the values of all devices are combined as `method` says. Runs whose samples cover no stretch are left
+    reading. Then the values of all devices are combined as `combination` says. Runs whose samples cover no stretch are left
     out."""
-    if (valid := _valid_readings(readings)).is_empty():
+    if (valid_readings := _valid_readings(readings)).is_empty():
         return {}
-    covered = _combine_pieces(_cut_at_stretches(valid), method).filter(pl.len().over("run", "stretch") == pl.col("devices"))
-    aggregation = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[method]
-    combined = covered.group_by("run", "stretch").agg(aggregation, pl.first("width_s")).sort("run", "stretch")
-    return {str(run): _build_curve(rows) for (run,), rows in combined.group_by("run", maintain_order=True)}
+    pieces = _combine_pieces(_cut_at_stretches(valid_readings), combination)
+    covered = pieces.filter(pl.len().over("run", "stretch") == pl.col("devices"))
+    aggregation = {"mean": pl.col("value").mean(), "sum": pl.col("value").sum(), "max": pl.col("value").max()}[combination]
+    curve_rows = covered.group_by("run", "stretch").agg(aggregation, pl.first("width_s")).sort("run", "stretch")
+    return {str(run): _build_curve(rows) for (run,), rows in curve_rows.group_by("run", maintain_order=True)}
 
 
-def _valid_readings(rows: pl.DataFrame) -> pl.DataFrame:
+def _valid_readings(readings: pl.DataFrame) -> pl.DataFrame:
     """The readings that have a value and no gap before them, with two more columns: the number of devices and the width of a
     stretch.
 
@@ -101,27 +102,27 @@ def _valid_readings(rows: pl.DataFrame) -> pl.DataFrame:
     """
     elapsed_s = pl.col("until_s") - pl.col("since_s")
     usual_period = elapsed_s.quantile(0.5, "higher").over("run", "device")
-    rows = rows.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual_period)
-    rows = rows.filter(pl.col("value").is_not_null(), elapsed_s > 0, elapsed_s <= GAP_PERIODS * pl.col("usual_s"))
+    readings = readings.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual_period)
+    readings = readings.filter(pl.col("value").is_not_null(), elapsed_s > 0, elapsed_s <= GAP_PERIODS * pl.col("usual_s"))
     total_s = (pl.col("until_s").max() - pl.col("since_s").min()).over("run")
-    return rows.with_columns(width_s=pl.max_horizontal(total_s / STRETCHES, pl.col("usual_s").max().over("run")))
+    return readings.with_columns(width_s=pl.max_horizontal(total_s / STRETCHES, pl.col("usual_s").max().over("run")))
 
 
-def _cut_at_stretches(rows: pl.DataFrame) -> pl.DataFrame:
+def _cut_at_stretches(readings: pl.DataFrame) -> pl.DataFrame:
     """Cut each reading at the edges of stretches, so that each piece lies in one stretch. Stretch 0 begins at 0 s."""
-    width = pl.col("width_s")
-    first, last = ((pl.col(edge) / width).floor().cast(pl.Int64) for edge in ("since_s", "until_s"))
-    rows = rows.with_columns(stretch=pl.int_ranges(first, last + 1)).explode("stretch")
-    start, end = pl.col("stretch") * width, (pl.col("stretch") + 1) * width
+    width_s = pl.col("width_s")
+    first, last = ((pl.col(edge) / width_s).floor().cast(pl.Int64) for edge in ("since_s", "until_s"))
+    readings = readings.with_columns(stretch=pl.int_ranges(first, last + 1)).explode("stretch")
+    start, end = pl.col("stretch") * width_s, (pl.col("stretch") + 1) * width_s
     seconds = pl.min_horizontal("until_s", end) - pl.max_horizontal("since_s", start)
-    return rows.with_columns(seconds=seconds).filter(pl.col("seconds") > 0)
+    return readings.with_columns(seconds=seconds).filter(pl.col("seconds") > 0)
 
 
 def _combine_pieces(pieces: pl.DataFrame, combination: Combination) -> pl.DataFrame:
     """Combine the pieces of readings into one row for each device and each stretch that the samples of the device cover."""
     mean = (pl.col("value") * pl.col("seconds")).sum() / pl.col("seconds").sum()
-    value = pl.col("value").max() if combination == "max" else mean
-    rows = pieces.group_by("run", "device", "stretch").agg(value, pl.sum("seconds"), pl.first("width_s", "devices"))
+    combined_value = pl.col("value").max() if combination == "max" else mean
+    rows = pieces.group_by("run", "device", "stretch").agg(combined_value, pl.sum("seconds"), pl.first("width_s", "devices"))
     return rows.filter(pl.col("seconds") >= LEAST_COVERAGE * pl.col("width_s"))
 
 

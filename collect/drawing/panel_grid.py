@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from collect.drawing.axes import axis_name, make_layout, panel_title
 from collect.figure import INK, MUTED
 
-BETWEEN = 0.06  # space between two plots that are beside each other, as a share of the width
+PLOT_GAP = 0.06  # space between two plots that are beside each other, as a share of the width
 HEAD_PX, TITLE_PX, SPACE_PX = 22, 24, 14  # heights: the title of the y axes, the title of a panel, the space below a plot
 MARGINS_PX = 56  # height of the margins of the figure, with the title of the x axes
 TICK_PX = 11
@@ -20,9 +20,9 @@ class PlotPosition(NamedTuple):
 
     number: int
     """Number of its axes, from 1."""
-    panel: int
+    panel_index: int
     """Place of its panel, from 0."""
-    plot: int
+    plot_index: int
     """Place of the plot in its panel, from 0."""
     x_domain: tuple[float, float]
     """The domain of its x axis."""
@@ -39,45 +39,46 @@ class PlotPosition(NamedTuple):
         return {"xaxis": axis_name("x", self.number), "yaxis": axis_name("y", self.number)}
 
 
-class Grid(NamedTuple):
+class PanelGrid(NamedTuple):
     """The plots of all panels, in order, and the height of all panels together with their titles."""
 
     positions: list[PlotPosition]
     height_px: int
-    plots: int
+    plots_per_panel: int
     """Number of plots of a panel."""
     side_by_side: bool
     """Whether the plots of a panel are beside each other; else they are below each other."""
 
 
 def arrange_panels(
-    heights_px: Sequence[int], columns: int, plots: int = 1, side_by_side: bool = False, head_px: int = 0
-) -> Grid:
+    heights_px: Sequence[int], columns: int, plots_per_panel: int = 1, side_by_side: bool = False, head_px: int = 0
+) -> PanelGrid:
     """Place panels in rows from left to right.
 
     heights_px: the height of a plot of each panel. columns: how many panels are beside each other; 1 if `side_by_side`.
-    plots: number of plots of a panel. head_px: space above all panels.
+    plots_per_panel: number of plots of a panel. head_px: space above all panels.
     """
-    plots_down, plots_across = (1, columns * plots) if side_by_side else (plots, columns)
+    plots_down, plots_across = (1, columns * plots_per_panel) if side_by_side else (plots_per_panel, columns)
     plot_heights_px = [max(heights_px[first : first + columns]) for first in range(0, len(heights_px), columns)]
     row_heights_px = [TITLE_PX + plots_down * (height + SPACE_PX) for height in plot_heights_px]
     total_px = head_px + sum(row_heights_px)
-    width = (1 - BETWEEN * (plots_across - 1)) / plots_across
+    width = (1 - PLOT_GAP * (plots_across - 1)) / plots_across
     positions: list[PlotPosition] = []
-    for panel in range(len(heights_px)):
-        row, column = divmod(panel, columns)
+    for panel_index in range(len(heights_px)):
+        row, column = divmod(panel_index, columns)
         top_px = head_px + sum(row_heights_px[:row]) + TITLE_PX
-        for plot in range(plots):
-            edge = (plot if side_by_side else column) * (width + BETWEEN)
-            start_px = top_px + (0 if side_by_side else plot * (plot_heights_px[row] + SPACE_PX))
+        for plot_index in range(plots_per_panel):
+            edge = (plot_index if side_by_side else column) * (width + PLOT_GAP)
+            start_px = top_px + (0 if side_by_side else plot_index * (plot_heights_px[row] + SPACE_PX))
             y_domain = (1 - (start_px + plot_heights_px[row]) / total_px, 1 - start_px / total_px)
-            is_last = panel + columns >= len(heights_px) and (side_by_side or plot == plots - 1)
-            positions.append(PlotPosition(len(positions) + 1, panel, plot, (edge, edge + width), y_domain, edge == 0, is_last))
-    return Grid(positions, total_px, plots, side_by_side)
+            is_last = panel_index + columns >= len(heights_px) and (side_by_side or plot_index == plots_per_panel - 1)
+            x_domain, number = (edge, edge + width), len(positions) + 1
+            positions.append(PlotPosition(number, panel_index, plot_index, x_domain, y_domain, edge == 0, is_last))
+    return PanelGrid(positions, total_px, plots_per_panel, side_by_side)
 
 
 def grid_layout(
-    grid: Grid,
+    grid: PanelGrid,
     titles: Sequence[str],
     x_axes: Sequence[dict[str, Any]],
     y_axes: Sequence[dict[str, Any]],
@@ -91,23 +92,25 @@ def grid_layout(
     """
     figure_layout = make_layout({}, {}, showlegend=True)
     figure_layout |= {"annotations": [panel_title(y_title, 1, yanchor="top", yshift=0)] if y_title else []}
-    for panel in grid.positions:
-        x, y = dict(x_axes[panel.plot if grid.side_by_side else 0]), dict(y_axes[0 if grid.side_by_side else panel.plot])
+    for position in grid.positions:
+        x_plot, y_plot = (position.plot_index, 0) if grid.side_by_side else (0, position.plot_index)
         ticks = {"title": {"text": ""}, "automargin": False, "tickfont": {"size": TICK_PX, "color": MUTED}}
-        x |= ticks | {"domain": list(panel.x_domain), "anchor": axis_name("y", panel.number), "showticklabels": panel.is_last}
-        y |= ticks | {"domain": list(panel.y_domain), "anchor": axis_name("x", panel.number), "showticklabels": panel.is_left}
-        first_x = panel.plot + 1 if grid.side_by_side else 1
-        first_y = panel.number - panel.plot if y_per_panel else 1 if grid.side_by_side else panel.plot + 1
-        for name, settings, first in (("x", x, first_x), ("y", y, first_y)):
-            match = {} if panel.number == first else {"matches": axis_name(name, first)}
-            figure_layout[axis_name(f"{name}axis", panel.number)] = settings | match
-        if panel.plot == 0:
-            title = titles[panel.panel]
+        x_place = {"domain": list(position.x_domain), "anchor": axis_name("y", position.number)}
+        y_place = {"domain": list(position.y_domain), "anchor": axis_name("x", position.number)}
+        x = x_axes[x_plot] | ticks | x_place | {"showticklabels": position.is_last}
+        y = y_axes[y_plot] | ticks | y_place | {"showticklabels": position.is_left}
+        shared_x = position.plot_index + 1 if grid.side_by_side else 1
+        shared_y = position.number - position.plot_index if y_per_panel else 1 if grid.side_by_side else position.plot_index + 1
+        for name, settings, shared_number in (("x", x, shared_x), ("y", y, shared_y)):
+            axis_match = {} if position.number == shared_number else {"matches": axis_name(name, shared_number)}
+            figure_layout[axis_name(f"{name}axis", position.number)] = settings | axis_match
+        if position.plot_index == 0:
+            title = titles[position.panel_index]
             shown_title = title if len(title) <= TITLE_CHARS else f"{title[: TITLE_CHARS - 1]}…"
-            place = {"x": panel.x_domain[0], "yshift": 1, "font": {"size": 12, "color": INK}}
-            figure_layout["annotations"].append(panel_title(shown_title, panel.y_domain[1], **place))
-    for x, panel in zip(x_axes if grid.side_by_side else x_axes[:1], grid.positions, strict=False):
-        middle = sum(panel.x_domain) / 2 if grid.side_by_side else 0.5
-        place = {"x": middle, "xanchor": "center", "yanchor": "top", "yshift": -20}
-        figure_layout["annotations"].append(panel_title(x["title"]["text"], 0, **place))
+            title_settings = {"x": position.x_domain[0], "yshift": 1, "font": {"size": 12, "color": INK}}
+            figure_layout["annotations"].append(panel_title(shown_title, position.y_domain[1], **title_settings))
+    for x, position in zip(x_axes if grid.side_by_side else x_axes[:1], grid.positions, strict=False):
+        middle = sum(position.x_domain) / 2 if grid.side_by_side else 0.5
+        title_settings = {"x": middle, "xanchor": "center", "yanchor": "top", "yshift": -20}
+        figure_layout["annotations"].append(panel_title(x["title"]["text"], 0, **title_settings))
     return figure_layout

@@ -30,9 +30,9 @@ def curve_traces(
         if sum(value is not None for value in values) > 1:
             is_short = len(values) <= MAX_MARKED
             mode, marker = "lines+markers" if is_short or has_marks else "lines", looks[key].marks(4)
-            place = {"type": "scatter", "x0": round(curve.first_s, 4), "dx": round(curve.width_s, 4), "y": values}
-            look = {"mode": mode, "marker": marker if is_short else looks[key].sparse_marks}
-            traces[key] = place | look | {"connectgaps": False, "hovertemplate": "%{y:.4~g} at %{x:.1f} s"}
+            points = {"type": "scatter", "x0": round(curve.first_s, 4), "dx": round(curve.width_s, 4), "y": values}
+            line_style = {"mode": mode, "marker": marker if is_short else looks[key].sparse_marks}
+            traces[key] = points | line_style | {"connectgaps": False, "hovertemplate": "%{y:.4~g} at %{x:.1f} s"}
     return traces
 
 
@@ -50,35 +50,35 @@ def draw_panels(
     panels, such as its name and its look}, in the order of the legend. time_title: the title of the time axis.
     """
     data: list[dict[str, Any]] = []
-    in_legend: set[str] = set()
+    legend_keys: set[str] = set()
     for number, (_, traces) in enumerate(panels, 1):
         for key in (key for key in lines if key in traces):
-            place = {"yaxis": axis_name("y", number), "legendgroup": key, "showlegend": key not in in_legend}
-            data.append(traces[key] | lines[key] | place)
-            in_legend.add(key)
+            axis_settings = {"yaxis": axis_name("y", number), "legendgroup": key, "showlegend": key not in legend_keys}
+            data.append(traces[key] | lines[key] | axis_settings)
+            legend_keys.add(key)
     # Without a visible trace in a panel, plotly computes no place for the axis of the panel, and reports an error.
     visible_axes = {trace["yaxis"] for trace in data if trace.get("visible") != "legendonly"}
     for axis_key in dict.fromkeys(trace["yaxis"] for trace in data):
         if axis_key not in visible_axes:
             data.append(scatter_trace("lines", [None], [None], showlegend=False, hoverinfo="skip", yaxis=axis_key))
-    height_px = 60 + min(22 * len(in_legend), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
+    height_px = 60 + min(22 * len(legend_keys), LEGEND_HEIGHT_PX) + PANEL_PX * len(panels)
     return Figure(name, title, caption, height_px, data, _stacked_layout([panel for panel, _ in panels], time_title))
 
 
 def _stacked_layout(titles: list[str], time_title: str) -> dict[str, Any]:
     """The layout of panels one below the other with one time axis, and a dotted line at the start of the time."""
-    frame = make_layout(make_axis(time_title, anchor=axis_name("y", len(titles)), showgrid=False), {}, showlegend=True)
-    frame["annotations"] = []
+    layout = make_layout(make_axis(time_title, anchor=axis_name("y", len(titles)), showgrid=False), {}, showlegend=True)
+    layout["annotations"] = []
     zero_line = {"type": "line", "xref": "x", "x0": 0, "x1": 0, "y0": 0, "y1": 1}
     zero_line |= {"line": {"color": MUTED, "width": 1, "dash": "dot"}}
-    frame["shapes"] = [zero_line | {"yref": f"{axis_name('y', number)} domain"} for number in range(1, len(titles) + 1)]
+    layout["shapes"] = [zero_line | {"yref": f"{axis_name('y', number)} domain"} for number in range(1, len(titles) + 1)]
     for number, title in enumerate(titles, 1):
-        add_panel(frame, number, title, 1 - number / len(titles), 1 - (number - 1 + GAP) / len(titles))
-    return frame
+        add_panel(layout, number, title, 1 - number / len(titles), 1 - (number - 1 + GAP) / len(titles))
+    return layout
 
 
-def add_panel(frame: dict[str, Any], number: int, title: str, bottom: float, top: float) -> None:
+def add_panel(layout: dict[str, Any], number: int, title: str, bottom: float, top: float) -> None:
     """Add the y axis of a panel and the title above the panel to a layout. number: the number of the axis, from 1."""
-    y = make_axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
-    frame[axis_name("yaxis", number)] = y
-    frame["annotations"].append(panel_title(title, top))
+    y_axis = make_axis("", domain=[bottom, top], rangemode="tozero", nticks=4, tickformat=",.3~r", anchor="x")
+    layout[axis_name("yaxis", number)] = y_axis
+    layout["annotations"].append(panel_title(title, top))

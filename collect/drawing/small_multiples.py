@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from collect.drawing.axes import LEGEND_HEIGHT_PX, axis_name, make_layout, thin_ticks
 from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, arrange_panels, grid_layout
 from collect.drawing.traces import scatter_trace, thin_points
-from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, escape, order_by_visibility
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, WorkloadGroup, escape, order_by_visibility
 from collect.findings import columns
 from collect.strategy_style import MOST_STRATEGIES, Look, strategy_look
 
@@ -48,8 +48,8 @@ def divide_cells(marks: Sequence[CellMark], max_cells: int = MOST_SHOWN, min_cel
     if len(marks) <= max_cells:
         return {}
     for key, key_name in KEYS.items():
-        sizes = Counter(mark.row.cell[key] for mark in marks)
-        if 1 < len(sizes) <= min(MOST_PANELS, len(marks) // min_cells) and max(sizes.values()) <= max_cells:
+        cell_counts = Counter(mark.row.cell[key] for mark in marks)
+        if 1 < len(cell_counts) <= min(MOST_PANELS, len(marks) // min_cells) and max(cell_counts.values()) <= max_cells:
             variants = columns.row_variants([mark.row for mark in marks], key)
             titles = [columns.value_label(key, mark.row.cell[key]) for mark in marks]
             return {
@@ -79,7 +79,7 @@ def draw_cell_lines(
     name: str,
     title: str,
     caption: str,
-    group: Group,
+    group: WorkloadGroup,
     traces: Mapping[str, Sequence[dict[str, Any]]],
     x: dict[str, Any],
     y: dict[str, Any],
@@ -106,44 +106,45 @@ def split_lines(figure: Figure, series: Mapping[str, PanelPlace]) -> Figure:
     """
     if not series:
         return figure
-    titles = list(dict.fromkeys(entry.panel for entry in series.values()))
-    variants = list(dict.fromkeys(entry.variant for entry in series.values()))
+    titles = list(dict.fromkeys(place.panel for place in series.values()))
+    variants = list(dict.fromkeys(place.variant for place in series.values()))
     looks = {name: strategy_look(index % MOST_STRATEGIES, index // MOST_STRATEGIES) for index, name in enumerate(variants)}
     y_axes = [figure.layout[name] for name in sorted(figure.layout) if name.startswith("yaxis")]
-    panels = arrange_panels([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
+    grid = arrange_panels([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
     data: list[dict[str, Any]] = []
     legend_names: set[str] = set()
-    for index in panels.positions:
-        traces = [trace for trace in figure.data if trace.get("yaxis", "y") == axis_name("y", index.plot + 1)]
-        trace_entries = [series.get(trace.get("legendgroup", trace.get("name", ""))) for trace in traces]
-        pairs = list(zip(traces, trace_entries, strict=True))
-        other_traces = [trace for trace, entry in pairs if entry is not None and entry.panel != titles[index.panel]]
-        drawn_traces = [_grey_trace(other_traces, len(series)), *(trace for trace, entry in pairs if entry is None)]
-        own_lines = [(trace, entry) for trace, entry in pairs if entry is not None and entry.panel == titles[index.panel]]
-        own_lines.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
-        drawn_traces += [_colour_trace(trace, entry, looks) for trace, entry in own_lines]
+    for index in grid.positions:
+        traces = [trace for trace in figure.data if trace.get("yaxis", "y") == axis_name("y", index.plot_index + 1)]
+        places = [series.get(trace.get("legendgroup", trace.get("name", ""))) for trace in traces]
+        pairs = list(zip(traces, places, strict=True))
+        title = titles[index.panel_index]
+        other_traces = [trace for trace, place in pairs if place is not None and place.panel != title]
+        drawn_traces = [_grey_trace(other_traces, len(series)), *(trace for trace, place in pairs if place is None)]
+        panel_lines = [(trace, place) for trace, place in pairs if place is not None and place.panel == title]
+        panel_lines.sort(key=lambda pair: variants.index(pair[1].variant))  # so that the legend has the order of the summary
+        drawn_traces += [_colour_trace(trace, place, looks) for trace, place in panel_lines]
         for trace in drawn_traces:
             is_new = trace.get("showlegend", True) and trace.get("name", "") not in {"", *legend_names}
             legend_names |= {trace["name"]} if is_new else set()
             data.append(trace | {"showlegend": is_new, **index.axes})
-    y_title = ", below: ".join(entry["title"]["text"] for entry in y_axes)
-    y_axes = [entry | {"nticks": 4} for entry in y_axes]
-    frame = grid_layout(panels, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False)
-    frame["margin"] |= {"l": 48}
-    height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + panels.height_px
+    y_title = ", below: ".join(place["title"]["text"] for place in y_axes)
+    y_axes = [place | {"nticks": 4} for place in y_axes]
+    layout = grid_layout(grid, titles, [thin_ticks(figure.layout["xaxis"], MOST_TICKS)], y_axes, y_title, y_per_panel=False)
+    layout["margin"] |= {"l": 48}
+    height_px = MARGINS_PX + min(LEGEND_LINE_PX * -(-len(legend_names) // COLUMNS), LEGEND_HEIGHT_PX) + grid.height_px
     key_name = next(iter(series.values())).key_name
     panel_note = f" A panel per {key_name}, all with the same axes; grey: the lines of the other panels."
-    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, frame)
+    return Figure(figure.name, figure.title, figure.caption + panel_note, height_px, data, layout)
 
 
-def _colour_trace(trace: dict[str, Any], entry: PanelPlace, looks: Mapping[str, Look]) -> dict[str, Any]:
+def _colour_trace(trace: dict[str, Any], place: PanelPlace, looks: Mapping[str, Look]) -> dict[str, Any]:
     """A trace in the look of its variant. Its label is shown where the reader points at a line."""
-    new_trace = trace | {"name": entry.variant, "legendgroup": entry.variant, "visible": True}
+    new_trace = trace | {"name": place.variant, "legendgroup": place.variant, "visible": True}
     if "hovertemplate" in trace:
         template = trace["hovertemplate"].partition("<extra>")[0]
         new_trace |= {"text": trace["name"], "hovertemplate": f"{template}<extra>%{{text}}</extra>"}
     if len(looks) > 1:  # with one variant, each strategy keeps its own look
-        variant_look = looks[entry.variant]
+        variant_look = looks[place.variant]
         new_trace |= {"line": trace.get("line", {}) | variant_look.line}
         if "marker" in trace:
             new_trace["marker"] = trace["marker"] | variant_look.marks(min(trace["marker"]["size"], MARK_PX))

@@ -15,14 +15,14 @@ from collect.drawing.axes import axis_name, make_axis, make_layout
 from collect.drawing.panel_rows import MIN_ROWS_PER_PANEL, split_rows
 from collect.drawing.small_multiples import divide_cells
 from collect.drawing.traces import horizontal_bars, scatter_trace
-from collect.figure import INK, MOST_ROWS, CellMark, Figure, Group, count_left_out
+from collect.figure import INK, MOST_ROWS, CellMark, Figure, WorkloadGroup, count_left_out
 from shardlab.terminal import notation
 
 MOST_BARS = 60  # the most cells that a figure draws in one plot: nobody compares more cells at once
 LABEL_PX, BAR_PX, GAP_PX = 20, 18, 12  # heights in a row: the name of the cell, the bar below it, and the space to the next row
-LINE_PX = LABEL_PX + BAR_PX + GAP_PX
+ROW_PX = LABEL_PX + BAR_PX + GAP_PX
 MARGIN_PX, LEGEND_PX = 70, 15  # LEGEND_PX: height for each name in the legend; a phone shows one or two names side by side
-BETWEEN = 0.15  # space between two panels, as a share of the width of the figure
+PANEL_GAP = 0.15  # space between two panels, as a share of the width of the figure
 END_PX = 7  # width of one character of the text at the end of a bar
 
 Entry = TypeVar("Entry")
@@ -40,7 +40,7 @@ class BarPanel(NamedTuple):
     """Name of a part -> its colour, in the order in which the parts are stacked."""
     end_texts: Sequence[str] | None = None
     """For each cell, the text at the end of its bar; None: the length of the bar."""
-    size: float = 1.0
+    unit_size: float = 1.0
     """How many units of the values make one unit of the axis."""
     estimates: Sequence[float | None] = ()
     """For each cell, the estimate, which is drawn as a vertical mark; None: no mark."""
@@ -51,7 +51,7 @@ class BarPanel(NamedTuple):
     def parts(self) -> list[tuple[str, str, list[float | None]]]:
         """(name, colour, length in the bar of each cell) of each part. A part that is 0 or unknown in all bars is left out."""
         return [
-            (self.get_label(name), colour, [bar[name] / self.size if bar and name in bar else None for bar in self.bars])
+            (self.get_label(name), colour, [bar[name] / self.unit_size if bar and name in bar else None for bar in self.bars])
             for name, colour in self.colours.items()
             if any(bar and bar.get(name) for bar in self.bars)
         ]
@@ -61,7 +61,7 @@ class BarPanel(NamedTuple):
         """The text at the end of each bar."""
         if self.end_texts is not None:
             return self.end_texts
-        return ["" if bar is None else notation.format_number(sum(bar.values()) / self.size, 3) for bar in self.bars]
+        return ["" if bar is None else notation.format_number(sum(bar.values()) / self.unit_size, 3) for bar in self.bars]
 
 
 class PartsFigure(msgspec.Struct, frozen=True):
@@ -71,23 +71,23 @@ class PartsFigure(msgspec.Struct, frozen=True):
     title: str
     caption: str
     """What is drawn, and over which runs. The number of the cells that are not drawn is added."""
-    parts: Callable[[CellMark], Mapping[str, float]]
+    get_parts: Callable[[CellMark], Mapping[str, float]]
     """The parts of the bar of a cell: {name of a part: milliseconds}; empty if the cell has no bar."""
     colours: Mapping[str, str]
     """As in `BarPanel`."""
-    end_text: Callable[[CellMark], str] | None = None
+    get_end_text: Callable[[CellMark], str] | None = None
     """The text at the end of the bar of a cell; None: the length of the bar."""
     x_title: str = "ms per step"
 
-    def draw(self, group: Group) -> Figure | None:
+    def draw(self, group: WorkloadGroup) -> Figure | None:
         """Draw one bar for each cell that has parts; None if there are no parts."""
-        drawn_group, left_out_note = select_cells(group, lambda mark: bool(self.parts(mark)))
-        end_texts = [self.end_text(mark) for mark in drawn_group.marks] if self.end_text else None
-        panel = BarPanel(self.x_title, "ms", [self.parts(mark) for mark in drawn_group.marks], self.colours, end_texts)
+        drawn_group, left_out_note = select_cells(group, lambda mark: bool(self.get_parts(mark)))
+        end_texts = [self.get_end_text(mark) for mark in drawn_group.marks] if self.get_end_text else None
+        panel = BarPanel(self.x_title, "ms", [self.get_parts(mark) for mark in drawn_group.marks], self.colours, end_texts)
         return draw_bars(self.name, self.title, self.caption + left_out_note, drawn_group, [panel]) if panel.parts else None
 
 
-def select_cells(group: Group, is_drawn: Callable[[CellMark], bool]) -> tuple[Group, str]:
+def select_cells(group: WorkloadGroup, is_drawn: Callable[[CellMark], bool]) -> tuple[WorkloadGroup, str]:
     """Select the cells that a figure draws: those for which `is_drawn` is true; if no panels divide them, the first MOST_BARS.
 
     Returns (a group of the selected cells, a sentence for the caption about the number of cells that are not drawn). The
@@ -107,78 +107,78 @@ def limit_entries(entries: list[Entry], get_mark: Callable[[Entry], CellMark]) -
     return entries[:MOST_BARS], count_left_out(len(entries) - MOST_BARS)
 
 
-def labelled_rows_layout(labels: Sequence[str], label_px: int, line_px: int) -> dict[str, Any]:
+def labelled_rows_layout(labels: Sequence[str], label_px: int, row_px: int) -> dict[str, Any]:
     """The layout of a figure with one row per label, from top to bottom. Row n, counted from 0, reaches from y = n to y = n +
     1.
 
     The label of a row is at the top of the row, because a phone has no room for labels to the left of the bars.
 
-    label_px: the height of a label; line_px: the height of a row.
+    label_px: the height of a label; row_px: the height of a row.
     """
     y = make_axis("", range=[len(labels), 0], showticklabels=False, showgrid=False, ticks="")
     figure_layout = make_layout({}, y, showlegend=True)
     anchor = {"xref": "paper", "x": 0, "xanchor": "left", "xshift": -4, "yref": "y", "yanchor": "middle", "showarrow": False}
     figure_layout["annotations"] = [
-        anchor | {"y": row + label_px / line_px / 2, "text": label, "font": {"size": 12, "color": INK}}
+        anchor | {"y": row + label_px / row_px / 2, "text": label, "font": {"size": 12, "color": INK}}
         for row, label in enumerate(labels)
     ]
     return figure_layout
 
 
-def draw_bars(name: str, title: str, caption: str, group: Group, panels: Sequence[BarPanel]) -> Figure:
+def draw_bars(name: str, title: str, caption: str, group: WorkloadGroup, panels: Sequence[BarPanel]) -> Figure:
     """Draw panels of stacked bars side by side. All panels have the same rows, one per cell of the group; too many rows become
     small multiples.
 
     A panel without parts is left out, because it has no values from which the range of its x axis could follow.
     """
     panels = [panel for panel in panels if panel.parts]
-    frame = labelled_rows_layout(group.labels, LABEL_PX, LINE_PX)
-    frame |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
-    frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
-    frame["margin"]["r"] = END_PX * max(len(text) + 3 for panel in panels for text in panel.texts)
+    layout = labelled_rows_layout(group.labels, LABEL_PX, ROW_PX)
+    layout |= {"barmode": "stack", "uniformtext": {"mode": "hide", "minsize": 10}}
+    layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    layout["margin"]["r"] = END_PX * max(len(text) + 3 for panel in panels for text in panel.texts)
     data: list[dict[str, Any]] = []
     legend_names: set[str] = set()
-    width = (1 - BETWEEN * (len(panels) - 1)) / len(panels)
+    width = (1 - PANEL_GAP * (len(panels) - 1)) / len(panels)
     for index, panel in enumerate(panels):
-        x_name, start = axis_name("x", index + 1), index * (width + BETWEEN)
-        x = make_axis(panel.x_title, rangemode="tozero", tickangle=0, domain=[start, start + width], anchor="y")
-        frame[axis_name("xaxis", index + 1)] = x | {"nticks": 5 if len(panels) == 1 else 3}
+        x_name, left_edge = axis_name("x", index + 1), index * (width + PANEL_GAP)
+        x_axis = make_axis(panel.x_title, rangemode="tozero", tickangle=0, domain=[left_edge, left_edge + width], anchor="y")
+        layout[axis_name("xaxis", index + 1)] = x_axis | {"nticks": 5 if len(panels) == 1 else 3}
         for trace in _panel_traces(group, panel):
             if part_name := trace.get("name", ""):
                 legend = {"legendgroup": part_name} if len(panels) > 1 else {}
                 trace |= legend | {"showlegend": part_name not in legend_names}
                 legend_names.add(part_name)
             data.append(trace | {"xaxis": x_name})
-    height_px = MARGIN_PX + LEGEND_PX * len(legend_names) + LINE_PX * len(group.marks)
-    return split_rows(Figure(name, title, caption, height_px, data, frame), group.marks)
+    height_px = MARGIN_PX + LEGEND_PX * len(legend_names) + ROW_PX * len(group.marks)
+    return split_rows(Figure(name, title, caption, height_px, data, layout), group.marks)
 
 
 def bar_middle(row: int) -> float:
     """The y coordinate of the middle of the bar in a row."""
-    return row + (LABEL_PX + BAR_PX / 2) / LINE_PX
+    return row + (LABEL_PX + BAR_PX / 2) / ROW_PX
 
 
-def _panel_traces(group: Group, panel: BarPanel) -> list[dict[str, Any]]:
+def _panel_traces(group: WorkloadGroup, panel: BarPanel) -> list[dict[str, Any]]:
     """The parts of the bars of all cells, the marks at the estimates, and the texts at the ends of the bars.
 
     The share of a part in its bar is written inside the part if there is enough room.
     """
     parts, traces = panel.parts, []
     totals = [sum(lengths[row] or 0 for _, _, lengths in parts) for row in range(len(group.marks))]
-    texts = {"textposition": "inside", "textangle": 0, "insidetextanchor": "middle"}
+    text_settings = {"textposition": "inside", "textangle": 0, "insidetextanchor": "middle"}
     share_text = ", %{customdata[1]} of the bar" if len(parts) > 1 else ""
     for name, colour, lengths in parts:
         values = [(mark, row, lengths[row] or 0.0) for row, mark in enumerate(group.marks) if lengths[row] is not None]
         values = [(mark, row, value) for mark, row, value in values if totals[row]]
         shares = [f"{notation.format_number(100 * value / totals[row], 3)} %" for _, row, value in values]
         shown_shares = [share if value < totals[row] else "" for share, (_, row, value) in zip(shares, values, strict=True)]
-        look = {"marker": {"color": colour}, "width": BAR_PX / LINE_PX, "text": shown_shares if len(parts) > 1 else ""}
+        bar_style = {"marker": {"color": colour}, "width": BAR_PX / ROW_PX, "text": shown_shares if len(parts) > 1 else ""}
         hover = f"{name}: %{{x:,.4~g}} {panel.unit}{share_text}<extra>%{{customdata[0]}}</extra>"
-        look |= {"customdata": [[mark.label, share] for share, (mark, _, _) in zip(shares, values, strict=True)]}
+        bar_style |= {"customdata": [[mark.label, share] for share, (mark, _, _) in zip(shares, values, strict=True)]}
         x, y = [value for _, _, value in values], [bar_middle(row) for _, row, _ in values]
         cells = [mark.row.id for mark, _, _ in values]
-        traces.append(horizontal_bars(x, y, name=name, meta=cells, hovertemplate=hover, **look, **texts))
-    estimates = [(row, estimate / panel.size) for row, estimate in enumerate(panel.estimates) if estimate is not None]
+        traces.append(horizontal_bars(x, y, name=name, meta=cells, hovertemplate=hover, **bar_style, **text_settings))
+    estimates = [(row, estimate / panel.unit_size) for row, estimate in enumerate(panel.estimates) if estimate is not None]
     if estimates:
         x, y = [estimate for _, estimate in estimates], [bar_middle(row) for row, _ in estimates]
         marker = {"symbol": "line-ns", "size": BAR_PX + 2, "line": {"color": INK, "width": 2.5}, "color": INK}
@@ -192,5 +192,5 @@ def _panel_traces(group: Group, panel: BarPanel) -> list[dict[str, Any]]:
 def end_trace(bar_ends: Sequence[float], texts: Sequence[str]) -> dict[str, Any]:
     """The text to the right of each bar. bar_ends: the right ends of the bars."""
     y, shown_texts = [bar_middle(row) for row in range(len(bar_ends))], [f"  {text}" for text in texts]
-    place = {"textposition": "middle right", "textfont": {"color": INK, "size": 12}, "cliponaxis": False}
-    return scatter_trace("text", bar_ends, y, text=shown_texts, hoverinfo="skip", showlegend=False, **place)
+    text_settings = {"textposition": "middle right", "textfont": {"color": INK, "size": 12}, "cliponaxis": False}
+    return scatter_trace("text", bar_ends, y, text=shown_texts, hoverinfo="skip", showlegend=False, **text_settings)

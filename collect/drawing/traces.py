@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from collect.figure import MOST_SHOWN, MUTED, CellMark, Group
+from collect.figure import MOST_SHOWN, MUTED, CellMark, WorkloadGroup
 from collect.findings.statistics import Estimate
 
 MOST_POINTS = 600  # the most points of one line in a figure: about as many as a screen can show
@@ -26,25 +26,25 @@ def horizontal_bars(x: Sequence[Any], y: Sequence[Any], **settings: Any) -> dict
 
 def span_bars(spans: Sequence[tuple[Any, float, float]], name: str, colour: str, hover: str, **settings: Any) -> dict[str, Any]:
     """A trace of bars that begin anywhere. spans: (row, start, length) of each bar. hover: plotly's `hovertemplate`."""
-    x, y, base = ([span[index] for span in spans] for index in (2, 0, 1))
+    x, y, starts = ([span[index] for span in spans] for index in (2, 0, 1))
     marker = {"color": colour, "line": {"width": 0}}
-    return horizontal_bars(x, y, base=base, name=name, marker=marker, hovertemplate=hover, **settings)
+    return horizontal_bars(x, y, base=starts, name=name, marker=marker, hovertemplate=hover, **settings)
 
 
-def error_bars(estimates: Sequence[Estimate], colour: str, size: float = 1.0) -> dict[str, Any]:
+def error_bars(estimates: Sequence[Estimate], colour: str, unit_size: float = 1.0) -> dict[str, Any]:
     """Error bars of plotly that show the 95 % intervals of means. A mean whose interval is not known has no bar.
 
-    size: how many units of the estimates make one unit of the axis, such as 2^30 for bytes that are drawn in GiB.
+    unit_size: how many units of the estimates make one unit of the axis, such as 2^30 for bytes that are drawn in GiB.
     """
-    above = [None if estimate.high is None else (estimate.high - estimate.value) / size for estimate in estimates]
-    below = [None if estimate.low is None else (estimate.value - estimate.low) / size for estimate in estimates]
-    if not any(length is not None for length in (*above, *below)):
+    lengths_above = [None if estimate.high is None else (estimate.high - estimate.value) / unit_size for estimate in estimates]
+    lengths_below = [None if estimate.low is None else (estimate.value - estimate.low) / unit_size for estimate in estimates]
+    if not any(length is not None for length in (*lengths_above, *lengths_below)):
         return {"visible": False}
-    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    bars = {"type": "data", "symmetric": False, "array": lengths_above, "arrayminus": lengths_below}
     return bars | {"color": colour, "thickness": 1.5, "width": 4}
 
 
-def state_trace(group: Group, is_drawn: Callable[[CellMark], bool]) -> dict[str, Any]:
+def state_trace(group: WorkloadGroup, is_drawn: Callable[[CellMark], bool]) -> dict[str, Any]:
     """A plotly trace for the cells without a value: it writes the state of each such cell, such as `oom`, into its row.
 
     is_drawn: whether the figure draws a value for a cell.
@@ -81,11 +81,11 @@ def pick_points(y: Sequence[float | None], max_points: int) -> list[int]:
     that no line is drawn across a gap."""
     if len(y) <= max_points:
         return list(range(len(y)))
-    size = -(-(2 if None not in y else 3) * len(y) // max_points)
-    kept_indexes: list[int] = []
-    for start in range(0, len(y), size):
-        section = y[start : start + size]
+    section_size = -(-(2 if None not in y else 3) * len(y) // max_points)
+    picked_indexes: list[int] = []
+    for start in range(0, len(y), section_size):
+        section = y[start : start + section_size]
         known_values = [(value, index) for index, value in enumerate(section, start) if value is not None]
         extreme_indexes = {min(known_values)[1], max(known_values)[1]} if known_values else set()
-        kept_indexes += sorted(extreme_indexes | {start + section.index(None)} if None in section else extreme_indexes)
-    return kept_indexes
+        picked_indexes += sorted(extreme_indexes | {start + section.index(None)} if None in section else extreme_indexes)
+    return picked_indexes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from collect.explain import explanation
-from collect.explain.explanation import ExplainedRun, Explanation, UsedWindow
+from collect.explain.explanation import ExplainedRun, Explanation, TimedWindow
 from collect.explain.read_file import EventPlace, ReadFile
 from collect.findings import comparability
 from collect.metric import all_metrics
@@ -31,18 +31,18 @@ def show_explanation(
     Raises InputError if there is no such row.
     """
     loaded = load_matrix(workspace, matrix)
-    shipped = {metric.name for metric in all_metrics()}
+    shipped_names = {metric.name for metric in all_metrics()}
     workspace_metrics = own_metrics.OwnMetrics()
-    if metric_name not in shipped:
+    if metric_name not in shipped_names:
         workspace_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
         workspace_metrics.add_to_runs(loaded)
         for fault in workspace_metrics.faults:
             output.print_remark(fault, style="red")
     metric = explanation.find_metric(metric_name)
-    summary = summarize(loaded, comparability.baseline_strategy(baseline, loaded))
+    summary = summarize(loaded, comparability.choose_baseline_strategy(baseline, loaded))
     row = explanation.find_row(summary, handles.find_cell(row_name, workspace.number_cells(matrix)))
     document = explanation.explain_value(
-        loaded, summary, row, metric, {described.name: described.file for described in workspace_metrics.metrics}
+        loaded, summary, row, metric, {own_metric.name: own_metric.file for own_metric in workspace_metrics.metrics}
     )
     _print_explanation(output, document)
     output.print_document(document)
@@ -51,8 +51,8 @@ def show_explanation(
 
 def _print_explanation(output: Output, document: Explanation) -> None:
     on_terminal = output.results.is_terminal and not output.json
-    value = "not known" if document.value is None else verdict_text.format_quantity(document.value, document.unit)
-    output.print_line(f"{document.label}: {document.metric} = {value}", style="bold" if on_terminal else None)
+    value_text = "not known" if document.value is None else verdict_text.format_quantity(document.value, document.unit)
+    output.print_line(f"{document.label}: {document.metric} = {value_text}", style="bold" if on_terminal else None)
     if document.rehearsal:
         output.print_line(REHEARSAL_NOTE, style="yellow")
     if document.why:
@@ -60,16 +60,16 @@ def _print_explanation(output: Output, document: Explanation) -> None:
     output.print_line(f"definition: {document.definition} ({document.direction}; {document.source})")
     if document.formula:
         output.print_line(f"formula: {document.formula}")
-    heads = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
+    headings = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
     rows = []
     for run in document.runs:
         run_columns = [run.cell, run.run, str(run.repeat), run.state, _value_text(run), _inputs_text(run)]
         file_rows = [line for file in run.files for line in _file_rows(file, run.run)] or [["", ""]]
         rows += [[*(run_columns if not number else [""] * len(run_columns)), *file] for number, file in enumerate(file_rows)]
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
-    indexes = [index for index in range(one_cell, len(heads)) if any(row[index] for row in rows)]
+    indexes = [index for index in range(one_cell, len(headings)) if any(row[index] for row in rows)]
     shown_rows = [[row[index] for index in indexes] for row in rows]
-    output.print_table("", [heads[index] for index in indexes], shown_rows, priorities={"Run": 3, "State": 2, "From": 1})
+    output.print_table("", [headings[index] for index in indexes], shown_rows, priorities={"Run": 3, "State": 2, "From": 1})
     if document.files_remark:
         output.print_line(document.files_remark)
     for run in document.runs:
@@ -82,9 +82,9 @@ def _print_explanation(output: Output, document: Explanation) -> None:
 def _file_rows(file: ReadFile, run: str) -> list[list[str]]:
     """The rows of a file in the table: its path in the folder of the run, and for each place in it what is there."""
     events = [f"{part.count:,} {part.kind}: {_event_text(part.first)} ... {_event_text(part.last)}" for part in file.events]
-    texts = events or [file.lines or ", ".join(file.keys)]
+    place_texts = events or [file.lines or ", ".join(file.keys)]
     short_path = file.file.removeprefix(f"runs/{run}/")
-    return [[short_path if not number else "", text] for number, text in enumerate(texts)]
+    return [[short_path if not number else "", text] for number, text in enumerate(place_texts)]
 
 
 def _event_text(event: EventPlace) -> str:
@@ -92,9 +92,9 @@ def _event_text(event: EventPlace) -> str:
     return f"{name} at ts {event.start_ns // 1000}.{event.start_ns % 1000:03d}"
 
 
-def _window_text(window: UsedWindow) -> str:
-    first, last = (datetime.fromtimestamp(seconds, UTC) for seconds in (window.first_s, window.last_s))
-    return f"from {first:%Y-%m-%d %H:%M:%S.%f} to {last:%H:%M:%S.%f} UTC, the timed window"
+def _window_text(timed_window: TimedWindow) -> str:
+    start, end = (datetime.fromtimestamp(seconds, UTC) for seconds in (timed_window.first_s, timed_window.last_s))
+    return f"from {start:%Y-%m-%d %H:%M:%S.%f} to {end:%H:%M:%S.%f} UTC, the timed window"
 
 
 def _value_text(run: ExplainedRun) -> str:
@@ -116,13 +116,11 @@ def list_metrics(workspace: Workspace, output: Output) -> int:
     workspace_metrics = own_metrics.compute_own_metrics(workspace, None)
     workspace_metrics.add_to_menu()
     metrics = all_metrics()
-    files = {metric.name: metric.file for metric in workspace_metrics.metrics}
+    files = {entry.name: entry.file for entry in workspace_metrics.metrics}
     rows = [[entry.name, entry.unit, entry.direction, entry.definition, files.get(entry.name, "ships")] for entry in metrics]
     output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows, priorities={"Direction": 1})
     for fault in workspace_metrics.faults:
         output.print_remark(fault, style="red")
     keys = ("name", "unit", "direction", "definition")
-    output.print_document(
-        [{key: getattr(metric, key) for key in keys} | {"file": files.get(metric.name)} for metric in metrics]
-    )
+    output.print_document([{key: getattr(entry, key) for key in keys} | {"file": files.get(entry.name)} for entry in metrics])
     return int(bool(workspace_metrics.faults))

@@ -13,7 +13,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import Metric, Reads, all_metrics, compute_quantities
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import verdict_text
 from collect.summary import Summary, reason_not_compared
 from shardlab.errors import InputError, UnknownName
@@ -21,7 +21,7 @@ from shardlab.errors import InputError, UnknownName
 NO_WINDOW = "the run has no two timed steps, so it has no timed window"
 
 
-class UsedWindow(msgspec.Struct, frozen=True):
+class TimedWindow(msgspec.Struct, frozen=True):
     """The timed window of a run: the time in which telemetry counts."""
 
     first_s: float
@@ -52,7 +52,7 @@ class ExplainedRun(msgspec.Struct, frozen=True):
     """Why the value is not known, or what the reader must know about it; else ''."""
     inputs: dict[str, float]
     """Sums over the steps from which the value was computed: steps, step_ms (ms), units (of data)."""
-    window: UsedWindow | None
+    window: TimedWindow | None
     """The time in which samples of telemetry count; null: the value is not from such samples."""
     files: list[ReadFile]
     """The files from which the value was computed."""
@@ -114,54 +114,57 @@ class Explanation(msgspec.Struct, frozen=True):
     """The latest attempt of each repeat of the row, and of the row that it is compared with."""
 
 
-def find_row(summary: Summary, name: str) -> CellRow:
-    """The row that `name` names: by its label in the tables, its id, the start of its id, or the id of one of its runs.
+def find_row(summary: Summary, row_name: str) -> CellRow:
+    """The row that `row_name` names: by its label in the tables, its id, the start of its id, or the id of one of its runs.
 
     Raises InputError, which lists the allowed names, if no row or more than one row has this name.
     """
-    label_of = summary.labels_by_cell
+    label_of_row = summary.labels_by_cell
     for row in summary.rows:
-        if name == row.id or _typed_label(name) == _typed_label(label_of[row.id]) or name in (run.run_id for run in row.runs):
+        has_label = _simplify_label(row_name) == _simplify_label(label_of_row[row.id])
+        if has_label or row_name == row.id or row_name in (run.run_id for run in row.runs):
             return row
-    matching_rows = [row for row in summary.rows if name and row.id.startswith(name)]
+    matching_rows = [row for row in summary.rows if row_name and row.id.startswith(row_name)]
     if len(matching_rows) == 1:
         return matching_rows[0]
-    names = "; ".join(f"{label_of[row.id]} ({row.id})" for row in matching_rows or summary.rows)
-    row_text = f"{name!r}, the start of {len(matching_rows)} rows" if matching_rows else repr(name)
+    names = "; ".join(f"{label_of_row[row.id]} ({row.id})" for row in matching_rows or summary.rows)
+    row_text = f"{row_name!r}, the start of {len(matching_rows)} rows" if matching_rows else repr(row_name)
     raise InputError(f"ROW: found {row_text}. Allowed: {names}.")
 
 
-def _typed_label(label: str) -> str:
+def _simplify_label(label: str) -> str:
     """A label as it can be typed: without upper case, and with the letter x for the multiplication sign."""
     return label.casefold().replace("×", "x")
 
 
 def find_metric(name: str) -> Metric:
     """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
-    allowed = {
+    allowed_metrics = {
         metric.name: metric
         for metric in all_metrics()
         if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
-    if name not in allowed:
-        raise UnknownName("metric", name, allowed)
-    return allowed[name]
+    if name not in allowed_metrics:
+        raise UnknownName("metric", name, allowed_metrics)
+    return allowed_metrics[name]
 
 
-def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric, sources: Mapping[str, str]) -> Explanation:
-    """Explain the value of a metric in a row. sources: file of the workspace that defines a metric, by the metric's name."""
-    rows, terms, why = [row], [], ""
+def explain_value(
+    loaded: LoadedMatrix, summary: Summary, row: CellRow, metric: Metric, file_of_metric: Mapping[str, str]
+) -> Explanation:
+    """Explain the value of a metric in a row. file_of_metric: the file of the workspace that defines a metric, by its name."""
+    explained_rows, terms, why = [row], [], ""
     run_metric = metric
     if metric.of_cells is not None:
         baseline_row, why = _find_baseline_row(loaded, summary, row, metric)
-        rows += [baseline_row] if baseline_row is not None and baseline_row.id != row.id else []
+        explained_rows += [baseline_row] if baseline_row is not None and baseline_row.id != row.id else []
         run_metric = next(candidate for candidate in all_metrics() if candidate.name == metric.compares)
         for other in [row, *([baseline_row] if baseline_row is not None else [])]:
-            mean = other.metrics.get(metric.compares)
-            value_and_unit = (mean.value, mean.unit) if mean else (None, run_metric.unit)
+            estimate_of_row = other.metrics.get(metric.compares)
+            value_and_unit = (estimate_of_row.value, estimate_of_row.unit) if estimate_of_row else (None, run_metric.unit)
             terms.append(ExplainedTerm(other.id, summary.labels_by_cell[other.id], metric.compares, *value_and_unit))
-    by_id = {run.run_id: run for cell in loaded.cells for run in cell.runs}
-    runs = [_explain_run(other.id, run, by_id[run.run_id], run_metric) for other in rows for run in other.runs]
+    run_by_id = {run.run_id: run for cell in loaded.cells for run in cell.runs}
+    runs = [_explain_run(other.id, run, run_by_id[run.run_id], run_metric) for other in explained_rows for run in other.runs]
     estimate = row.metrics.get(metric.name)
     if estimate is None:
         why = why or _explain_unknown(row, runs)
@@ -173,8 +176,8 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
         metric=metric.name,
         direction=metric.direction,
         definition=metric.definition,
-        source=sources.get(metric.name, "ships"),
-        rehearsal=any(by_id[run.run].is_rehearsal for run in runs),
+        source=file_of_metric.get(metric.name, "ships"),
+        rehearsal=any(run_by_id[run.run].is_rehearsal for run in runs),
         value=estimate.value if estimate else None,
         unit=estimate.unit if estimate else metric.unit,
         low=estimate.low if estimate else None,
@@ -188,7 +191,7 @@ def explain_value(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric
     )
 
 
-def _find_baseline_row(loaded: Loaded, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
+def _find_baseline_row(loaded: LoadedMatrix, summary: Summary, row: CellRow, metric: Metric) -> tuple[CellRow | None, str]:
     """Find the baseline with which the summary compares a row. Returns (row of the baseline, why the two have no ratio)."""
     for cell_family in group_families(loaded.cells):
         for cell in cell_family:
@@ -213,7 +216,7 @@ def _explain_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
 def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) -> ExplainedRun:
     quantity = compute_quantities(run).get(metric.name)
     inputs: dict[str, float] = {}
-    window: UsedWindow | None = None
+    timed_window: TimedWindow | None = None
     files_read: list[ReadFile] = []
     why = ""
     if not metric.applies_to(run):
@@ -229,8 +232,8 @@ def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) 
         elif metric.of_run is not None and metric.of_run(run_again) != quantity:
             why = "the files of this run changed while the command read them; run the command again"
         inputs = _sum_inputs(run_again, reads)
-        if reads.samples == "window" and run_again.window is not None:
-            window = UsedWindow(*run_again.window)
+        if reads.samples == "window" and run_again.timed_window is not None:
+            timed_window = TimedWindow(*run_again.timed_window)
     return ExplainedRun(
         run=run_row.run_id,
         cell=cell_id,
@@ -242,7 +245,7 @@ def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) 
         kind=quantity.kind if quantity else "",
         why=why,
         inputs=inputs,
-        window=window,
+        window=timed_window,
         files=files_read,
     )
 
@@ -251,14 +254,14 @@ def _explain_missing_value(run: LoadedRun, reads: Reads, files_read: Sequence[Re
     """The reason why a completed run has no value of a metric. reads: what the metric reads of the run."""
     if run.resumed and reads.samples:
         return "the run resumed from a checkpoint, so telemetry does not cover the whole run"
-    if missing_patterns := read_files.missing_patterns(run, reads):
+    if missing_patterns := read_files.list_missing_patterns(run, reads):
         return f"the run has no {' and no '.join(missing_patterns)}"
-    if reads.samples == "window" and run.window is None:
+    if reads.samples == "window" and run.timed_window is None:
         return NO_WINDOW
     if reads.samples == "window" and run.clock_stepped:
         return "the clock of a host was set during the run"
-    missing = read_files.absent_keys(run, reads) or list(dict.fromkeys(file.file.rpartition("/")[2] for file in files_read))
-    names = "; ".join(missing)
+    file_names = dict.fromkeys(file.file.rpartition("/")[2] for file in files_read)
+    names = "; ".join(read_files.describe_absent_keys(run, reads) or file_names)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"
     )
@@ -268,25 +271,25 @@ def _sum_inputs(run: LoadedRun, reads: Reads) -> dict[str, float]:
     """Sums over the steps that the metric reads: their number, the time of the slowest rank in ms, and the units of data."""
     if reads.steps not in ("timed", "undisturbed"):
         return {}
-    world = run.undisturbed if reads.steps == "undisturbed" else run.world
+    world = run.undisturbed_steps if reads.steps == "undisturbed" else run.world_steps
     sums = {"steps": world.height, "step_ms": float(world["step_ms"].sum()), "units": float(world["units"].sum())}
     return sums if world.height else {}
 
 
 def _build_formula(metric: Metric, estimate: Estimate, terms: Sequence[ExplainedTerm], runs: Sequence[ExplainedRun]) -> str:
-    value = verdict_text.format_quantity(estimate.value, estimate.unit)
+    value_text = verdict_text.format_quantity(estimate.value, estimate.unit)
     if terms:
         term_texts = " and ".join(
             f"{verdict_text.format_quantity(term.value, term.unit)} ({term.label})" for term in terms if term.value is not None
         )
-        return f"{metric.name} = {value}, from the means of {metric.compares}: {term_texts}"
+        return f"{metric.name} = {value_text}, from the means of {metric.compares}: {term_texts}"
     known_runs = [run for run in runs if run.value is not None]
     if len(known_runs) == 1:
-        return f"{metric.name} = {value}, the value of the only completed repeat"
+        return f"{metric.name} = {value_text}, the value of the only completed repeat"
     value_unit = estimate.unit if estimate.unit == "bytes" else ""  # other units are only written after the mean
-    values = " + ".join(verdict_text.format_quantity(run.value, value_unit) for run in known_runs if run.value is not None)
-    mean = f"{metric.name} = ({values}) / {len(known_runs)} = {value}"
+    value_sum = " + ".join(verdict_text.format_quantity(run.value, value_unit) for run in known_runs if run.value is not None)
+    mean_formula = f"{metric.name} = ({value_sum}) / {len(known_runs)} = {value_text}"
     if estimate.low is None or estimate.high is None:
-        return mean
-    spread = verdict_text.format_interval(estimate.low, estimate.high, estimate.unit)
-    return f"{mean}; 95 % interval of the mean by Student's t: {spread}"
+        return mean_formula
+    interval_text = verdict_text.format_interval(estimate.low, estimate.high, estimate.unit)
+    return f"{mean_formula}; 95 % interval of the mean by Student's t: {interval_text}"

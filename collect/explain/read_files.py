@@ -19,29 +19,29 @@ from shardlab.runs.rundir import VALIDATION_FILE
 
 STEPS, SAMPLES, TRACES = "steps/rank-*.jsonl", "samples/*.jsonl", "trace/rank-*.json.gz"
 # Keys of run.json and result.json that every metric of steps, of samples, of traces, or of the prediction reads.
-OF_STEPS = ("cell.command", "cell.dp", "cell.gpus", "cell.instruments.lost_worker", "imported")
-OF_SAMPLES = ("resumed_from_step",)
-OF_TRACES = ("gpus",)
-OF_PREDICTION = ("cell.instruments.lost_worker", "cell.instruments.straggler")
+KEYS_FOR_STEPS = ("cell.command", "cell.dp", "cell.gpus", "cell.instruments.lost_worker", "imported")
+KEYS_FOR_SAMPLES = ("resumed_from_step",)
+KEYS_FOR_TRACES = ("gpus",)
+KEYS_FOR_PREDICTION = ("cell.instruments.lost_worker", "cell.instruments.straggler")
 
 
-def list_places(reads: Reads) -> dict[str, Any]:
+def list_read_parts(reads: Reads) -> dict[str, Any]:
     """Pattern of files in the folder of a run -> what a metric reads of these files: keys, kinds of events, or which records.
 
     Patterns of files that the metric does not read have a false value.
     """
-    steps = reads.steps or ("timed" if reads.samples == "window" else None)
-    of_traces = reads.breakdown or reads.trace
-    run_keys = (*reads.run, *(OF_STEPS if steps else ()), *(OF_PREDICTION if reads.prediction else ()))
+    step_kind = reads.steps or ("timed" if reads.samples == "window" else None)
+    event_kinds = reads.breakdown or reads.trace
+    run_keys = (*reads.run, *(KEYS_FOR_STEPS if step_kind else ()), *(KEYS_FOR_PREDICTION if reads.prediction else ()))
     return {
         "run.json": run_keys,
-        "result.json": (*reads.result, *(OF_SAMPLES if reads.samples else ()), *(OF_TRACES if of_traces else ())),
-        STEPS: steps,
+        "result.json": (*reads.result, *(KEYS_FOR_SAMPLES if reads.samples else ()), *(KEYS_FOR_TRACES if event_kinds else ())),
+        STEPS: step_kind,
         SAMPLES: reads.samples,
         VALIDATION_FILE: reads.validation,
         "env/*.json": reads.hosts,
         "events*.jsonl": reads.events,
-        TRACES: of_traces,
+        TRACES: event_kinds,
         "prediction.json": reads.prediction,
     }
 
@@ -49,62 +49,62 @@ def list_places(reads: Reads) -> dict[str, Any]:
 def read_files(run: LoadedRun, reads: Reads) -> list[ReadFile]:
     """The files of a run that a metric reads. A JSON document is left out if none of the keys is in it."""
     files_read = []
-    for pattern, place in list_places(reads).items():
-        paths = sorted(run.folder.path.glob(pattern)) if place else []
+    for pattern, parts in list_read_parts(reads).items():
+        paths = sorted(run.folder.path.glob(pattern)) if parts else []
         if pattern == TRACES:
-            usable_names = {figures.path for figures in run.traces.files if figures.is_usable}
+            usable_names = {file_figures.path for file_figures in run.traces.files if file_figures.is_usable}
             paths = [path for path in run_traces.select_regular_files(paths) if path.name in usable_names]
         for path in paths:
             relative_path = str(path.relative_to(run.folder.path.parent.parent))
             if path.suffix == ".jsonl":
-                files_read.append(ReadFile(relative_path, lines=_find_counted_lines(path, pattern, run, place)))
+                files_read.append(ReadFile(relative_path, lines=_find_counted_lines(path, pattern, run, parts)))
             elif pattern == TRACES:
                 files_read.append(ReadFile(relative_path, events=_read_trace_events(path, run, reads)))
-            elif keys := [key for key, value in _read_keys(path, place) if value is not None]:
+            elif keys := [key for key, value in _read_keys(path, parts) if value is not None]:
                 files_read.append(ReadFile(relative_path, keys=keys))
     return files_read
 
 
 def describe_possible_files(metric: str) -> str:
     """A sentence about the files from which a metric may come that does not declare what it reads."""
-    return f"{metric} does not declare what it reads, so its values may come from any of {', '.join(list_places(Reads()))}."
+    return f"{metric} does not declare what it reads, so its values may come from any of {', '.join(list_read_parts(Reads()))}."
 
 
-def missing_patterns(run: LoadedRun, reads: Reads) -> list[str]:
+def list_missing_patterns(run: LoadedRun, reads: Reads) -> list[str]:
     """The patterns of the files that the metric reads and that the run does not have."""
-    return [pattern for pattern, place in list_places(reads).items() if place and not any(run.folder.path.glob(pattern))]
+    return [pattern for pattern, parts in list_read_parts(reads).items() if parts and not any(run.folder.path.glob(pattern))]
 
 
-def absent_keys(run: LoadedRun, reads: Reads) -> list[str]:
+def describe_absent_keys(run: LoadedRun, reads: Reads) -> list[str]:
     """For each JSON document that lacks keys that the metric reads, a clause such as `result.json has no flops_per_unit`."""
     clauses = []
     for pattern in ("env/*.json", "prediction.json", "result.json", "run.json"):
-        declared = set(list_places(reads)[pattern]) - {*OF_STEPS, *OF_SAMPLES, *OF_PREDICTION}
+        declared_keys = set(list_read_parts(reads)[pattern]) - {*KEYS_FOR_STEPS, *KEYS_FOR_SAMPLES, *KEYS_FOR_PREDICTION}
         for path in sorted(run.folder.path.glob(pattern)):
-            if keys := [key for key, value in _read_keys(path, declared) if value is None]:
+            if keys := [key for key, value in _read_keys(path, declared_keys) if value is None]:
                 clauses.append(f"{path.relative_to(run.folder.path)} has no {', no '.join(keys)}")
     return clauses
 
 
-def _read_keys(path: Path, declared: Iterable[str]) -> list[tuple[str, Any]]:
+def _read_keys(path: Path, declared_keys: Iterable[str]) -> list[tuple[str, Any]]:
     """The places of declared keys in a JSON document, such as `gpus[0].name`, with their values; None: absent or null."""
     document = json_file.read_json_if_valid(path, object)
-    return [place for key in sorted(set(declared)) for place in _find_values(document, key.split("."))]
+    return [place_and_value for key in sorted(set(declared_keys)) for place_and_value in _find_values(document, key.split("."))]
 
 
-def _find_values(document: Any, keys: Sequence[str], outer: str = "") -> Iterator[tuple[str, Any]]:
+def _find_values(document: Any, keys: Sequence[str], outer_place: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the place and the value of a key below `document`: in each entry of a list, below each key but the last.
 
-    outer: the place of the document itself.
+    outer_place: the place of the document itself.
     """
     if not keys:
-        yield outer, document
+        yield outer_place, document
     elif isinstance(document, list):
         for index, item in enumerate(document):
-            yield from _find_values(item, keys, f"{outer}[{index}]")
+            yield from _find_values(item, keys, f"{outer_place}[{index}]")
     else:
         value = document.get(keys[0]) if isinstance(document, dict) else None
-        yield from _find_values(value, keys[1:], f"{outer}.{keys[0]}" if outer else keys[0])
+        yield from _find_values(value, keys[1:], f"{outer_place}.{keys[0]}" if outer_place else keys[0])
 
 
 def _read_trace_events(path: Path, run: LoadedRun, reads: Reads) -> list[ReadEvents]:
@@ -115,27 +115,28 @@ def _read_trace_events(path: Path, run: LoadedRun, reads: Reads) -> list[ReadEve
     return trace_events.read_events(path, {*reads.breakdown, *reads.trace})
 
 
-def _find_counted_lines(path: Path, pattern: str, run: LoadedRun, place: Any) -> str | None:
-    """The lines of a record file that count. place: which steps or samples the metric reads; of other files all lines count."""
+def _find_counted_lines(path: Path, pattern: str, run: LoadedRun, parts: Any) -> str | None:
+    """The lines of a record file that count. parts: which steps or samples the metric reads; of other files all lines count."""
     if pattern == STEPS:
-        steps = None if place == "all" else set((run.undisturbed if place == "undisturbed" else run.timed)["step"].to_list())
+        counted_steps = run.undisturbed_steps if parts == "undisturbed" else run.timed_steps
+        steps = None if parts == "all" else set(counted_steps["step"].to_list())
         is_counted: Callable[[StepRecord], bool] = lambda record: steps is None or (not record.warmup and record.step in steps)  # noqa: E731
-        return spans_text(number for number, record in _read_records(path, StepRecord) if is_counted(record))
+        return format_line_numbers(number for number, record in _read_records(path, StepRecord) if is_counted(record))
     if pattern == SAMPLES:
         records = _read_records(path, Sample)
-        return spans_text(_lines_in_window(records, run) if place == "window" else _lines_before_steps(records, run))
-    return spans_text(range(1, files.read(path, files.MOST_RECORDS).count(b"\n") + 1))
+        return format_line_numbers(_lines_in_window(records, run) if parts == "window" else _lines_before_steps(records, run))
+    return format_line_numbers(range(1, files.read(path, files.MOST_RECORDS).count(b"\n") + 1))
 
 
 def _lines_in_window(records: Sequence[tuple[int, Sample]], run: LoadedRun) -> list[int]:
     """The lines of the samples in the timed window, and of the nearest samples before and after it, between which counters are
     interpolated. All lines if there is no timed window."""
-    if (window := run.window) is None:
+    if (timed_window := run.timed_window) is None:
         return [number for number, _ in records]
-    moments = sorted(sample.wall_s for _, sample in records)
-    first = max((moment for moment in moments if moment <= window[0]), default=window[0])
-    last = min((moment for moment in moments if moment >= window[1]), default=window[1])
-    return [number for number, sample in records if first <= sample.wall_s <= last]
+    sample_times_s = sorted(sample.wall_s for _, sample in records)
+    first_s = max((time_s for time_s in sample_times_s if time_s <= timed_window[0]), default=timed_window[0])
+    last_s = min((time_s for time_s in sample_times_s if time_s >= timed_window[1]), default=timed_window[1])
+    return [number for number, sample in records if first_s <= sample.wall_s <= last_s]
 
 
 def _lines_before_steps(records: Sequence[tuple[int, Sample]], run: LoadedRun) -> list[int]:
@@ -143,35 +144,36 @@ def _lines_before_steps(records: Sequence[tuple[int, Sample]], run: LoadedRun) -
     them."""
     first_step_s = min(run.steps["wall_s"].to_list(), default=0.0)
     busy_uuids: set[str] = set()
-    numbers = []
-    for number, sample in sorted(records, key=lambda record: record[1].wall_s):
+    line_numbers = []
+    for line_number, sample in sorted(records, key=lambda record: record[1].wall_s):
         idle_gpus = [gpu for gpu in sample.gpus or () if _has_power(gpu) and gpu.uuid not in busy_uuids]
         busy_uuids |= {gpu.uuid for gpu in idle_gpus if gpu.processes}
         if sample.wall_s < first_step_s and any(not gpu.processes for gpu in idle_gpus):
-            numbers.append(number)
-    return sorted(numbers)
+            line_numbers.append(line_number)
+    return sorted(line_numbers)
 
 
 def _has_power(gpu: GpuSample) -> bool:
     return gpu.power_w is not None and gpu.processes is not None
 
 
-def _read_records(path: Path, kind: type[Any]) -> list[tuple[int, Any]]:
+def _read_records(path: Path, record_type: type[Any]) -> list[tuple[int, Any]]:
     """(number of the line, record) of each line of a file that can be read."""
     records = []
     for number, line in enumerate(files.read(path, files.MOST_RECORDS).split(b"\n"), 1):
         try:
-            records.append((number, get_decoder(kind).decode(line)))
+            records.append((number, get_decoder(record_type).decode(line)))
         except DECODE_FAULTS:
             continue
     return records
 
 
-def spans_text(numbers: Iterable[int]) -> str | None:
+def format_line_numbers(numbers: Iterable[int]) -> str | None:
     """Numbers in increasing order as text, such as `3-12, 14`; None if there are none."""
     ordered: Sequence[int] = list(numbers)
     if not ordered:
         return None
     break_indexes = [index for index, (before, after) in enumerate(pairwise(ordered), 1) if after != before + 1]
-    edges = zip([0, *break_indexes], [*break_indexes, len(ordered)], strict=True)
-    return ", ".join(f"{ordered[start]}-{ordered[end - 1]}" if end - start > 1 else str(ordered[start]) for start, end in edges)
+    ranges = zip([0, *break_indexes], [*break_indexes, len(ordered)], strict=True)
+    spans = [(ordered[start], ordered[end - 1]) for start, end in ranges]
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)

@@ -37,11 +37,11 @@ def _list_events_of_rows(loaded_trace: Trace, rows: NDArray[np.intp]) -> _Events
 
 
 def _list_events(
-    loaded: Trace, name: NDArray[np.integer], start_ns: NDArray[np.int64], length_ns: NDArray[np.int64]
+    loaded: Trace, label_numbers: NDArray[np.integer], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]
 ) -> _Events:
     order = np.argsort(start_ns, kind="stable")
-    columns = (name[order].tolist(), start_ns[order].tolist(), length_ns[order].tolist())
-    return [EventPlace(loaded.labels[label], start, duration) for label, start, duration in zip(*columns, strict=True)]
+    event_columns = (label_numbers[order].tolist(), start_ns[order].tolist(), duration_ns[order].tolist())
+    return [EventPlace(loaded.labels[label], start, duration) for label, start, duration in zip(*event_columns, strict=True)]
 
 
 def _list_compute(loaded: Trace, activities: Activities) -> _Events:
@@ -58,13 +58,13 @@ def _list_compute(loaded: Trace, activities: Activities) -> _Events:
 def _list_allocations(loaded_trace: Trace, activities: Activities) -> _Events:
     devices = memory_use.select_device_events(loaded_trace)
     counted_devices = [device for device in devices if device[0] != memory_use.CPU_DEVICE] or devices  # as in `profiled_peak`
-    rows = [row for _, before, inside in counted_devices for row in (*before, *inside)]
-    return [EventPlace(MEMORY_EVENT_NAME, moment, 0) for moment in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
+    rows = [row for _, start_rows, step_rows in counted_devices for row in (*start_rows, *step_rows)]
+    return [EventPlace(MEMORY_EVENT_NAME, at_ns, 0) for at_ns in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
 
 
 def _list_products(loaded_trace: Trace, activities: Activities) -> _Events:
-    spans = matrix_products.find_timed_calls(loaded_trace, activities)
-    return _list_events(loaded_trace, spans.name, spans.start_ns, spans.end_ns - spans.start_ns)
+    timed_calls = matrix_products.find_timed_calls(loaded_trace, activities)
+    return _list_events(loaded_trace, timed_calls.name, timed_calls.start_ns, timed_calls.end_ns - timed_calls.start_ns)
 
 
 _READERS: dict[EventKind, Callable[[Trace, Activities], _Events]] = {

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from collect import flat_tables
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one CSV file for each table."""
     for name, frame in flat_tables.make_frames(loaded, summary).items():
         flat_tables.write_csv(frame, folder / f"{name}.csv")
@@ -19,6 +19,6 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> 
 EXPORT = Export(
     name="csv",
     summary="the tables summary, steps and samples, as text that every program reads",
-    holds=frozenset({"summary.csv", "steps.csv", "samples.csv"}),
+    written_names=frozenset({"summary.csv", "steps.csv", "samples.csv"}),
     write=write,
 )

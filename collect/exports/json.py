@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from shardlab.files import files
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one JSON file with the whole summary."""
     files.write_document(folder / "summary.json", summary)
 
 
-EXPORT = Export(name="json", summary="the whole summary as one document", holds=frozenset({"summary.json"}), write=write)
+EXPORT = Export(
+    name="json", summary="the whole summary as one document", written_names=frozenset({"summary.json"}), write=write
+)

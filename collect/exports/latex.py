@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import text_tables
 from collect.summary import Summary
 from shardlab.files import files
@@ -44,7 +44,7 @@ def escape_latex(text: str) -> str:
     return _LIGATURE.sub(r"\1{}", _SPACES.sub(" ", printable.clean_to_one_line(text)).strip().translate(_ESCAPE_TABLE))
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one LaTeX file for each table."""
     for table in text_tables.make_text_tables(summary):
         caption_text = escape_latex(
@@ -158,6 +158,6 @@ def _table_line(cells: list[str]) -> str:
 EXPORT = Export(
     name="latex",
     summary="the tables of the summary, claims and reported numbers, for booktabs: one file per table",
-    holds=frozenset(f"{name}.tex" for name in ("summary", "times", "memory", "sent", "claims", "reported")),
+    written_names=frozenset(f"{name}.tex" for name in ("summary", "times", "memory", "sent", "claims", "reported")),
     write=write,
 )

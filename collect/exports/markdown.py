@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import text_tables
 from collect.summary import Summary
 from shardlab.files import files
@@ -27,7 +27,7 @@ def escape_markdown(text: str) -> str:
     return _SPECIAL_CHARACTERS.sub(r"\\\1", _SPACES.sub(" ", printable.clean_to_one_line(text)).strip())
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Markdown file with all tables."""
     page_parts = [f"# {escape_markdown(text_tables.report_title(summary))}", notation.format_time(summary.created_s)]
     page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in text_tables.general_remarks(summary))]
@@ -45,6 +45,6 @@ def _render_table(table: Table[Any]) -> str:
 EXPORT = Export(
     name="markdown",
     summary="the tables of the summary, claims and reported numbers, in GitHub's syntax: one file",
-    holds=frozenset({"summary.md"}),
+    written_names=frozenset({"summary.md"}),
     write=write,
 )

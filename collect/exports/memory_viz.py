@@ -9,7 +9,7 @@ import pickle
 from pathlib import Path
 
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.sources import snapshot
 from collect.summary import Summary
 from shardlab.errors import InputError
@@ -19,7 +19,7 @@ PROTOCOL = 4
 FOLDER = "snapshots"
 
 
-def write(loaded: Loaded, _summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(loaded: LoadedMatrix, _summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write snapshots/RUN/rank-RRRRR.pickle for each snapshot. Raises InputError if the matrix has none."""
     snapshot_paths = [
         (run.run_id, path)
@@ -43,6 +43,6 @@ def write(loaded: Loaded, _summary: Summary, folder: Path, _final_path: Path) ->
 EXPORT = Export(
     name="memory-viz",
     summary="a pickle per snapshot of the CUDA allocator, for https://pytorch.org/memory_viz",
-    holds=frozenset({FOLDER}),
+    written_names=frozenset({FOLDER}),
     write=write,
 )

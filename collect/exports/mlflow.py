@@ -13,7 +13,7 @@ from typing import Any
 
 from collect import tracked_run
 from collect.export import Export, import_package, set_environment
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 from shardlab.files import files
@@ -29,7 +29,7 @@ _MAX_VALUE_CHARS = 6000  # the most characters of a parameter's value that MLflo
 _METRICS_PER_REQUEST, _PARAMS_PER_REQUEST = 1000, 100  # the most metrics and parameters that MLflow accepts in one request
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, final_path: Path) -> None:
+def write(loaded: LoadedMatrix, summary: Summary, folder: Path, final_path: Path) -> None:
     """Write a file store of MLflow with one MLflow run for each run of the matrix.
 
     final_path: the final path of `folder`, which MLflow writes into its files, because `folder` is renamed when it is complete.
@@ -38,12 +38,12 @@ def write(loaded: Loaded, summary: Summary, folder: Path, final_path: Path) -> N
     with set_environment(**_SETTINGS):
         client = import_package("mlflow.tracking").MlflowClient((folder / STORE_FOLDER).as_uri())
         experiment = client.create_experiment(
-            tracked_run.experiment_name(loaded), artifact_location=(final_path / STORE_FOLDER / "artifacts").as_uri()
+            tracked_run.get_experiment_name(loaded), artifact_location=(final_path / STORE_FOLDER / "artifacts").as_uri()
         )
-        for run in tracked_run.tracked_runs(loaded, summary):
+        for run in tracked_run.list_tracked_runs(loaded, summary):
             try:
                 mlflow_run = MlflowRun(client, experiment, run)
-                mlflow_run.log(run.points)
+                mlflow_run.log(run.timed_steps)
                 mlflow_run.end(run)
             except import_package("mlflow.exceptions").MlflowException as error:
                 # If the client could not write, e.g. because the disk is full, its error does not say so; the OSError does.
@@ -122,7 +122,7 @@ def follow(project: str, run: TrackedRun, folder: Path) -> MlflowRun:
 EXPORT = Export(
     name="mlflow",
     summary="one MLflow experiment in a file store",
-    holds=frozenset({STORE_FOLDER}),
+    written_names=frozenset({STORE_FOLDER}),
     write=write,
     package="mlflow",
     follow=follow,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from collect import flat_tables
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Parquet file for each table."""
     for name, frame in flat_tables.make_frames(loaded, summary).items():
         flat_tables.write_parquet(frame, folder / f"{name}.parquet")
@@ -20,6 +20,6 @@ def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> 
 EXPORT = Export(
     name="parquet",
     summary="the tables summary, steps and samples, with typed columns; smaller and faster to read than CSV",
-    holds=frozenset({"summary.parquet", "steps.parquet", "samples.parquet"}),
+    written_names=frozenset({"summary.parquet", "steps.parquet", "samples.parquet"}),
     write=write,
 )

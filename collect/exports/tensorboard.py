@@ -10,18 +10,18 @@ from typing import Any
 
 from collect import tracked_run
 from collect.export import Export, import_package
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 
 FORMAT_VERSION = "brain.Event:2"  # file format; the first event of a file states it (tensorflow/core/util/event.proto)
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one TensorBoard event file for each run."""
-    for run in tracked_run.tracked_runs(loaded, summary):
+    for run in tracked_run.list_tracked_runs(loaded, summary):
         with contextlib.closing(EventFile(run, folder / "runs")) as event_file:
-            event_file.log(run.points)
+            event_file.log(run.timed_steps)
             event_file.end(run)
 
 
@@ -98,16 +98,16 @@ def _session_end(run: TrackedRun, ended_s: float) -> Any:
     status = api.STATUS_SUCCESS if run.state == "completed" else api.STATUS_FAILURE
     run_end = data.HParamsPluginData(session_end_info=data.SessionEndInfo(status=status, end_time_secs=ended_s))
     summary_type = import_package("tensorboard.compat.proto.summary_pb2").Summary
-    value = summary_type.Value(
+    summary_value = summary_type.Value(
         tag=metadata.SESSION_END_INFO_TAG, metadata=metadata.create_summary_metadata(run_end), tensor=metadata.NULL_TENSOR
     )
-    return summary_type(value=[value])
+    return summary_type(value=[summary_value])
 
 
 EXPORT = Export(
     name="tensorboard",
     summary="one event file per run, for tensorboard --logdir",
-    holds=frozenset({"runs"}),
+    written_names=frozenset({"runs"}),
     write=write,
     package="tensorboard",
     follow=follow,

@@ -13,22 +13,22 @@ from types import ModuleType
 
 from collect import atomic_folder, tracked_run
 from collect.export import Export, import_package, set_environment
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
 
 WANDB_FOLDER = "wandb"  # the folder into which the library wandb writes runs
 
 
-def write(loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one offline run of Weights & Biases for each run of the matrix."""
     # The library sends reports of its own errors over the network unless this variable is `false` when it is imported.
     with set_environment(WANDB_ERROR_REPORTING="false"), _silence_logging_errors():
         wandb = import_package("wandb")
         try:
-            for run in tracked_run.tracked_runs(loaded, summary):
-                wandb_run = WandbRun(wandb, tracked_run.experiment_name(loaded), run, folder)
-                wandb_run.log(run.points)
+            for run in tracked_run.list_tracked_runs(loaded, summary):
+                wandb_run = WandbRun(wandb, tracked_run.get_experiment_name(loaded), run, folder)
+                wandb_run.log(run.timed_steps)
                 wandb_run.end(run)
         finally:
             wandb.teardown()
@@ -134,7 +134,7 @@ def _remove_logs(folder: Path) -> None:
 EXPORT = Export(
     name="wandb",
     summary="one offline run of Weights & Biases per run, for wandb sync",
-    holds=frozenset({WANDB_FOLDER}),
+    written_names=frozenset({WANDB_FOLDER}),
     write=write,
     package="wandb",
     follow=follow,

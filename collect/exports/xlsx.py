@@ -16,7 +16,7 @@ from collect.export import Export, import_package
 from collect.findings.row import CellRow, RunRow
 from collect.flat_tables import CELL_KEYS
 from collect.metric import all_metrics
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import text_tables, verdict_text
 from collect.summary import Summary
 from shardlab.files import files
@@ -35,7 +35,7 @@ class Sheet(NamedTuple):
     rows: list[list[Field]]
 
 
-def write(_loaded: Loaded, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one workbook with all tables."""
     workbook = import_package("openpyxl").Workbook(write_only=True)
     workbook.properties.creator = "shardlab"
@@ -176,7 +176,7 @@ def _make_cell(sheet: Any, field: Field, is_heading: bool = False) -> Any:
 EXPORT = Export(
     name="xlsx",
     summary="the tables summary, runs, verdicts and reported numbers, as an Excel workbook with a sheet each",
-    holds=frozenset({WORKBOOK_NAME}),
+    written_names=frozenset({WORKBOOK_NAME}),
     write=write,
     package="openpyxl",
 )

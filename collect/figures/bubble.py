@@ -6,20 +6,20 @@ from typing import Any
 
 from collect.drawing.axes import make_axis, make_layout
 from collect.drawing.traces import error_bars, scatter_trace
-from collect.figure import INK, CellMark, Figure, Group
+from collect.figure import INK, CellMark, Figure, WorkloadGroup
 from collect.metrics.bubble import bubble_theory_pct
 from collect.strategy_style import DASHES, strategy_look
 
-NAME = "bubble_pct"
+BUBBLE_METRIC = "bubble_pct"
 CURVE_POINTS = 40
 
 
-def draw(group: Group) -> Figure | None:
+def draw(group: WorkloadGroup) -> Figure | None:
     """Draw one theoretical curve per number of ranks, and one mark for each cell whose bubble was measured.
 
     The fill of a mark shows the number of ranks of its cell.
     """
-    marks = [mark for mark in group.marks if NAME in mark.row.metrics]
+    marks = [mark for mark in group.marks if BUBBLE_METRIC in mark.row.metrics]
     if not marks:
         return None
     cells = [mark.cell.cell.require_training() for mark in marks]
@@ -40,8 +40,8 @@ def draw(group: Group) -> Figure | None:
     x = make_axis(
         "micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False
     )
-    frame = make_layout(x, make_axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
-    return Figure(NAME, "Pipeline bubble", caption, 440, data, frame)
+    layout = make_layout(x, make_axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
+    return Figure(BUBBLE_METRIC, "Pipeline bubble", caption, 440, data, layout)
 
 
 def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
     The curve covers the measured numbers of micro-batches, extended by a factor of 1.5 on both sides, so that there is a curve
     even if only one number was measured.
     """
-    first, last = pass_counts[0] / 1.5, pass_counts[-1] * 1.5
-    x = [first * (last / first) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
-    look = {"line": {"color": INK, "dash": dash, "width": 1.5}, "hovertemplate": "%{y:.3~g} % by theory"}
-    return scatter_trace("lines", x, [bubble_theory_pct(pp, count) for count in x], name=f"theory, P = {pp}", **look)
+    first_x, last_x = pass_counts[0] / 1.5, pass_counts[-1] * 1.5
+    x = [first_x * (last_x / first_x) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
+    curve_style = {"line": {"color": INK, "dash": dash, "width": 1.5}, "hovertemplate": "%{y:.3~g} % by theory"}
+    return scatter_trace("lines", x, [bubble_theory_pct(pp, count) for count in x], name=f"theory, P = {pp}", **curve_style)
 
 
 def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str,
     variant: the index of this number of ranks in the sorted list of all numbers of ranks. It determines the fill of the marks.
     """
     mark_look = strategy_look(marks[0].strategy, variant)
-    estimates = [mark.row.metrics[NAME] for mark in marks]
+    estimates = [mark.row.metrics[BUBBLE_METRIC] for mark in marks]
     return scatter_trace(
         "markers",
         [mark.cell.cell.gradient_accumulation_steps for mark in marks],

@@ -10,7 +10,7 @@ import msgspec
 from collect.choices.contest import group_comparable_cells, list_contenders
 from collect.drawing.axes import make_axis, make_layout
 from collect.drawing.traces import error_bars, scatter_trace
-from collect.figure import MUTED, CellMark, Figure, Group, escape
+from collect.figure import MUTED, CellMark, Figure, WorkloadGroup, escape
 from collect.figures.cell_rows import CUT_NOTE, MOST_INTERVAL
 from collect.figures.memory_parts import tensor_memory
 from collect.findings.statistics import Estimate
@@ -21,7 +21,7 @@ from shardlab.terminal import notation
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
 
 
-def draw(group: Group) -> Figure | None:
+def draw(group: WorkloadGroup) -> Figure | None:
     """Draw one mark per cell of one contest: cells with the same work, ranks, nodes and batch size.
 
     The figure shows the contest with the most cells that have both metrics; among equals, the contest with the most ranks. None
@@ -29,25 +29,26 @@ def draw(group: Group) -> Figure | None:
     """
     marks = {mark.row.id: mark for mark in group.marks}
     contests = [
-        (contest_key, [marks[row.id] for row in rows if _has_both_metrics(marks[row.id])], comparable.values_text)
-        for comparable in group_comparable_cells([mark.row for mark in group.marks])
-        for contest_key, rows in comparable.contests.items()
+        (contest_key, [marks[row.id] for row in rows if _has_both_metrics(marks[row.id])], comparable_cells.values_text)
+        for comparable_cells in group_comparable_cells([mark.row for mark in group.marks])
+        for contest_key, rows in comparable_cells.contests.items()
     ]
     if not contests:  # all cells are imported
         return None
-    (ranks, nodes, batch), drawn_marks, values = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
+    (ranks, nodes, batch_size), drawn_marks, values_text = max(contests, key=lambda entry: (len(entry[1]), entry[0], entry[2]))
     if len(drawn_marks) < 2 or len({_units_and_kind(mark) for mark in drawn_marks}) > 1:
         return None
     unit = drawn_marks[0].row.metrics[THROUGHPUT].unit
-    memory = _memory_estimates(drawn_marks)
-    size_unit, size = notation.bytes_unit([estimate.value for estimate in memory.values()])
-    names = {rival.cell: escape(rival.name) for rival in list_contenders([mark.row for mark in drawn_marks])}
+    memory_of_cell = _memory_estimates(drawn_marks)
+    size_unit, unit_bytes = notation.bytes_unit([estimate.value for estimate in memory_of_cell.values()])
+    names = {contender.cell: escape(contender.name) for contender in list_contenders([mark.row for mark in drawn_marks])}
     drawn_marks = [marks[cell] for cell in names]
     looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks
     drawn_marks = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn_marks, looks, strict=True)]
-    front_trace = _front_trace(drawn_marks, memory, size)
-    cells = [_mark_trace(mark, memory[mark.row.id], names[mark.row.id], unit, size_unit, size) for mark in drawn_marks]
-    kind = memory[drawn_marks[0].row.id].kind
+    front_trace = _front_trace(drawn_marks, memory_of_cell, unit_bytes)
+    labelled_cells = [(mark, memory_of_cell[mark.row.id], names[mark.row.id]) for mark in drawn_marks]
+    cell_traces = [_mark_trace(*labelled_cell, unit, size_unit, unit_bytes) for labelled_cell in labelled_cells]
+    kind = memory_of_cell[drawn_marks[0].row.id].kind
     front_text = (
         "Dotted: the Pareto front; no cell is better in both than a cell on it"
         if len(front_trace["x"]) > 1
@@ -55,16 +56,17 @@ def draw(group: Group) -> Figure | None:
     )
     highest = max(mark.row.metrics[THROUGHPUT].value for mark in drawn_marks)
     on_nodes = f" of {nodes} nodes" if nodes > 1 else ""
-    conditions = ", ".join(filter(None, [f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes} with batch {batch}", values]))
+    on_ranks = f"on {ranks} rank{'s' if ranks > 1 else ''}{on_nodes}"
+    conditions = ", ".join(filter(None, [f"{on_ranks} with batch {batch_size}", values_text]))
     caption = f"All cells {conditions} that can be ranked; up and to the left is better. {front_text}. Judged by the means."
     if kind:
         caption += f" Memory: {kind}."
-    top = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in drawn_marks)
-    if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(top, highest) for mark in drawn_marks):
+    interval_end = max(min(mark.row.metrics[THROUGHPUT].high or 0, MOST_INTERVAL * highest) for mark in drawn_marks)
+    if any((mark.row.metrics[THROUGHPUT].high or 0) > 1.04 * max(interval_end, highest) for mark in drawn_marks):
         caption += f" {CUT_NOTE}"
-    y = make_axis(unit, range=[-0.04 * top, 1.04 * max(top, highest)])
-    shape = make_layout(make_axis(f"peak memory per rank ({size_unit})", rangemode="tozero"), y, showlegend=True)
-    return Figure("head_to_head", "Head to head", caption, 420, [front_trace, *cells], shape)
+    y = make_axis(unit, range=[-0.04 * interval_end, 1.04 * max(interval_end, highest)])
+    layout = make_layout(make_axis(f"peak memory per rank ({size_unit})", rangemode="tozero"), y, showlegend=True)
+    return Figure("head_to_head", "Head to head", caption, 420, [front_trace, *cell_traces], layout)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -100,17 +102,18 @@ def _memory_estimates(marks: Sequence[CellMark]) -> dict[str, Estimate]:
     return estimates if len(estimates) == len(marks) and len({entry.kind for entry in estimates.values()}) == 1 else measured
 
 
-def _front_trace(marks: Sequence[CellMark], memory: Mapping[str, Estimate], size: float) -> dict[str, Any]:
-    points = [(memory[mark.row.id].value / size, mark.row.metrics[THROUGHPUT].value) for mark in marks]
+def _front_trace(marks: Sequence[CellMark], memory_of_cell: Mapping[str, Estimate], unit_bytes: float) -> dict[str, Any]:
+    points = [(memory_of_cell[mark.row.id].value / unit_bytes, mark.row.metrics[THROUGHPUT].value) for mark in marks]
     front_points = [points[index] for index in pareto_front(points)]
     x, y = [point[0] for point in front_points], [point[1] for point in front_points]
     line = {"color": MUTED, "width": 1.5, "dash": "dot", "shape": "hv"}
     return scatter_trace("lines", x, y, name="front", line=line, hoverinfo="skip", showlegend=len(x) > 1)
 
 
-def _mark_trace(mark: CellMark, memory: Estimate, name: str, unit: str, size_unit: str, size: float) -> dict[str, Any]:
+def _mark_trace(mark: CellMark, memory: Estimate, label: str, unit: str, memory_unit: str, unit_bytes: float) -> dict[str, Any]:
     throughput = mark.row.metrics[THROUGHPUT]
-    hover = f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {size_unit}, n = {mark.row.n}<extra>{name}</extra>"
-    bars = {"error_x": error_bars([memory], mark.look.colour, size), "error_y": error_bars([throughput], mark.look.colour)}
-    look = {"marker": mark.look.marks(11), "hovertemplate": hover}
-    return scatter_trace("markers", [memory.value / size], [throughput.value], name=name, meta=mark.row.id, **bars, **look)
+    hover = f"%{{y:,.4~g}} {unit}<br>%{{x:.3~g}} {memory_unit}, n = {mark.row.n}<extra>{label}</extra>"
+    x, x_bars = [memory.value / unit_bytes], error_bars([memory], mark.look.colour, unit_bytes)
+    bars = {"error_x": x_bars, "error_y": error_bars([throughput], mark.look.colour)}
+    style = {"marker": mark.look.marks(11), "hovertemplate": hover}
+    return scatter_trace("markers", x, [throughput.value], name=label, meta=mark.row.id, **bars, **style)

@@ -10,7 +10,7 @@ from collect.drawing.axes import axis_name, make_axis, make_layout, panel_title
 from collect.drawing.panels import draw_panels
 from collect.drawing.small_multiples import draw_cell_lines
 from collect.drawing.traces import max_points_per_line, pick_points, scatter_trace, thin_points
-from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, Group, count_left_out, order_by_visibility
+from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, WorkloadGroup, count_left_out, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import MEMORY_KINDS, find_memory_column
 from collect.sources.memory import MemoryCurves
@@ -35,19 +35,19 @@ def category_label(category: str) -> str:
     return "master copy" if category == "master_parameter" else category.replace("_", " ")
 
 
-def draw_memory_by_run(group: Group) -> Figure | None:
+def draw_memory_by_run(group: WorkloadGroup) -> Figure | None:
     """Draw the memory of a rank over the timed steps of one run of each cell: it shows whether memory stays constant or grows.
 
     The run is the first completed repeat that did not resume from a checkpoint.
     """
-    pairs = [(mark, _memory_curve(mark.unresumed_run)) for mark in group.marks if mark.unresumed_run]
-    curves = [(mark, curve) for mark, curve in pairs if curve]
-    unit, size = notation.bytes_unit([value for _, (_, _, values) in curves for value in values if value is not None])
+    mark_curves = [(mark, _memory_curve(mark.unresumed_run)) for mark in group.marks if mark.unresumed_run]
+    curves = [(mark, curve) for mark, curve in mark_curves if curve]
+    unit, unit_bytes = notation.bytes_unit([value for _, (_, _, sizes) in curves for value in sizes if value is not None])
     traces = {}
-    for mark, (kind, seconds, values) in curves:
-        x, y = thin_points(seconds, values, max_points_per_line(len(curves)))
+    for mark, (kind, seconds, sizes) in curves:
+        x, y = thin_points(seconds, sizes, max_points_per_line(len(curves)))
         x = [round(moment, 3) for moment in x]
-        y = [None if value is None else float(f"{value / size:.5g}") for value in y]
+        y = [None if value is None else float(f"{value / unit_bytes:.5g}") for value in y]
         marker = mark.look.marks(4) if len(x) <= MAX_MARKED else mark.look.sparse_marks
         hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s<extra>%{{fullData.name}}, {kind}</extra>"
         traces[mark.label] = [scatter_trace("lines+markers", x, y, marker=marker, connectgaps=False, hovertemplate=hover)]
@@ -66,28 +66,28 @@ def _memory_curve(run: LoadedRun) -> tuple[str, list[float], list[int | None]] |
 
     The size at a step is the size on the rank with the most memory. It is None at steps that an instrument observed.
     """
-    column, timed_window = find_memory_column(select_unwatched(run.timed)), find_timed_window(run.timed)
+    column, timed_window = find_memory_column(select_unwatched(run.timed_steps)), find_timed_window(run.timed_steps)
     if column is None or timed_window is None:
         return None
-    value = pl.when(~pl.col("watched").any()).then(pl.col(column).max())
-    rows = run.timed.group_by("step").agg(pl.max("wall_s") - timed_window[0], value=value).sort("step")
+    size_at_step = pl.when(~pl.col("watched").any()).then(pl.col(column).max())
+    rows = run.timed_steps.group_by("step").agg(pl.max("wall_s") - timed_window[0], value=size_at_step).sort("step")
     return MEMORY_KINDS[column], rows["wall_s"].to_list(), rows["value"].to_list()
 
 
-def draw_profiled_memory(group: Group) -> Figure | None:
+def draw_profiled_memory(group: WorkloadGroup) -> Figure | None:
     """Draw the memory of a device over the profiled steps, from the allocations that the traces record.
 
     There is one line for each cell whose traces record memory, of one device of its first completed repeat.
     """
     uses = [(mark, use) for mark in group.marks if (use := highest_memory_use(mark)) is not None]
-    unit, size = notation.bytes_unit([use.peak_bytes for _, use in uses])
+    unit, unit_bytes = notation.bytes_unit([use.peak_bytes for _, use in uses])
     traces = {}
     for mark, use in uses:
-        peak = f"{notation.format_number(use.peak_bytes / size)} {unit}"
+        peak_text = f"{notation.format_number(use.peak_bytes / unit_bytes)} {unit}"
         if use.peak_reserved_bytes is not None:
-            peak += f", {notation.format_number(use.peak_reserved_bytes / size)} {unit} reserved"
-        hover = f"{use.device}: %{{y:,.4~g}} {unit} at %{{x:,.4~g}} ms<br>peak: {peak}<extra>{mark.label}</extra>"
-        x, y = [point.at_ns / 1e6 for point in use.points], [point.allocated / size for point in use.points]
+            peak_text += f", {notation.format_number(use.peak_reserved_bytes / unit_bytes)} {unit} reserved"
+        hover = f"{use.device}: %{{y:,.4~g}} {unit} at %{{x:,.4~g}} ms<br>peak: {peak_text}<extra>{mark.label}</extra>"
+        x, y = [point.at_ns / 1e6 for point in use.points], [point.allocated / unit_bytes for point in use.points]
         line = mark.look.line | {"shape": "hv", "width": 1.5}
         traces[mark.label] = [scatter_trace("lines", x, y, line=line, hovertemplate=hover)]
     caption = (
@@ -105,18 +105,18 @@ def highest_memory_use(mark: CellMark) -> MemoryUse | None:
 
     A CPU is only chosen if the traces record the memory of no GPU.
     """
-    runs = mark.cell.completed[:1]
+    runs = mark.cell.completed_runs[:1]
     uses = [use for run in runs for rank in run.traces.analyses if rank.steps for use in rank.memory]
     uses = [use for use in uses if use.device != "cpu"] or uses
     return max(uses, key=lambda use: use.peak_bytes, default=None)
 
 
-def _observed_cells(group: Group) -> list[tuple[CellMark, MemoryCurves]]:
+def _observed_cells(group: WorkloadGroup) -> list[tuple[CellMark, MemoryCurves]]:
     """The cells whose first completed repeat recorded the memory of rank 0 by category, and this memory."""
     return [(mark, mark.first_run.memory) for mark in group.marks if mark.first_run and mark.first_run.memory]
 
 
-def draw_categories_of_steps(group: Group) -> Figure | None:
+def draw_categories_of_steps(group: WorkloadGroup) -> Figure | None:
     """Draw the memory of each category over several steps, with a panel per category and a line per cell, as figures 12 to 14
     of study 5. A cell has a line if its first completed repeat recorded the memory of rank 0 over more than one step."""
     curves_of_cells = {mark.label: curves for mark, curves in _observed_cells(group) if curves.steps > 1}
@@ -135,58 +135,58 @@ def draw_categories_of_steps(group: Group) -> Figure | None:
             traces[label] = scatter_trace("lines", x, y, hovertemplate=f"%{{y:.4~g}} {unit} at %{{x:.4~g}} s")
         panels.append((f"{category_label(name).capitalize()} ({unit})", traces))
     visible_marks = order_by_visibility([mark for mark in group.marks if mark.label in curves_of_cells])
-    lines = {
+    style_of_line = {
         mark.label: {"name": mark.label, "meta": mark.row.id, "visible": visible}
         | {"line": mark.look.line | {"width": 1.5, "shape": "hv"}}
         for mark, visible in visible_marks
     }
-    steps = " or ".join(str(steps) for steps in sorted({curves.steps for curves in curves_of_cells.values()}))
+    steps_text = " or ".join(str(steps_text) for steps_text in sorted({curves.steps for curves in curves_of_cells.values()}))
     caption = (
-        f"{steps} consecutive steps on rank 0, recorded by the instrument `memory: categories` with `memory_steps`. First "
+        f"{steps_text} consecutive steps on rank 0, recorded by the instrument `memory: categories` with `memory_steps`. First "
         "completed repeat of each cell. The time between steps is in the curves, and following the memory slows steps down."
     )
     time_title = "s since the first of these steps began"
-    return draw_panels("memory_of_categories", "Memory of each category over steps", caption, panels, lines, time_title)
+    return draw_panels("memory_of_categories", "Memory of each category over steps", caption, panels, style_of_line, time_title)
 
 
-def draw_memory_timeline(group: Group) -> Figure | None:
+def draw_memory_timeline(group: WorkloadGroup) -> Figure | None:
     """Draw the memory over one step by category, one panel per cell, as in studies 2 and 5: the first MOST_PANELS cells whose
     first completed repeat recorded the memory of rank 0 by category."""
-    observed = _observed_cells(group)
-    drawn_cells = observed[:MOST_PANELS]
+    observed_cells = _observed_cells(group)
+    drawn_cells = observed_cells[:MOST_PANELS]
     if not drawn_cells:
         return None
-    unit, size = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
-    frame = make_layout({}, {}, showlegend=True)
-    frame["annotations"] = []
+    unit, unit_bytes = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
+    layout = make_layout({}, {}, showlegend=True)
+    layout["annotations"] = []
     data: list[dict[str, Any]] = []
     legend_names: set[str] = set()
     for number, (mark, curves) in enumerate(drawn_cells, 1):
         x, y = axis_name("x", number), axis_name("y", number)
         top, bottom = 1 - (number - 1 + GAP) / len(drawn_cells), 1 - number / len(drawn_cells) + 0.02
         time_title = "ms since the first of these steps began" if number == len(drawn_cells) else ""
-        frame[axis_name("xaxis", number)] = make_axis(time_title, anchor=y, showgrid=False)
-        frame[axis_name("yaxis", number)] = make_axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
-        frame["annotations"].append(panel_title(mark.label, top))
-        place = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "meta": mark.row.id}
-        areas = _area_traces(curves, size, unit)
-        data += [area | place | {"showlegend": area["name"] not in legend_names} for area in areas]
+        layout[axis_name("xaxis", number)] = make_axis(time_title, anchor=y, showgrid=False)
+        layout[axis_name("yaxis", number)] = make_axis(unit, domain=[bottom, top], rangemode="tozero", nticks=4, anchor=x)
+        layout["annotations"].append(panel_title(mark.label, top))
+        axis_settings = {"xaxis": x, "yaxis": y, "stackgroup": f"panel-{number}", "meta": mark.row.id}
+        areas = _area_traces(curves, unit_bytes, unit)
+        data += [area | axis_settings | {"showlegend": area["name"] not in legend_names} for area in areas]
         legend_names |= {area["name"] for area in areas}
     step_counts = sorted({curves.steps for _, curves in drawn_cells})
-    steps = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
-    caption = f"{steps} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
-    caption += count_left_out(len(observed) - len(drawn_cells))
-    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn_cells), data, frame)
+    steps_text = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
+    caption = f"{steps_text} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
+    caption += count_left_out(len(observed_cells) - len(drawn_cells))
+    return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_PX * len(drawn_cells), data, layout)
 
 
-def _area_traces(curves: MemoryCurves, size: float, unit: str) -> list[dict[str, Any]]:
+def _area_traces(curves: MemoryCurves, unit_bytes: float, unit: str) -> list[dict[str, Any]]:
     indexes = pick_points([sum(sizes) for sizes in zip(*curves.points.values(), strict=True)], MOST_POINTS)
     x = [float(f"{curves.t_ms[index]:.5g}") for index in indexes]
     hover = f"%{{y:.4~g}} {unit} at %{{x:.4~g}} ms"
     areas = []
     for name, colour in CATEGORIES.items():
         if name in curves.points:
-            y = [float(f"{curves.points[name][index] / size:.4g}") for index in indexes]
+            y = [float(f"{curves.points[name][index] / unit_bytes:.4g}") for index in indexes]
             look = {"line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
             areas.append(scatter_trace("lines", x, y, name=category_label(name), legendgroup=name, **look, hovertemplate=hover))
     return areas

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from collect.drawing.axes import make_axis
 from collect.drawing.stacked_bars import labelled_rows_layout
 from collect.drawing.traces import horizontal_bars
-from collect.figure import MUTED, CellMark, Figure, Group, count_left_out, escape
-from collect.findings.trace_details import LayerOfStep, cell_layers
+from collect.figure import MUTED, CellMark, Figure, WorkloadGroup, count_left_out, escape
+from collect.findings.trace_details import LayerOfStep, list_cell_layers
 from collect.traces import gloo, per_step
 from collect.traces.breakdown import Breakdown, EventTally
 from collect.traces.per_step import Use
@@ -36,17 +36,17 @@ def _draw_name_rows(
 
     bars_by_cell: the traces of each cell, without the place of the bars in their rows.
     """
-    line_px = NAME_PX + BAR_PX * len(bars_by_cell) + GAP_PX
+    row_px = NAME_PX + BAR_PX * len(bars_by_cell) + GAP_PX
     data = [
-        {"offset": (NAME_PX + BAR_PX * index) / line_px, "width": (BAR_PX - 1) / line_px, "cliponaxis": False}
+        {"offset": (NAME_PX + BAR_PX * index) / row_px, "width": (BAR_PX - 1) / row_px, "cliponaxis": False}
         | {"hovertemplate": "%{customdata}<extra></extra>"}
         | bars
         for index, cell_bars in enumerate(bars_by_cell)
         for bars in cell_bars
     ]
-    height_px = MARGIN_PX + LEGEND_PX * len(bars_by_cell) + line_px * len(names)
-    frame = labelled_rows_layout([escape(label) for label in names], NAME_PX, line_px) | {"xaxis": x, "barmode": "overlay"}
-    return Figure(name, title, caption, height_px, data, frame)
+    height_px = MARGIN_PX + LEGEND_PX * len(bars_by_cell) + row_px * len(names)
+    layout = labelled_rows_layout([escape(label) for label in names], NAME_PX, row_px) | {"xaxis": x, "barmode": "overlay"}
+    return Figure(name, title, caption, height_px, data, layout)
 
 
 def _texts_beside(texts: list[str]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class BaselinePair(NamedTuple):
     """Name of a kernel or operator -> its calls and time in the baseline."""
 
 
-def draw_differences(group: Group) -> Figure | None:
+def draw_differences(group: WorkloadGroup) -> Figure | None:
     """Draw the operators or kernels whose time differs most between a cell and its baseline: one bar for each of the first
     MOST_CELLS cells that were profiled in the same way as their baselines."""
     pairs = [
@@ -80,16 +80,17 @@ def draw_differences(group: Group) -> Figure | None:
         return None
     bars = [_difference_bars(names, pair) for pair in drawn_pairs]
     values = [value for cell_bars in bars for value in cell_bars["x"]]
-    low, high = min(0, *values), max(0, *values)
-    room = DIFFERENCE_ROOM * (high - low)
-    x = make_axis("additional ms per step", range=[low - room if low else -room / 4, high + room], zeroline=True, nticks=5)
+    lowest, highest = min(0, *values), max(0, *values)
+    room = DIFFERENCE_ROOM * (highest - lowest)
+    ends = [lowest - room if lowest else -room / 4, highest + room]
+    x_axis = make_axis("additional ms per step", range=ends, zeroline=True, nticks=5)
     caption = (
         f"Time per step minus that of the cell's baseline ({group.baseline}); bars left of 0: less time than the baseline. "
         f"Mean over profiled ranks and repeats. At most {MOST_NAMES} names, those that differ most. The time of an operator "
         "includes the operators that it calls; autograd's wrappers around operators are not shown."
     ) + count_left_out(len(pairs) - len(drawn_pairs))
-    title, x = "Operators against the baseline", x | {"zerolinecolor": MUTED}
-    return _draw_name_rows("operator_differences", title, caption, shorten_names(names), [[entry] for entry in bars], x)
+    title, x_axis = "Operators against the baseline", x_axis | {"zerolinecolor": MUTED}
+    return _draw_name_rows("operator_differences", title, caption, shorten_names(names), [[entry] for entry in bars], x_axis)
 
 
 def most_different_names(pairs: list[BaselinePair]) -> list[str]:
@@ -99,8 +100,9 @@ def most_different_names(pairs: list[BaselinePair]) -> list[str]:
     for pair in pairs:
         for name in pair.cell_uses.keys() | pair.baseline_uses.keys():
             most_ms[name] = max(most_ms.get(name, 0), abs(_difference_ms(name, pair)))
-    least_ms = MIN_SHARE * max(most_ms.values(), default=0)
-    return sorted((name for name in most_ms if most_ms[name] > least_ms), key=lambda name: (-most_ms[name], name))[:MOST_NAMES]
+    threshold_ms = MIN_SHARE * max(most_ms.values(), default=0)
+    names = [name for name in most_ms if most_ms[name] > threshold_ms]
+    return sorted(names, key=lambda name: (-most_ms[name], name))[:MOST_NAMES]
 
 
 def mean_uses(mark: CellMark) -> dict[str, Use]:
@@ -108,7 +110,7 @@ def mean_uses(mark: CellMark) -> dict[str, Use]:
 
     The wrappers that autograd puts around operators are left out.
     """
-    return per_step.compute_uses_per_step((run.traces.exact for run in mark.cell.completed), _drop_wrappers)
+    return per_step.compute_uses_per_step((run.traces.exact for run in mark.cell.completed_runs), _drop_wrappers)
 
 
 def _drop_wrappers(breakdown: Breakdown) -> list[EventTally]:
@@ -120,7 +122,7 @@ def _use_kind(mark: CellMark) -> str | None:
 
     None if the cell was not profiled, or if some of its runs name kernels and others name operators.
     """
-    sources = {breakdown.source for run in mark.cell.completed for breakdown in run.traces.exact if breakdown.steps}
+    sources = {breakdown.source for run in mark.cell.completed_runs for breakdown in run.traces.exact if breakdown.steps}
     kinds = {"kernels" if source == "gpu" else "operators" for source in sources}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -174,7 +176,7 @@ def _cut_middle(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - length // 3 - 1]}…{name[-(length // 3) :]}"
 
 
-def draw_layers(group: Group) -> Figure | None:
+def draw_layers(group: WorkloadGroup) -> Figure | None:
     """Draw how long the slowest modules take in a profiled step, forward and backward: one row per module that calls no other
     module, with one bar for each of the first MOST_CELLS cells whose traces record the calls of modules.
 
@@ -186,31 +188,31 @@ def draw_layers(group: Group) -> Figure | None:
         return None
     names = longest_layer_names([layers for _, layers in drawn_marks])
     longest_ms = max(_total_ms(layers[name]) for _, layers in drawn_marks for name in names if name in layers)
-    x = make_axis("ms per step", range=[0, longest_ms * (1 + LAYER_ROOM) or 1], nticks=5)
+    x_axis = make_axis("ms per step", range=[0, longest_ms * (1 + LAYER_ROOM) or 1], nticks=5)
     caption = (
         "One profiled step; mean over profiled ranks and repeats. Dark: forward; light: backward. On a GPU: kernels that "
         "compute and memory operations that the module launched; on a CPU: the time of the host. At most "
         f"{MOST_LAYERS} modules that call no other module, those that take the longest; all are in the table."
     ) + count_left_out(len(mark_layers) - len(drawn_marks))
     bars = [_layer_bars(names, mark, layers) for mark, layers in drawn_marks]
-    return _draw_name_rows("layers", "Modules of the model", caption, names, bars, x)
+    return _draw_name_rows("layers", "Modules of the model", caption, names, bars, x_axis)
 
 
 def leaf_layers(mark: CellMark) -> dict[str, LayerOfStep]:
     """The modules of a cell that call no other module: {name: module}, in the order of their first calls."""
-    layers = cell_layers(mark.cell)
+    layers = list_cell_layers(mark.cell)
     parents = {layer.parent for layer in layers}
     return {layer.layer: layer for layer in layers if layer.layer not in parents}
 
 
-def longest_layer_names(cells: list[dict[str, LayerOfStep]]) -> list[str]:
+def longest_layer_names(layers_by_cell: list[dict[str, LayerOfStep]]) -> list[str]:
     """The names of the MOST_LAYERS modules that take the longest in any cell, in the order of their first calls."""
-    times: dict[str, float] = {}
-    for layers in cells:
+    longest_ms: dict[str, float] = {}
+    for layers in layers_by_cell:
         for name, layer in layers.items():
-            times[name] = max(times.get(name, 0), _total_ms(layer))
-    longest_names = set(sorted(times, key=lambda name: (-times[name], name))[:MOST_LAYERS])
-    return [name for name in times if name in longest_names]
+            longest_ms[name] = max(longest_ms.get(name, 0), _total_ms(layer))
+    longest_names = set(sorted(longest_ms, key=lambda name: (-longest_ms[name], name))[:MOST_LAYERS])
+    return [name for name in longest_ms if name in longest_names]
 
 
 def _total_ms(layer: LayerOfStep) -> float:
@@ -225,10 +227,10 @@ def _layer_bars(names: list[str], mark: CellMark, layers: dict[str, LayerOfStep]
     style = {"customdata": texts, "legendgroup": mark.label, "meta": mark.row.id}
     colour = {"color": mark.look.colour}
     forward = horizontal_bars(forward_ms, y, name=mark.label, marker=colour, **style)
-    look = {"marker": colour | {"opacity": BACKWARD_OPACITY}, "showlegend": False, "base": forward_ms}
-    look |= _texts_beside([notation.format_number(_total_ms(layer), 3) for layer in drawn_layers])
+    backward_style = {"marker": colour | {"opacity": BACKWARD_OPACITY}, "showlegend": False, "base": forward_ms}
+    backward_style |= _texts_beside([notation.format_number(_total_ms(layer), 3) for layer in drawn_layers])
     backward_ms = [layer.backward_ms or 0 for layer in drawn_layers]
-    return [forward, horizontal_bars(backward_ms, y, name=f"{mark.label}, backward", **style, **look)]
+    return [forward, horizontal_bars(backward_ms, y, name=f"{mark.label}, backward", **style, **backward_style)]
 
 
 def _passes_text(layer: LayerOfStep) -> str:

@@ -9,10 +9,10 @@ from collect.drawing.axes import rows_height_px, rows_layout
 from collect.drawing.panel_rows import split_rows
 from collect.drawing.stacked_bars import select_cells
 from collect.drawing.traces import scatter_trace
-from collect.figure import INK, SERIES, CellMark, Figure, Group, escape
+from collect.figure import INK, SERIES, CellMark, Figure, WorkloadGroup, escape
 from collect.figures.step_parts import COLLECTIVES
-from collect.findings.trace_answers import GroupTraffic, cell_traffic, profiled_runs
-from collect.findings.trace_details import ProductOfStep, cell_products
+from collect.findings.trace_answers import GroupTraffic, list_cell_traffic, list_profiled_runs
+from collect.findings.trace_details import ProductOfStep, list_cell_products
 from shardlab.hardware.gpu_models import peak_flops
 from shardlab.terminal import notation
 
@@ -33,13 +33,13 @@ class Rate(NamedTuple):
     """The name of the part in the legend, such as `all_reduce`."""
     value: float
     """The rate in the unit of the axis."""
-    text: str
+    hover_text: str
     """What the reader sees besides the rate when pointing at the mark."""
     size_px: float = MARKER_PX
     """The size of the mark."""
 
 
-def draw_bandwidth(group: Group) -> Figure | None:
+def draw_bandwidth(group: WorkloadGroup) -> Figure | None:
     """Draw the bus bandwidth of each collective: one row per cell, with one mark for each collective of each process group
     whose bandwidth is known, compared with the bandwidth of the link between the GPUs."""
     drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_collectives(mark)))
@@ -52,15 +52,15 @@ def draw_bandwidth(group: Group) -> Figure | None:
         "bandwidth of a link. Without traces of all ranks the time includes waiting for slow ranks. The stroke: the link "
         f"between the GPUs of a host in one direction, by the data sheet.{left_out_note}"
     )
-    frame = rows_layout(drawn_group, "bus bandwidth in GB/s")
-    figure = Figure("bandwidth", "Bandwidth of collectives", caption, rows_height_px(drawn_group) + LEGEND_PX, [], frame)
+    layout = rows_layout(drawn_group, "bus bandwidth in GB/s")
+    figure = Figure("bandwidth", "Bandwidth of collectives", caption, rows_height_px(drawn_group) + LEGEND_PX, [], layout)
     hover = "%{customdata}: %{x:,.4~g} GB/s in one direction<extra>%{y}</extra>"
     return _add_rates(figure, drawn_group, "GB/s", COLLECTIVES, rates, "link", sorted(links, key=str), hover)
 
 
 def measured_collectives(mark: CellMark) -> list[GroupTraffic]:
     """The collectives of a cell whose bus bandwidth is known and whose kind has its own colour in figures."""
-    return [use for use in cell_traffic(mark.cell) if use.bus_gb_per_s is not None and use.collective in COLLECTIVES]
+    return [use for use in list_cell_traffic(mark.cell) if use.bus_gb_per_s is not None and use.collective in COLLECTIVES]
 
 
 def _traffic_text(use: GroupTraffic) -> str:
@@ -68,7 +68,7 @@ def _traffic_text(use: GroupTraffic) -> str:
     return f"process group {use.group}: {notation.format_number(use.calls, 3)} calls per step{size}"
 
 
-def draw_matrix_products(group: Group) -> Figure | None:
+def draw_matrix_products(group: WorkloadGroup) -> Figure | None:
     """Draw the FLOP/s of matrix products: one row per cell, with one mark for each operator and size, compared with the peak of
     the GPU. The larger a mark, the more time of a step the product takes."""
     drawn_group, left_out_note = select_cells(group, lambda mark: bool(measured_products(mark)))
@@ -90,21 +90,21 @@ def draw_matrix_products(group: Group) -> Figure | None:
         "of a mark is its time in a step. The stroke: the peak of the GPU in the precision of the cell, by the data sheet."
         f"{left_out_note}"
     )
-    frame = rows_layout(drawn_group, "TFLOP/s")
-    figure = Figure("matrix_products", "Matrix products", caption, rows_height_px(drawn_group) + LEGEND_PX, [], frame)
+    layout = rows_layout(drawn_group, "TFLOP/s")
+    figure = Figure("matrix_products", "Matrix products", caption, rows_height_px(drawn_group) + LEGEND_PX, [], layout)
     hover = "peak of %{customdata} by the data sheet: %{x:,.4~g} TFLOP/s<extra>%{y}</extra>"
     return _add_rates(figure, drawn_group, "TFLOP/s", OPERATORS, rates, "peak of the GPU", peaks, hover)
 
 
 def measured_products(mark: CellMark) -> list[ProductOfStep]:
     """The matrix products of a cell whose FLOP/s are known, longest time first; at most MOST_PRODUCTS products."""
-    products = [entry for entry in cell_products(mark.cell) if entry.flops_per_s is not None and entry.operator in OPERATORS]
-    return products[:MOST_PRODUCTS]
+    products = list_cell_products(mark.cell)
+    return [entry for entry in products if entry.flops_per_s is not None and entry.operator in OPERATORS][:MOST_PRODUCTS]
 
 
 def _gpu_model(mark: CellMark) -> str:
     """The GPU model on which the profiled ranks of a cell ran; "" if there are several models, or if the traces name none."""
-    names = {rank.gpu for run in profiled_runs(mark.cell) for rank in run.ranks}
+    names = {rank.gpu for run in list_profiled_runs(mark.cell) for rank in run.ranks}
     return names.pop() if len(names) == 1 else ""
 
 
@@ -116,7 +116,7 @@ def _product_text(product: ProductOfStep) -> str:
 
 def _add_rates(
     figure: Figure,
-    group: Group,
+    group: WorkloadGroup,
     unit: str,
     colours: Mapping[str, str],
     rates: Sequence[Rate],
@@ -136,14 +136,15 @@ def _add_rates(
             x, y = [rate.value for rate in kind_rates], [rate.mark.label for rate in kind_rates]
             sizes_px = [rate.size_px for rate in kind_rates]  # plotly draws marks with a list of sizes translucent
             marker = {"color": colour, "size": MARKER_PX if set(sizes_px) == {MARKER_PX} else sizes_px}
-            texts, cells = [[rate.mark.label, rate.text] for rate in kind_rates], [rate.mark.row.id for rate in kind_rates]
+            hover_texts = [[rate.mark.label, rate.hover_text] for rate in kind_rates]
+            cells = [rate.mark.row.id for rate in kind_rates]
             hover = f"{kind}: %{{x:,.4~g}} {unit}<br>%{{customdata[1]}}<extra>%{{customdata[0]}}</extra>"
-            place = {"meta": cells, "customdata": texts, "hovertemplate": hover}
-            figure.data.append(scatter_trace("markers", x, y, name=kind, marker=marker, **place))
+            mark_settings = {"meta": cells, "customdata": hover_texts, "hovertemplate": hover}
+            figure.data.append(scatter_trace("markers", x, y, name=kind, marker=marker, **mark_settings))
     if peaks:
-        labels, values, texts = map(list, zip(*peaks, strict=True))
-        stroke = {"symbol": "line-ns", "size": STROKE_PX, "line": {"color": INK, "width": 2.5}, "color": INK}
-        place = {"name": peak_name, "customdata": texts, "hovertemplate": peak_hover}
-        figure.data.append(scatter_trace("markers", values, labels, marker=stroke, **place))
+        labels, values, hover_texts = map(list, zip(*peaks, strict=True))
+        stroke_style = {"symbol": "line-ns", "size": STROKE_PX, "line": {"color": INK, "width": 2.5}, "color": INK}
+        mark_settings = {"name": peak_name, "customdata": hover_texts, "hovertemplate": peak_hover}
+        figure.data.append(scatter_trace("markers", values, labels, marker=stroke_style, **mark_settings))
     figure.layout["showlegend"] = True
     return split_rows(figure, group.marks) if rates else None

@@ -10,7 +10,7 @@ import msgspec
 from collect.drawing.axes import axis_name, make_axis, make_layout, thin_ticks
 from collect.drawing.small_multiples import LINES_PX, divide_lines, split_lines
 from collect.drawing.traces import error_bars, scatter_trace
-from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, Group, escape
+from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, WorkloadGroup, escape
 from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
@@ -21,7 +21,7 @@ from shardlab.terminal import notation
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
 # Keys in which the cells of a line may differ: the number of ranks, and keys that depend on it or say how ranks share a batch.
 SIZES = ("gpus", "nnodes", "dp", "tp", "pp", "servers", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps")
-BATCH = ("global_batch_size", "micro_batch_size")
+BATCH_KEYS = ("global_batch_size", "micro_batch_size")
 PULLS = "options.pull_interval"
 PULL_PANELS = {  # metric -> the title of its panel without the unit, from top to bottom
     "final_accuracy_pct": "accuracy",
@@ -32,7 +32,7 @@ PULL_PANELS = {  # metric -> the title of its panel without the unit, from top t
 PANEL_PX, MARGIN_PX, GAP = 130, 90, 0.16  # of PULL_PANELS. GAP: share of the height of a panel between it and the next
 
 
-def draw_scaling(group: Group) -> Figure | None:
+def draw_scaling(group: WorkloadGroup) -> Figure | None:
     """Draw the speed-up over the number of ranks: one line for each set of cells that differ only in their ranks.
 
     The cells of a line have the same global batch size (strong scaling) or the same batch size per rank (weak scaling). None if
@@ -48,10 +48,10 @@ def draw_scaling(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     for index, (name, ((_, batch), marks)) in enumerate(zip(names, lines_by_key.items(), strict=True)):
         x, y = [mark.cell.cell.gpus for mark in marks], [mark.row.metrics[SPEED_UP].value for mark in marks]
-        hover = f"%{{y:.3~g}}x on %{{x}} ranks, {batch}"
-        look = {"line": looks[index].line, "marker": looks[index].marks(8), "hovertemplate": hover}
+        hover_text = f"%{{y:.3~g}}x on %{{x}} ranks, {batch}"
+        line_style = {"line": looks[index].line, "marker": looks[index].marks(8), "hovertemplate": hover_text}
         visible, cells = True if index < MOST_SHOWN else "legendonly", [mark.row.id for mark in marks]
-        data.append(scatter_trace("lines+markers", x, y, name=name, meta=cells, visible=visible, **look))
+        data.append(scatter_trace("lines+markers", x, y, name=name, meta=cells, visible=visible, **line_style))
     rank_counts = sorted({mark.cell.cell.gpus for marks in lines_by_key.values() for mark in marks})
     data += _ideal_line(group, rank_counts)
     x_axis = make_axis("ranks", tickvals=sorted({*rank_counts, *data[-1]["x"]}), showgrid=False)
@@ -93,7 +93,7 @@ def _count_distinct_ranks(line: Sequence[CellMark]) -> int:
     return len({mark.cell.cell.gpus for mark in line})
 
 
-def _ideal_line(group: Group, rank_counts: list[int]) -> list[dict[str, Any]]:
+def _ideal_line(group: WorkloadGroup, rank_counts: list[int]) -> list[dict[str, Any]]:
     """The line of ideal scaling, in proportion to the number of ranks, with speed-up 1 at the smallest number of ranks of a
     baseline.
 
@@ -109,7 +109,7 @@ def _ideal_line(group: Group, rank_counts: list[int]) -> list[dict[str, Any]]:
     return [scatter_trace("lines", end_ranks, y, name="ideal", line=line, hoverinfo="skip")]
 
 
-def draw_batch_sizes(group: Group) -> Figure | None:
+def draw_batch_sizes(group: WorkloadGroup) -> Figure | None:
     """Draw throughput and peak memory over the batch size, up to the size that runs out of memory (table 4.1.1 of study 2): one
     line for each set of cells that differ only in their batch size.
 
@@ -118,22 +118,23 @@ def draw_batch_sizes(group: Group) -> Figure | None:
     marks_by_line = [
         sorted(marks, key=_batch_size)
         # `gradient_accumulation_steps` is not in BATCH, so cells with different numbers of passes per step have separate lines.
-        for marks in _group_alike(_select_trained(group.marks), BATCH)
+        for marks in _group_alike(_select_trained(group.marks), BATCH_KEYS)
         if len({_batch_size(mark) for mark in marks if THROUGHPUT in mark.row.metrics}) > 1
     ]
     if not marks_by_line:
         return None
     line_marks = [mark for marks in marks_by_line for mark in marks]
     unit = next(mark.row.metrics[THROUGHPUT].unit for mark in line_marks if THROUGHPUT in mark.row.metrics)
-    memory, size = notation.bytes_unit([mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics])
+    sizes = [mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics]
+    memory_unit, unit_bytes = notation.bytes_unit(sizes)
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
     looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
-    names = _line_labels(labelled_marks, BATCH)
-    panels = divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, BATCH))
+    names = _line_labels(labelled_marks, BATCH_KEYS)
+    panels = divide_lines([mark for mark, _ in labelled_marks], names, _line_variants(labelled_marks, BATCH_KEYS))
     data: list[dict[str, Any]] = []
     for index, (name, marks) in enumerate(zip(names, marks_by_line, strict=True)):
         style = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
-        for metric, y_name, metric_size, metric_unit in ((THROUGHPUT, "y", 1.0, unit), (MEMORY, "y2", size, memory)):
+        for metric, y_name, metric_size, metric_unit in ((THROUGHPUT, "y", 1.0, unit), (MEMORY, "y2", unit_bytes, memory_unit)):
             hover = f"%{{y:,.4~g}} {metric_unit} at a batch of %{{x}}"
             line = _metric_line(marks, looks[index], _batch_size, metric, metric_size)
             data.append(style | line | {"yaxis": y_name, "showlegend": y_name == "y", "hovertemplate": hover})
@@ -141,17 +142,17 @@ def draw_batch_sizes(group: Group) -> Figure | None:
             data.append(_state_texts(marks) | {"legendgroup": name})
     data += [] if panels else [_state_texts(line_marks)]
     batches = sorted({_batch_size(mark) for mark in line_marks})
-    x = make_axis(
+    x_axis = make_axis(
         "global batch size, log scale", type="log", tickvals=batches, ticktext=list(map(str, batches)), showgrid=False
     )
-    upper = make_axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
-    lower = make_axis(f"peak memory, {memory}", rangemode="tozero", domain=[0, 0.46], nticks=5)
-    frame = make_layout(thin_ticks(x) | {"anchor": "y2"}, upper, yaxis2=lower, showlegend=True)
+    throughput_axis = make_axis(unit, rangemode="tozero", domain=[0.54, 1], nticks=5)
+    memory_axis = make_axis(f"peak memory, {memory_unit}", rangemode="tozero", domain=[0, 0.46], nticks=5)
+    layout = make_layout(thin_ticks(x_axis) | {"anchor": "y2"}, throughput_axis, yaxis2=memory_axis, showlegend=True)
     caption = (
         "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
         "instead of a mark."
     )
-    return split_lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, frame), panels)
+    return split_lines(Figure("batch_scaling", "Batch sizes", caption, 520, data, layout), panels)
 
 
 def _select_trained(marks: Sequence[CellMark]) -> list[CellMark]:
@@ -164,16 +165,16 @@ def _batch_size(mark: CellMark) -> int:
 
 
 def _metric_line(
-    marks: Sequence[CellMark], look: Look, get_x: Callable[[CellMark], int], metric: str, size: float
+    marks: Sequence[CellMark], look: Look, get_x: Callable[[CellMark], int], metric: str, unit_size: float
 ) -> dict[str, Any]:
     """A line through the means of one metric of these cells, with the interval of each mean. Cells without the metric are left
     out.
 
-    get_x: gives the place of a cell on the x axis. size: how many units of the metric make one unit of the y axis.
+    get_x: gives the place of a cell on the x axis. unit_size: how many units of the metric make one unit of the y axis.
     """
     measured_marks = [(mark, mark.row.metrics[metric]) for mark in marks if metric in mark.row.metrics]
-    x, y = [get_x(mark) for mark, _ in measured_marks], [estimate.value / size for _, estimate in measured_marks]
-    bars = error_bars([estimate for _, estimate in measured_marks], look.colour, size)
+    x, y = [get_x(mark) for mark, _ in measured_marks], [estimate.value / unit_size for _, estimate in measured_marks]
+    bars = error_bars([estimate for _, estimate in measured_marks], look.colour, unit_size)
     cells = [mark.row.id for mark, _ in measured_marks]
     return scatter_trace("lines+markers", x, y, meta=cells, error_y=bars, line=look.line, marker=look.marks(8))
 
@@ -185,11 +186,11 @@ def _state_texts(marks: Sequence[CellMark]) -> dict[str, Any]:
         if THROUGHPUT not in mark.row.metrics:
             states.setdefault(_batch_size(mark), []).append(mark.row.state)
     texts = ["<br>".join(dict.fromkeys(cell_states)) for cell_states in states.values()]
-    look = {"textposition": "top center", "textfont": {"color": MUTED, "size": 12}, "cliponaxis": False}
-    return scatter_trace("text", list(states), [0] * len(states), text=texts, hoverinfo="skip", showlegend=False, **look)
+    text_style = {"textposition": "top center", "textfont": {"color": MUTED, "size": 12}, "cliponaxis": False}
+    return scatter_trace("text", list(states), [0] * len(states), text=texts, hoverinfo="skip", showlegend=False, **text_style)
 
 
-def draw_pull_interval(group: Group) -> Figure | None:
+def draw_pull_interval(group: WorkloadGroup) -> Figure | None:
     """Draw accuracy, staleness, training time and sent bytes over the interval at which workers pull parameters (section 5.3 of
     study 3: more frequent communication): one line for each set of cells that differ only in the interval.
 
@@ -197,7 +198,7 @@ def draw_pull_interval(group: Group) -> Figure | None:
     """
     marks_by_line = [
         sorted(marks, key=_pull_interval)
-        for marks in _group_alike([mark for mark in group.marks if PULLS in mark.row.flat], (PULLS,))
+        for marks in _group_alike([mark for mark in group.marks if PULLS in mark.row.flat_cell], (PULLS,))
         if len({_pull_interval(mark) for mark in marks if mark.row.n}) > 1
     ]
     line_marks = [mark for marks in marks_by_line for mark in marks]
@@ -209,7 +210,7 @@ def draw_pull_interval(group: Group) -> Figure | None:
     data: list[dict[str, Any]] = []
     axes: dict[str, Any] = {}
     for number, metric in enumerate(rows, 1):
-        unit, size = _metric_unit([mark.row.metrics[metric] for mark in line_marks if metric in mark.row.metrics])
+        unit, unit_size = _metric_unit([mark.row.metrics[metric] for mark in line_marks if metric in mark.row.metrics])
         domain = [1 - (number - GAP) / len(rows), 1 - (number - 1) / len(rows)]
         title = f"{PULL_PANELS[metric]}, {unit}"
         axes[axis_name("yaxis", number)] = make_axis(title, rangemode="tozero", nticks=4, domain=domain)
@@ -217,21 +218,21 @@ def draw_pull_interval(group: Group) -> Figure | None:
             style = {"name": name, "legendgroup": name, "visible": True if index < MOST_SHOWN else "legendonly"}
             style |= {"yaxis": axis_name("y", number), "showlegend": number == 1}
             hover = f"%{{y:,.4~g}} {unit}, a pull in %{{x}} pushes"
-            data.append(_metric_line(marks, looks[index], _pull_interval, metric, size) | style | {"hovertemplate": hover})
+            data.append(_metric_line(marks, looks[index], _pull_interval, metric, unit_size) | style | {"hovertemplate": hover})
     intervals = sorted({_pull_interval(mark) for mark in line_marks})
     x = make_axis("pushes between two pulls, log scale", type="log", tickvals=intervals, ticktext=list(map(str, intervals)))
-    frame = make_layout(
+    layout = make_layout(
         x | {"anchor": axis_name("y", len(rows)), "showgrid": False}, axes.pop("yaxis"), **axes, showlegend=True
     )
     caption = (
         "A worker pulls parameters once in this many pushes, so the left end is the most frequent communication. Means over "
         "repeats. The cells of a line differ only in the interval. Accuracy: of the parameters that servers have at the end."
     )
-    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(rows), data, frame)
+    return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(rows), data, layout)
 
 
 def _pull_interval(mark: CellMark) -> int:
-    interval: int = mark.row.flat[PULLS]
+    interval: int = mark.row.flat_cell[PULLS]
     return interval
 
 
@@ -246,8 +247,8 @@ def _group_alike(marks: Sequence[CellMark], ignored_keys: Collection[str]) -> li
     """Group cells that differ only in the keys `ignored_keys`. Groups and cells keep the order of `marks`."""
     groups: dict[bytes, list[CellMark]] = {}
     for mark in marks:
-        rest = _drop_keys(msgspec.to_builtins(mark.cell.cell), ignored_keys)
-        groups.setdefault(msgspec.json.encode(rest, order="sorted"), []).append(mark)
+        remaining = _drop_keys(msgspec.to_builtins(mark.cell.cell), ignored_keys)
+        groups.setdefault(msgspec.json.encode(remaining, order="sorted"), []).append(mark)
     return list(groups.values())
 
 
@@ -273,9 +274,9 @@ def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
     dropped_keys = keys_with_role(Role.BOOKKEEPING).union(keys)
-    remaining_keys = {key: value for key, value in cell.items() if key not in dropped_keys}
-    if "options" in remaining_keys:
-        remaining_keys["options"] = {
-            name: value for name, value in remaining_keys["options"].items() if f"options.{name}" not in dropped_keys
+    remaining = {key: value for key, value in cell.items() if key not in dropped_keys}
+    if "options" in remaining:
+        remaining["options"] = {
+            name: value for name, value in remaining["options"].items() if f"options.{name}" not in dropped_keys
         }
-    return remaining_keys
+    return remaining

@@ -7,10 +7,10 @@ import statistics
 import polars as pl
 
 from collect.drawing.stacked_bars import BarPanel, PartsFigure, draw_bars, select_cells
-from collect.figure import INK, LINE, MUTED, SERIES, CellMark, Figure, Group
+from collect.figure import INK, LINE, MUTED, SERIES, CellMark, Figure, WorkloadGroup
 from collect.findings.comparability import key_without_faults
-from collect.findings.trace_answers import profiled_runs
-from collect.findings.trace_details import cell_attention
+from collect.findings.trace_answers import list_profiled_runs
+from collect.findings.trace_details import list_cell_attention
 from collect.metrics.rank_times import waiting_by_rank
 from collect.metrics.trace_phases import phase_time
 from collect.traces import per_step
@@ -66,7 +66,7 @@ def phase_parts(mark: CellMark) -> dict[str, float]:
     """
     ms_by_phase = {}
     for phase in PHASES:
-        run_ms = [time.value for run in mark.cell.completed if (time := phase_time(run, phase)) is not None]
+        run_ms = [time.value for run in mark.cell.completed_runs if (time := phase_time(run, phase)) is not None]
         if run_ms:
             ms_by_phase[phase] = sum(run_ms) / len(run_ms)
     return ms_by_phase if len(ms_by_phase) > 1 else {}
@@ -74,12 +74,12 @@ def phase_parts(mark: CellMark) -> dict[str, float]:
 
 def attention_parts(mark: CellMark) -> dict[str, float]:
     """Milliseconds of attention in a profiled step by implementation and pass. Kernels whose time is not known are left out."""
-    ms_by_kernel: dict[str, float] = {}
-    for use in cell_attention(mark.cell):
+    ms_by_pass: dict[str, float] = {}
+    for use in list_cell_attention(mark.cell):
         if use.ms:
             name = f"{use.backend}, {'backward' if use.backward else 'forward'}"
-            ms_by_kernel[name] = ms_by_kernel.get(name, 0) + use.ms
-    return ms_by_kernel
+            ms_by_pass[name] = ms_by_pass.get(name, 0) + use.ms
+    return ms_by_pass
 
 
 def overlap_parts(mark: CellMark) -> dict[str, float]:
@@ -93,21 +93,21 @@ def overlap_parts(mark: CellMark) -> dict[str, float]:
 
 def matched_runs(mark: CellMark) -> list[RunAnswers]:
     """The runs of a cell in whose traces the calls of a collective on different ranks were matched with each other."""
-    return [run for run in profiled_runs(mark.cell) if run.waits.ranks]
+    return [run for run in list_profiled_runs(mark.cell) if run.waits.ranks]
 
 
 def communication_parts(mark: CellMark) -> dict[str, float]:
     """Milliseconds of a step by part. The parts add up to the durations of all matched calls of collectives."""
     if not (runs := matched_runs(mark)):
         return {}
-    steps = sum(rank.steps for run in runs for rank in run.ranks) * 1e6
+    ns_divisor = sum(rank.steps for run in runs for rank in run.ranks) * 1e6
     total_ns = sum(run.ranks[rank_index].calls[call].duration_ns for run in runs for rank_index, call in run.waits.waited)
     waited_ns = sum(rank.waited_ns for run in runs for rank in run.waits.ranks)
     lost_ns = sum(rank.lost_ns for run in runs for rank in run.waits.ranks)
     return {
-        "transfer": (total_ns - waited_ns) / steps,
-        "waiting, hidden behind compute": (waited_ns - lost_ns) / steps,
-        "waiting, lost": lost_ns / steps,
+        "transfer": (total_ns - waited_ns) / ns_divisor,
+        "waiting, hidden behind compute": (waited_ns - lost_ns) / ns_divisor,
+        "waiting, lost": lost_ns / ns_divisor,
     }
 
 
@@ -122,7 +122,7 @@ def _lost_text(mark: CellMark) -> str:
 
 def collective_tallies(mark: CellMark) -> dict[str, Use]:
     """The calls and the time of the collectives in a step of a cell, by kind of collective (COLLECTIVES)."""
-    runs = (run.traces.exact for run in mark.cell.completed)
+    runs = (run.traces.exact for run in mark.cell.completed_runs)
     return per_step.compute_uses_per_step(
         runs, lambda breakdown: rename_tallies(breakdown.collectives, lambda name: KIND_OF.get(name, OTHER))
     )
@@ -132,7 +132,7 @@ def _count_text(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else notation.format_number(value, 3)
 
 
-def draw_collectives(group: Group) -> Figure | None:
+def draw_collectives(group: WorkloadGroup) -> Figure | None:
     """Draw two panels side by side: the calls of collectives in a step, and their time. They show whether there are many small
     or a few large calls.
 
@@ -153,7 +153,7 @@ def draw_collectives(group: Group) -> Figure | None:
     return draw_bars("collectives", "Collectives", caption, drawn_group, panels)
 
 
-def draw_stragglers(group: Group) -> Figure | None:
+def draw_stragglers(group: WorkloadGroup) -> Figure | None:
     """Draw what a rank that is slowed on purpose costs: two bars for each cell with such a rank, and for the same cell without
     it. None if no cell has a slowed rank."""
     twins = {key_without_faults(mark.row.cell) for mark in group.marks if mark.cell.cell.instruments.straggler is not None}
@@ -168,11 +168,12 @@ def draw_stragglers(group: Group) -> Figure | None:
     )
     if not any(mark.cell.cell.instruments.straggler is not None for mark in drawn_group.marks):
         return None
-    steps = [_straggler_parts(mark) for mark in drawn_group.marks]
+    parts_of_steps = [_straggler_parts(mark) for mark in drawn_group.marks]
     end_texts = [notation.format_number(max(_waits_ms(mark)), 2) for mark in drawn_group.marks]
-    unit, name = drawn_group.marks[0].row.metrics[RANK_THROUGHPUT].unit, "throughput of the ranks"
-    rates = [{name: mark.row.metrics[RANK_THROUGHPUT].value} for mark in drawn_group.marks]
-    panels = [BarPanel("ms per step", "ms", steps, STRAGGLER_PARTS, end_texts), BarPanel(unit, unit, rates, {name: SERIES[4]})]
+    unit, throughput_name = drawn_group.marks[0].row.metrics[RANK_THROUGHPUT].unit, "throughput of the ranks"
+    throughputs = [{throughput_name: mark.row.metrics[RANK_THROUGHPUT].value} for mark in drawn_group.marks]
+    panels = [BarPanel("ms per step", "ms", parts_of_steps, STRAGGLER_PARTS, end_texts)]
+    panels.append(BarPanel(unit, unit, throughputs, {throughput_name: SERIES[4]}))
     caption = (
         "Left: a step, mean over ranks and repeats, so a delay of one rank counts by its share. Waiting is what forward, "
         "backward and update take longer than on the rank where they are the shortest. At the end: the longest waiting of a "
@@ -184,15 +185,15 @@ def draw_stragglers(group: Group) -> Figure | None:
 
 def _waits_ms(mark: CellMark) -> list[float]:
     """The waiting of each rank in ms per step, mean over repeats."""
-    waits_by_run = [waiting_by_rank(run) for run in mark.cell.completed]
+    waits_by_run = [waiting_by_rank(run) for run in mark.cell.completed_runs]
     return [statistics.fmean(run_waits[rank] for run_waits in waits_by_run) for rank in waits_by_run[0]]
 
 
 def _median_steps_ms(mark: CellMark) -> list[float]:
     """The median step of each rank and repeat, in ms; empty if the waiting is not known."""
-    if not all(waiting_by_rank(run) for run in mark.cell.completed):
+    if not all(waiting_by_rank(run) for run in mark.cell.completed_runs):
         return []
-    medians = [run.timed.group_by("rank").agg(pl.col("step_ms").median())["step_ms"] for run in mark.cell.completed]
+    medians = [run.timed_steps.group_by("rank").agg(pl.col("step_ms").median())["step_ms"] for run in mark.cell.completed_runs]
     return [ms for run_medians in medians for ms in run_medians.to_list()]
 
 

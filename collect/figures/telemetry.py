@@ -9,7 +9,7 @@ import polars as pl
 
 from collect.drawing.curves import STRETCHES, Combination, growth_readings, join_devices, level_readings, rate_readings
 from collect.drawing.panels import curve_traces, draw_panels
-from collect.figure import PLAYED, SERIES, Figure, Group, count_left_out, escape, order_by_visibility, played_note
+from collect.figure import PLAYED, SERIES, Figure, WorkloadGroup, count_left_out, escape, order_by_visibility, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares, find_memory_sizes
@@ -44,25 +44,25 @@ class TelemetryPanel(NamedTuple):
     """How many units of the readings make one unit of the title, such as 2^30 bytes for GiB."""
     combination: Combination
     """How the values of all devices are combined (`curves.join_devices`)."""
-    readings: Callable[[RunSamples], pl.DataFrame]
+    get_readings: Callable[[RunSamples], pl.DataFrame]
     """Makes readings from the samples, as `curves.level_readings`."""
 
 
-def draw_hosts(group: Group) -> Figure | None:
+def draw_hosts(group: WorkloadGroup) -> Figure | None:
     """Draw one line per cell in each panel, as in studies 1 and 3, for the first completed repeat that did not resume from a
     checkpoint."""
-    runs = [(mark, run, run.window) for mark in group.marks if (run := mark.unresumed_run) is not None]
+    runs = [(mark, run, run.timed_window) for mark in group.marks if (run := mark.unresumed_run) is not None]
     runs_by_label = {mark.label: (mark, run, window[0]) for mark, run, window in runs if window}
     if not runs_by_label:
         return None
     samples = _collect_samples({label: (run, start_s) for label, (_, run, start_s) in runs_by_label.items()})
-    networks, left_out_count = _network_panels(samples.nics)
+    network_panels, left_out_count = _network_panels(samples.nics)
     looks, panels = {label: mark.look for label, (mark, _, _) in runs_by_label.items()}, []
     played_labels = [label for label, (_, run, _) in runs_by_label.items() if run.plays_gpus]
-    for panel in (*(GPU if len(samples.gpus) else ()), *networks, *HOST):
-        traces = curve_traces(join_devices(panel.readings(samples), panel.combination), panel.scale, looks, has_marks=True)
+    for panel in (*(SHARED_GPU_PANELS if len(samples.gpus) else ()), *network_panels, *HOST_PANELS):
+        traces = curve_traces(join_devices(panel.get_readings(samples), panel.combination), panel.scale, looks, has_marks=True)
         if traces:
-            is_played = panel in GPU and not traces.keys().isdisjoint(played_labels)
+            is_played = panel in SHARED_GPU_PANELS and not traces.keys().isdisjoint(played_labels)
             panels.append((f"{panel.title}{PLAYED * is_played}", traces))
     lines = {
         mark.label: {"name": mark.label, "meta": mark.row.id, "visible": visible, "line": mark.look.line | {"width": 1.5}}
@@ -73,7 +73,7 @@ def draw_hosts(group: Group) -> Figure | None:
         "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
         "processors: all of the hosts. Dotted: the end of the first timed step."
     )
-    if len(networks) > 4:  # one panel for the sum, one for loopback, two per interface: several interfaces
+    if len(network_panels) > 4:  # one panel for the sum, one for loopback, two per interface: several interfaces
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out_count:
         caption += f" {left_out_count} more interfaces, which sent less, are not drawn."
@@ -82,10 +82,10 @@ def draw_hosts(group: Group) -> Figure | None:
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
     def concatenate_frames(get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
-        frames = (
+        run_frames = (
             get_frame(run).with_columns(pl.col("wall_s") - zero_s, run=pl.lit(label)) for label, (run, zero_s) in spans.items()
         )
-        return pl.concat(frames, rechunk=True)
+        return pl.concat(run_frames, rechunk=True)
 
     return RunSamples(
         concatenate_frames(lambda run: run.samples.hosts),
@@ -101,13 +101,14 @@ def _network_panels(nics: pl.DataFrame) -> tuple[list[TelemetryPanel], int]:
     The first panel has the bytes of all interfaces together, added up over time. Then each of the busiest interfaces has two
     panels, for sent and for received bytes. Interfaces without traffic have no panels. Loopback has one panel.
     """
-    increases = [pl.max(field) - pl.min(field) for field in ("tx_bytes", "rx_bytes")]
-    counted = select_network_samples(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(increases))
-    carried = dict(counted.group_by("name").agg(pl.sum("carried")).iter_rows())
+    increases = [pl.max(counter) - pl.min(counter) for counter in ("tx_bytes", "rx_bytes")]
+    carried_bytes = select_network_samples(nics).group_by("run", "host", "name").agg(carried=pl.sum_horizontal(increases))
+    carried = dict(carried_bytes.group_by("name").agg(pl.sum("carried")).iter_rows())
     names = [name for name in sorted(carried, key=lambda name: (-carried[name], name)) if carried[name]]
     directions = (("Sent", "tx_bytes"), ("Received", "rx_bytes"))
-    panels = [_interface_panel(name, direction, field) for name in names[:MOST_INTERFACES] for direction, field in directions]
-    return [*([TOTAL_SENT] if names else []), *panels, LOOPBACK], max(len(names) - MOST_INTERFACES, 0)
+    drawn_names = names[:MOST_INTERFACES]
+    panels = [_interface_panel(name, direction, counter) for name in drawn_names for direction, counter in directions]
+    return [*([TOTAL_SENT_PANEL] if names else []), *panels, LOOPBACK_PANEL], max(len(names) - MOST_INTERFACES, 0)
 
 
 def _interface_panel(name: str, direction: str, counter: str) -> TelemetryPanel:
@@ -131,23 +132,23 @@ def _host_panel(title: str, column: str, scale: float = 1) -> TelemetryPanel:
     return TelemetryPanel(title, scale, "mean", lambda samples: level_readings(samples.hosts, "host", column))
 
 
-GPU = (
+SHARED_GPU_PANELS = (
     TelemetryPanel("GPU memory in use (%)", 1, "max", lambda samples: level_readings(samples.shares, "uuid", "memory_pct")),
     TelemetryPanel("GPUs busy (%)", 1, "mean", lambda samples: level_readings(samples.gpus, "uuid", "utilization_pct")),
 )
-TOTAL_SENT = TelemetryPanel(
+TOTAL_SENT_PANEL = TelemetryPanel(
     "All bytes sent on the network since the first timed step (MB)",
     MB,
     "sum",
     lambda samples: growth_readings(select_network_samples(samples.nics), "tx_bytes"),
 )
-LOOPBACK = TelemetryPanel(
+LOOPBACK_PANEL = TelemetryPanel(
     "Sent over loopback, within a host (MB/s)",
     MB,
     "sum",
     lambda samples: rate_readings(select_loopback_samples(samples.nics), "tx_bytes"),
 )
-HOST = (
+HOST_PANELS = (
     _host_panel("Processors busy (%)", "cpu_pct"),
     _host_panel("Busiest processor (%)", "busiest_core_pct"),
     _host_panel("Memory of the hosts in use (GiB)", "memory_used_bytes", GIB),
@@ -171,7 +172,7 @@ class GpuPanel(NamedTuple):
     """How many units of the column make one unit of the title, such as 2^30 bytes for GiB."""
     column: str
     """The column of the GPU samples that the panel shows."""
-    counter: bool = False
+    is_counter: bool = False
     """Whether the column is a counter: then the panel shows its growth per second."""
 
 
@@ -183,42 +184,42 @@ GPU_PANELS = (
     GpuPanel("Temperature (°C)", 1, "temperature_c"),
     GpuPanel("SM clock (MHz)", 1, "sm_clock_mhz"),
     GpuPanel("Memory clock (MHz)", 1, "memory_clock_mhz"),
-    GpuPanel("Sent over PCIe (MB/s)", MB, "pcie_tx_bytes", counter=True),
-    GpuPanel("Received over PCIe (MB/s)", MB, "pcie_rx_bytes", counter=True),
-    GpuPanel("Sent over NVLink (MB/s)", MB, "nvlink_tx_bytes", counter=True),
-    GpuPanel("Received over NVLink (MB/s)", MB, "nvlink_rx_bytes", counter=True),
+    GpuPanel("Sent over PCIe (MB/s)", MB, "pcie_tx_bytes", is_counter=True),
+    GpuPanel("Received over PCIe (MB/s)", MB, "pcie_rx_bytes", is_counter=True),
+    GpuPanel("Sent over NVLink (MB/s)", MB, "nvlink_tx_bytes", is_counter=True),
+    GpuPanel("Received over NVLink (MB/s)", MB, "nvlink_rx_bytes", is_counter=True),
 )
 
 
-def draw_gpus(group: Group) -> Figure | None:
+def draw_gpus(group: WorkloadGroup) -> Figure | None:
     """Draw one line per GPU in each panel, for the first completed repeat of each cell that did not resume from a checkpoint,
     as in figures 11 to 19 of study 3. A mean over GPUs would hide a single slow GPU."""
-    frames: list[pl.DataFrame] = []
+    gpu_frames: list[pl.DataFrame] = []
     looks: dict[str, Look] = {}
     lines: dict[str, dict[str, Any]] = {}
     played_labels: list[str] = []  # labels of the cells whose GPU values a stub of NVML made up
     left_out_count = 0
     for mark in group.marks:
         run = mark.unresumed_run
-        if run is None or run.window is None or run.shown_gpu_samples.is_empty():
+        if run is None or run.timed_window is None or run.shown_gpu_samples.is_empty():
             continue
         devices = sorted(run.shown_gpu_samples.select("host", "uuid").unique().rows())
         if len(lines) + len(devices) > MOST_LINES:
             left_out_count += len(devices)
             continue
-        keys = {device: f"{len(frames)} {index}" for index, device in enumerate(devices)}
+        key_of_gpu = {device: f"{len(gpu_frames)} {index}" for index, device in enumerate(devices)}
         for index, ((host, _), uuid) in enumerate(zip(devices, _short_uuids(devices), strict=True)):
             # GPUs of the same cell differ in colour, and cells differ in dash.
-            look = Look(SERIES[index % len(SERIES) + 1], dash=DASHES[len(frames) % len(DASHES)])
-            name, key = f"{mark.label}, {escape(f'{host} {uuid}')}{PLAYED * run.plays_gpus}", keys[devices[index]]
+            look = Look(SERIES[index % len(SERIES) + 1], dash=DASHES[len(gpu_frames) % len(DASHES)])
+            name, key = f"{mark.label}, {escape(f'{host} {uuid}')}{PLAYED * run.plays_gpus}", key_of_gpu[devices[index]]
             looks[key], lines[key] = look, {"name": name, "meta": mark.row.id, "line": look.line | {"width": 1.5}}
         played_labels += [mark.label] * run.plays_gpus
-        frames.append(_gpu_rows(run, run.window[0], keys))
-    if not frames:
+        gpu_frames.append(_gpu_rows(run, run.timed_window[0], key_of_gpu))
+    if not gpu_frames:
         return None
-    gpus, panels = pl.concat(frames, rechunk=True), []
+    gpus, panels = pl.concat(gpu_frames, rechunk=True), []
     for panel in GPU_PANELS:
-        readings = rate_readings(gpus, panel.column, "uuid") if panel.counter else level_readings(gpus, "uuid", panel.column)
+        readings = rate_readings(gpus, panel.column, "uuid") if panel.is_counter else level_readings(gpus, "uuid", panel.column)
         if traces := curve_traces(join_devices(readings, "mean"), panel.scale, looks):
             panels.append((f"{panel.title}{PLAYED * bool(played_labels)}", traces))
     drawn_keys = [key for key in lines if any(key in traces for _, traces in panels)]
@@ -239,11 +240,11 @@ def _gpu_rows(run: LoadedRun, zero_s: float, keys: dict[tuple[Any, ...], str]) -
 
     zero_s: the time from which wall_s counts in the result. keys: (host, uuid) of each GPU -> the key of its line.
     """
-    devices = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
-    rows = run.shown_gpu_samples.join(devices, on=["host", "uuid"], maintain_order="left")
+    key_rows = pl.DataFrame([(*device, key) for device, key in keys.items()], schema=["host", "uuid", "run"], orient="row")
+    samples = run.shown_gpu_samples.join(key_rows, on=["host", "uuid"], maintain_order="left")
     memory_bytes_by_uuid = find_memory_sizes(run.shown_gpu_samples, run.hosts)
     total_bytes = pl.col("uuid").replace_strict(memory_bytes_by_uuid, return_dtype=pl.Float64, default=None)
-    return rows.with_columns(pl.col("wall_s") - zero_s, memory_pct=100 * pl.col("memory_used_bytes") / total_bytes)
+    return samples.with_columns(pl.col("wall_s") - zero_s, memory_pct=100 * pl.col("memory_used_bytes") / total_bytes)
 
 
 def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
@@ -251,7 +252,7 @@ def _short_uuids(devices: Sequence[tuple[str, str]]) -> list[str]:
 
     devices: (host, UUID) of each GPU.
     """
-    longest = max(len(uuid) for _, uuid in devices)
-    lengths = range(UUID_CHARS, longest + 1)
-    length = next((n for n in lengths if len({(host, uuid[:n]) for host, uuid in devices}) == len(devices)), longest)
+    longest_length = max(len(uuid) for _, uuid in devices)
+    lengths = range(UUID_CHARS, longest_length + 1)
+    length = next((n for n in lengths if len({(host, uuid[:n]) for host, uuid in devices}) == len(devices)), longest_length)
     return [uuid[:length] for _, uuid in devices]

@@ -12,7 +12,7 @@ import polars as pl
 from collect.drawing.axes import axis_name, make_axis, make_layout, panel_title
 from collect.drawing.panels import PANEL_PX, add_panel
 from collect.drawing.traces import scatter_trace, span_bars, thin_points
-from collect.figure import MUTED, PLAYED, SERIES, CellMark, Figure, Group, count_left_out, escape, played_note
+from collect.figure import MUTED, PLAYED, SERIES, CellMark, Figure, WorkloadGroup, count_left_out, escape, played_note
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import timeline
 from collect.timeline.straggler import PHASES
@@ -49,7 +49,7 @@ class TimeBar(NamedTuple):
     """A bar in the row of a rank: a phase of a step, one or several steps, or an act of an instrument, such as saving a
     checkpoint."""
 
-    row: str
+    row_name: str
     """Such as `rank 0`."""
     kind: str
     """A key of PHASE_COLOURS or STEP_KINDS."""
@@ -67,16 +67,16 @@ def _bar_traces(bars: Sequence[TimeBar], colours: Mapping[str, str], hover: str,
     traces = []
     for kind, colour in colours.items():
         if drawn_bars := [bar for bar in bars if bar.kind == kind]:
-            spans = [(bar.row, round(bar.start, digits), round(bar.length, digits)) for bar in drawn_bars]
+            spans = [(bar.row_name, round(bar.start, digits), round(bar.length, digits)) for bar in drawn_bars]
             texts = {"text": [escape(bar.text) for bar in drawn_bars], "textposition": "none", "legendgroup": kind}
             traces.append(span_bars(spans, kind, colour, hover.replace("KIND", kind), **texts))
     return traces
 
 
-def _rows_axis(names: Sequence[str], bottom: float, top: float, anchor: str) -> dict[str, Any]:
+def _rows_axis(row_names: Sequence[str], bottom: float, top: float, anchor: str) -> dict[str, Any]:
     """The y axis of rows with these names, from top to bottom. bottom, top: its place, as shares of the height of the plots."""
-    place = {"domain": [bottom, top], "anchor": anchor, "showgrid": False}
-    return make_axis("", type="category", categoryorder="array", categoryarray=list(reversed(names)), **place)
+    axis_settings = {"domain": [bottom, top], "anchor": anchor, "showgrid": False}
+    return make_axis("", type="category", categoryorder="array", categoryarray=list(reversed(row_names)), **axis_settings)
 
 
 class StepPanel(NamedTuple):
@@ -85,7 +85,7 @@ class StepPanel(NamedTuple):
     mark: CellMark
     bars: list[TimeBar]
     """The phases of all drawn steps, in ms."""
-    rows: list[str]
+    row_names: list[str]
     """The names of the drawn ranks, in order."""
     late_rank: str
     """The rank that the others wait for, with its host and the phase; "" if no such rank was found."""
@@ -93,15 +93,15 @@ class StepPanel(NamedTuple):
     @property
     def height_px(self) -> int:
         """The height with the title."""
-        return STEP_HEAD_PX + STEP_ROW_PX * len(self.rows)
+        return STEP_HEAD_PX + STEP_ROW_PX * len(self.row_names)
 
 
-def draw_steps(group: Group) -> Figure | None:
+def draw_steps(group: WorkloadGroup) -> Figure | None:
     """Draw the steps of all ranks on one clock, with the phases of each step: they show which rank is late, and where others
     wait. There is one panel for each cell with several ranks: the steps in the middle of its first completed repeat."""
     panels = [panel for mark in group.marks if (panel := _build_panel(mark)) is not None]
     drawn_panels = panels[:MOST_PANELS]
-    frame = make_layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
+    layout = make_layout({}, {}, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
     height_px, top, legend_phases = sum(panel.height_px for panel in drawn_panels), 1.0, set[str]()
     data: list[dict[str, Any]] = []
     for number, panel in enumerate(drawn_panels, 1):
@@ -112,10 +112,10 @@ def draw_steps(group: Group) -> Figure | None:
             legend_phases.add(trace["name"])
         bottom, plot_top = top - panel.height_px / height_px, top - 20 / height_px
         title = "ms since the first of these steps began" if number == len(drawn_panels) else ""
-        x = make_axis(title, anchor=y_name, showgrid=False, rangemode="tozero", fixedrange=False)
-        y = _rows_axis(panel.rows, bottom + 24 / height_px, plot_top, x_name)
-        frame |= {axis_name("xaxis", number): x, axis_name("yaxis", number): y}
-        frame["annotations"].append(panel_title(panel.mark.label, plot_top, yshift=2))
+        x_axis = make_axis(title, anchor=y_name, showgrid=False, rangemode="tozero", fixedrange=False)
+        y_axis = _rows_axis(panel.row_names, bottom + 24 / height_px, plot_top, x_name)
+        layout |= {axis_name("xaxis", number): x_axis, axis_name("yaxis", number): y_axis}
+        layout["annotations"].append(panel_title(panel.mark.label, plot_top, yshift=2))
         top = bottom
     late_ranks = [f"{panel.mark.label}: {escape(panel.late_rank)}" for panel in drawn_panels if panel.late_rank]
     instrument_note = "" if INSTRUMENT not in legend_phases else (
@@ -128,18 +128,18 @@ def draw_steps(group: Group) -> Figure | None:
         + (f"The others wait for: {'; '.join(late_ranks)}." if late_ranks else "No rank is found for which the others wait.")
         + count_left_out(len(panels) - len(drawn_panels))
     )
-    return Figure("step_timeline", "Steps of the ranks on one clock", caption, 80 + height_px, data, frame) if panels else None
+    return Figure("step_timeline", "Steps of the ranks on one clock", caption, 80 + height_px, data, layout) if panels else None
 
 
 def _build_panel(mark: CellMark) -> StepPanel | None:
     run = mark.unresumed_run
-    if run is None or run.timed["rank"].n_unique() < 2 or run.undisturbed.is_empty():
+    if run is None or run.timed_steps["rank"].n_unique() < 2 or run.undisturbed_steps.is_empty():
         return None
     bars, straggler = _phase_bars(run), timeline.find_straggler(run)
-    rows = [name for name in (f"rank {rank}" for rank in range(MOST_RANKS)) if any(bar.row == name for bar in bars)]
+    rows = [name for name in (f"rank {rank}" for rank in range(MOST_RANKS)) if any(bar.row_name == name for bar in bars)]
     late_rank = ""
     if straggler is not None:
-        host = timeline.run_clocks(run).host_of(straggler.rank) or timeline.UNKNOWN
+        host = timeline.compare_host_clocks(run).host_of(straggler.rank) or timeline.UNKNOWN
         late_rank = f"rank {straggler.rank} on {host}, {straggler.phase}"
     return StepPanel(mark, bars, rows, late_rank) if len(rows) > 1 else None
 
@@ -149,24 +149,24 @@ def _phase_bars(run: LoadedRun) -> list[TimeBar]:
 
     Steps that an instrument slowed down are not drawn. Times are in ms since the first drawn step began.
     """
-    host_clocks, numbers = timeline.run_clocks(run), _drawn_step_numbers(run)
-    rows = run.timed.filter(pl.col("step").is_in(numbers), pl.col("rank") < MOST_RANKS)
-    spans_by_rank = {int(spans.row.removeprefix("rank ")): spans for spans in timeline.step_spans(rows, host_clocks)}
+    host_clocks, numbers = timeline.compare_host_clocks(run), _drawn_step_numbers(run)
+    rows = run.timed_steps.filter(pl.col("step").is_in(numbers), pl.col("rank") < MOST_RANKS)
+    spans_by_rank = {int(spans.row_name.removeprefix("rank ")): spans for spans in timeline.list_step_spans(rows, host_clocks)}
     zero_s = min((float(spans.start_s.min()) for spans in spans_by_rank.values()), default=0.0)
     acts_between = [
         span for span in instrument_span.read_spans(run.events) if span.rank in spans_by_rank and _is_between(span.act, numbers)
     ]
-    acts = []
+    act_bars = []
     for span in acts_between:
         end_s = float(host_clocks.correct_times(span.host, np.array([span.end_s]))[0])
-        began_ms = 1000 * (end_s - span.act.seconds - zero_s)
-        text, took_ms = timeline.act_label(span.act), 1000 * span.act.seconds
-        acts.append(TimeBar(f"rank {span.rank}", INSTRUMENT, began_ms, took_ms, text))
+        start_ms = 1000 * (end_s - span.act.seconds - zero_s)
+        text, duration_ms = timeline.act_label(span.act), 1000 * span.act.seconds
+        act_bars.append(TimeBar(f"rank {span.rank}", INSTRUMENT, start_ms, duration_ms, text))
     return [
         bar
         for rank, spans in spans_by_rank.items()
         for bar in _rank_bars(spans, rows.filter(pl.col("rank") == rank).sort("wall_s"), zero_s)
-    ] + acts
+    ] + act_bars
 
 
 def _drawn_step_numbers(run: LoadedRun) -> list[int]:
@@ -175,13 +175,13 @@ def _drawn_step_numbers(run: LoadedRun) -> list[int]:
     If an instrument acted between two steps, the steps around the act that is nearest to the middle of the run are drawn;
     otherwise the steps in the middle of the run.
     """
-    numbers: list[int] = run.undisturbed["step"].to_list()
+    numbers: list[int] = run.undisturbed_steps["step"].to_list()
     acts = {(span.act.when, span.act.step) for span in instrument_span.read_spans(run.events)}
     pairs = enumerate(itertools.pairwise(numbers), 1)
-    indexes = [index for index, (step, next_step) in pairs if ("after", step) in acts or ("before", next_step) in acts]
-    middle = min(indexes, key=lambda place: abs(place - len(numbers) // 2), default=len(numbers) // 2)
-    first = min(max(middle - MOST_STEPS // 2, 0), max(len(numbers) - MOST_STEPS, 0))
-    return numbers[first : first + MOST_STEPS]
+    act_indexes = [index for index, (step, next_step) in pairs if ("after", step) in acts or ("before", next_step) in acts]
+    middle_index = min(act_indexes, key=lambda index: abs(index - len(numbers) // 2), default=len(numbers) // 2)
+    first_index = min(max(middle_index - MOST_STEPS // 2, 0), max(len(numbers) - MOST_STEPS, 0))
+    return numbers[first_index : first_index + MOST_STEPS]
 
 
 def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
@@ -192,19 +192,19 @@ def _is_between(act: InstrumentAct, steps: Sequence[int]) -> bool:
 
 def _rank_bars(spans: Spans, rows: pl.DataFrame, zero_s: float) -> list[TimeBar]:
     bars = []
-    for name, start_s, row in zip(spans.names, spans.start_s.tolist(), rows.iter_rows(named=True), strict=True):
-        at_ms, left_ms = 1000 * (start_s - zero_s), row["step_ms"]
+    for step_name, start_s, step_record in zip(spans.names, spans.start_s.tolist(), rows.iter_rows(named=True), strict=True):
+        start_ms, remaining_ms = 1000 * (start_s - zero_s), step_record["step_ms"]
         for phase in PHASES:
-            took_ms = row[phase]
-            if took_ms is not None:
-                bars.append(TimeBar(spans.row, phase.removesuffix("_ms"), at_ms, took_ms, name))
-                at_ms, left_ms = at_ms + took_ms, left_ms - took_ms
-        if left_ms > 0:
-            bars.append(TimeBar(spans.row, "other", at_ms, left_ms, name))
+            duration_ms = step_record[phase]
+            if duration_ms is not None:
+                bars.append(TimeBar(spans.row_name, phase.removesuffix("_ms"), start_ms, duration_ms, step_name))
+                start_ms, remaining_ms = start_ms + duration_ms, remaining_ms - duration_ms
+        if remaining_ms > 0:
+            bars.append(TimeBar(spans.row_name, "other", start_ms, remaining_ms, step_name))
     return bars
 
 
-def draw_run(group: Group) -> Figure | None:
+def draw_run(group: WorkloadGroup) -> Figure | None:
     """Draw one run from its start to its end, with the times of all hosts on one corrected clock: a completed repeat that did
     not resume from a checkpoint. The steps and instruments of every rank are on top; below them are the processors, GPUs and
     network of every host.
@@ -221,34 +221,35 @@ def draw_run(group: Group) -> Figure | None:
         return None
     zero_s = min(float(spans.start_s[0]) for spans in run_timeline.steps)
     bars = [bar for spans in run_timeline.steps[:MOST_RANKS] for bar in _step_bars(spans, zero_s)]
-    rows = list(dict.fromkeys(bar.row for bar in bars))
+    row_names = list(dict.fromkeys(bar.row_name for bar in bars))
     for spans in run_timeline.instruments:
-        if (row := spans.row.removesuffix(" instruments")) in rows:
-            bars += _instrument_bars(spans, row, zero_s)
-    panels = [(title, lines) for title, end in PANELS if (lines := _panel_counters(run_timeline, end))]
-    if not panels and len(rows) < 2:
+        if (row_name := spans.row_name.removesuffix(" instruments")) in row_names:
+            bars += _instrument_bars(spans, row_name, zero_s)
+    panels = [(title, counters) for title, name_suffix in PANELS if (counters := _panel_counters(run_timeline, name_suffix))]
+    if not panels and len(row_names) < 2:
         return None
     caption = (
         f"{mark.label}: its first completed repeat, all hosts on the clock of rank 0's host. Where steps are many, a bar "
         "has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline RUN --perfetto FILE` "
         "has every step of any run, and the profiled operators."
     )
-    if run_timeline.uncorrected:
-        caption += f" Not compared with the other clocks: {', '.join(escape(host) for host in run_timeline.uncorrected)}."
+    if run_timeline.uncorrected_hosts:
+        caption += f" Not compared with the other clocks: {', '.join(escape(host) for host in run_timeline.uncorrected_hosts)}."
     caption += played_note([mark.label] * run.plays_gpus)
-    rows_px = RUN_HEAD_PX + RUN_ROW_PX * len(rows)
+    rows_px = RUN_HEAD_PX + RUN_ROW_PX * len(row_names)
     total_px = rows_px + PANEL_PX * len(panels)
-    bottom = 1 - rows_px / total_px
-    x = make_axis("s since the first step began", anchor=axis_name("y", 1 + len(panels)), showgrid=False, fixedrange=False)
-    y = _rows_axis(rows, bottom, 1.0, "x")
-    frame = make_layout(x, y, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
+    steps_bottom = 1 - rows_px / total_px
+    x_axis = make_axis("s since the first step began", anchor=axis_name("y", 1 + len(panels)), showgrid=False, fixedrange=False)
+    y_axis = _rows_axis(row_names, steps_bottom, 1.0, "x")
+    layout = make_layout(x_axis, y_axis, showlegend=True, barmode="overlay", bargap=0.15, dragmode="zoom", annotations=[])
     data = _bar_traces(bars, STEP_KINDS, "%{text}: %{x:.4~g} s", 4)
-    for number, (title, lines) in enumerate(panels, 2):
-        low, top = bottom - (number - 1) * PANEL_PX / total_px, bottom - ((number - 2) * PANEL_PX + RUN_HEAD_PX) / total_px
-        add_panel(frame, number, f"{title}{PLAYED * (run.plays_gpus and title.startswith('GPU'))}", max(low, 0.0), top)
-        data += _counter_traces(lines, number, zero_s)
+    for number, (title, counters) in enumerate(panels, 2):
+        low = steps_bottom - (number - 1) * PANEL_PX / total_px
+        panel_top = steps_bottom - ((number - 2) * PANEL_PX + RUN_HEAD_PX) / total_px
+        add_panel(layout, number, f"{title}{PLAYED * (run.plays_gpus and title.startswith('GPU'))}", max(low, 0.0), panel_top)
+        data += _counter_traces(counters, number, zero_s)
     data = [trace | {"meta": mark.row.id} for trace in data]
-    return Figure("run_timeline", "One run on one clock", caption, 110 + total_px, data, frame)
+    return Figure("run_timeline", "One run on one clock", caption, 110 + total_px, data, layout)
 
 
 def _step_bars(spans: Spans, zero_s: float) -> list[TimeBar]:
@@ -263,19 +264,20 @@ def _step_bars(spans: Spans, zero_s: float) -> list[TimeBar]:
     for name, start_s, end_s in zip(spans.names, spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
         kind = "warm-up steps" if name.startswith("warm-up") else "steps with an instrument" if name.endswith(")") else "steps"
         if bars and bars[-1].kind == kind and 0 < merged_count < steps_per_bar:
-            first = bars[-1]
-            text = f"{first.text.partition(' to ')[0]} to {name}"
-            bars[-1], merged_count = first._replace(length=end_s - zero_s - first.start, text=text), merged_count + 1
+            last_bar = bars[-1]
+            text = f"{last_bar.text.partition(' to ')[0]} to {name}"
+            bars[-1], merged_count = last_bar._replace(length=end_s - zero_s - last_bar.start, text=text), merged_count + 1
         else:
-            bars.append(TimeBar(spans.row, kind, start_s - zero_s, end_s - start_s, name))
+            bars.append(TimeBar(spans.row_name, kind, start_s - zero_s, end_s - start_s, name))
             merged_count = 1
     return bars
 
 
-def _instrument_bars(spans: Spans, row: str, zero_s: float) -> list[TimeBar]:
+def _instrument_bars(spans: Spans, row_name: str, zero_s: float) -> list[TimeBar]:
     pairs = zip(spans.names, spans.start_s.tolist(), spans.end_s.tolist(), strict=True)
     return [
-        TimeBar(row, "instruments between steps", start_s - zero_s, end_s - start_s, name) for name, start_s, end_s in pairs
+        TimeBar(row_name, "instruments between steps", start_s - zero_s, end_s - start_s, name)
+        for name, start_s, end_s in pairs
     ]
 
 
@@ -293,13 +295,13 @@ def _panel_counters(run_timeline: RunTimeline, suffix: str) -> list[CounterTrack
     return [counter for counter in matching if any(counter is other for other in highest)]
 
 
-def _counter_traces(lines: Sequence[CounterTrack], number: int, zero_s: float) -> list[dict[str, Any]]:
+def _counter_traces(counters: Sequence[CounterTrack], number: int, zero_s: float) -> list[dict[str, Any]]:
     traces = []
-    for index, line in enumerate(lines):
+    for index, line in enumerate(counters):
         x, y = thin_points((line.at_s - zero_s).tolist(), line.values.tolist())
         x = [round(second, 3) for second in x]
         y = [None if value is None else float(f"{value:.4g}") for value in y]
-        look = {"line": {"color": SERIES[index % len(SERIES) + 1], "width": 1.2}, "showlegend": False}
-        place = {"yaxis": axis_name("y", number), "hovertemplate": "%{y:.4~g} at %{x:.2f} s"}
-        traces.append(scatter_trace("lines", x, y, name=escape(f"{line.host} {line.name}"), **look, **place))
+        line_style = {"line": {"color": SERIES[index % len(SERIES) + 1], "width": 1.2}, "showlegend": False}
+        hover_settings = {"yaxis": axis_name("y", number), "hovertemplate": "%{y:.4~g} at %{x:.2f} s"}
+        traces.append(scatter_trace("lines", x, y, name=escape(f"{line.host} {line.name}"), **line_style, **hover_settings))
     return traces

@@ -8,7 +8,7 @@ from typing import Any
 from collect.drawing.axes import axis_name, make_axis, make_layout
 from collect.drawing.small_multiples import draw_cell_lines
 from collect.drawing.traces import max_points_per_line, scatter_trace, thin_points
-from collect.figure import MOST_SHOWN, Figure, Group, count_left_out
+from collect.figure import MOST_SHOWN, Figure, WorkloadGroup, count_left_out
 from collect.loading.loaded_run import LoadedRun
 from collect.sources.steps import sum_training_seconds
 
@@ -17,15 +17,15 @@ MIN_EPOCHS = 5  # the fewest epochs for which a cell gets a histogram
 ROW_PX, MARGIN_PX, GAP = 120, 40, 0.4  # of a histogram. GAP: share of a row's height that its label and its axis need
 
 
-def draw_loss(group: Group) -> Figure | None:
+def draw_loss(group: WorkloadGroup) -> Figure | None:
     """Draw the loss over the steps: one line per cell, from its first completed repeat. The lines of strategies that do the
     same work should lie on each other."""
     runs = {mark.label: (mark, run) for mark in group.marks if (run := mark.first_run)}
     traces = {}
     for label, (mark, run) in runs.items():
         # a command may tell a loss at every tenth step only, which are the points of its line
-        points = run.world if run.cell.command is None else run.world.drop_nulls("loss")
-        x, y = thin_points(points["step"].to_list(), points["loss"].to_list(), max_points_per_line(len(runs)))
+        loss_steps = run.world_steps if run.cell.command is None else run.world_steps.drop_nulls("loss")
+        x, y = thin_points(loss_steps["step"].to_list(), loss_steps["loss"].to_list(), max_points_per_line(len(runs)))
         hover = "%{y:.5~g} at step %{x}"
         traces[label] = [scatter_trace("lines+markers", x, y, marker=mark.look.sparse_marks, hovertemplate=hover)]
     meaning = "Mean over the global batch at each timed step, before its update"
@@ -35,7 +35,7 @@ def draw_loss(group: Group) -> Figure | None:
     return draw_cell_lines("loss", "Loss", caption, group, traces, make_axis("step", showgrid=False), make_axis("loss"))
 
 
-def draw_accuracy(group: Group) -> Figure | None:
+def draw_accuracy(group: WorkloadGroup) -> Figure | None:
     """Draw the validation accuracy over the training time, which shows whether a cell with faster steps is accurate earlier.
 
     There is one line for each cell that has validation results, from its first completed repeat.
@@ -62,11 +62,11 @@ def _validation_points(run: LoadedRun) -> list[tuple[float, float]]:
     """
     if run.was_suspended:
         return []
-    seconds = sum_training_seconds(run.timed)
+    seconds = sum_training_seconds(run.timed_steps)
     return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]
 
 
-def draw_epoch_time(group: Group) -> Figure | None:
+def draw_epoch_time(group: WorkloadGroup) -> Figure | None:
     """Draw a dot for each epoch, and a line for the mean of all epochs so far: the first epochs are often slower.
 
     The epochs are those of the first completed repeat of each cell.
@@ -77,10 +77,10 @@ def draw_epoch_time(group: Group) -> Figure | None:
     for label, (mark, times) in epochs.items():
         numbers = [float(number) for number in range(1, len(times) + 1)]
         averages = [total / number for total, number in zip(accumulate(times), numbers, strict=True)]
-        for mode, values, text in (("markers", times, "epoch"), ("lines", averages, "mean of epochs up to")):
+        for mode, values, mean_or_epoch in (("markers", times, "epoch"), ("lines", averages, "mean of epochs up to")):
             x, y = thin_points(numbers, values, max_points_per_line(2 * len(epochs)))
-            look = {"legendgroup": label, "showlegend": mode == "lines", "marker": mark.look.marks(4) | {"opacity": 0.45}}
-            trace = scatter_trace(mode, x, y, **look, hovertemplate=f"%{{y:.4~g}} s, {text} %{{x}}")
+            mark_style = {"legendgroup": label, "showlegend": mode == "lines", "marker": mark.look.marks(4) | {"opacity": 0.45}}
+            trace = scatter_trace(mode, x, y, **mark_style, hovertemplate=f"%{{y:.4~g}} s, {mean_or_epoch} %{{x}}")
             traces.setdefault(label, []).append(trace)
     caption = (
         "Dots: the time of an epoch, as the sum of the step times of the slowest rank in each step. Lines: the mean of all "
@@ -93,31 +93,31 @@ def draw_epoch_time(group: Group) -> Figure | None:
     )
 
 
-def draw_epoch_histogram(group: Group) -> Figure | None:
+def draw_epoch_histogram(group: WorkloadGroup) -> Figure | None:
     """Draw one histogram of the epoch times per cell, one below the other, each with its own axis in seconds.
 
     A histogram counts the epochs of all completed repeats of its cell. A mean alone would not show if some epochs are much
     slower than others.
     """
     times_by_cell = [
-        (mark, [time for run in mark.cell.completed if run.result for time in run.result.epoch_time_s or ()])
+        (mark, [time for run in mark.cell.completed_runs if run.result for time in run.result.epoch_time_s or ()])
         for mark in group.marks
     ]
     times_by_cell = [(mark, times) for mark, times in times_by_cell if len(times) >= MIN_EPOCHS]
     drawn_cells = times_by_cell[:MOST_SHOWN]
     data: list[dict[str, Any]] = []
-    frame = make_layout({}, {}, annotations=[])
+    layout = make_layout({}, {}, annotations=[])
     anchor = {"x": 0, "xref": "paper", "yref": "paper", "showarrow": False, "yanchor": "top", "xanchor": "left"}
     for row, (mark, times) in enumerate(drawn_cells):
         x, y = axis_name("x", row + 1), axis_name("y", row + 1)
         top, bottom = 1 - (row + 0.18) / len(drawn_cells), 1 - (row + 1 - GAP) / len(drawn_cells)
-        frame[axis_name("xaxis", row + 1)] = make_axis("", showgrid=False, anchor=y, nticks=6, ticksuffix=" s")
-        frame[axis_name("yaxis", row + 1)] = make_axis("epochs", domain=[bottom, top], nticks=3)
-        frame["annotations"].append(anchor | {"text": mark.label, "y": 1 - row / len(drawn_cells), "font": {"size": 12}})
+        layout[axis_name("xaxis", row + 1)] = make_axis("", showgrid=False, anchor=y, nticks=6, ticksuffix=" s")
+        layout[axis_name("yaxis", row + 1)] = make_axis("epochs", domain=[bottom, top], nticks=3)
+        layout["annotations"].append(anchor | {"text": mark.label, "y": 1 - row / len(drawn_cells), "font": {"size": 12}})
         histogram = {"type": "histogram", "name": mark.label, "meta": mark.row.id, "x": times, "xaxis": x, "yaxis": y}
-        look = {"nbinsx": 30, "marker": {"color": mark.look.colour}, "hovertemplate": "%{y} epochs of %{x} s"}
-        data.append(histogram | look)
+        bar_style = {"nbinsx": 30, "marker": {"color": mark.look.colour}, "hovertemplate": "%{y} epochs of %{x} s"}
+        data.append(histogram | bar_style)
     caption = "Number of epochs by duration, over all completed repeats of a cell. Each cell has its own scale."
     caption += count_left_out(len(times_by_cell) - len(drawn_cells), "cells with epochs")
     height_px = MARGIN_PX + ROW_PX * len(drawn_cells)
-    return Figure("epoch_histogram", "Times of epochs", caption, height_px, data, frame) if data else None
+    return Figure("epoch_histogram", "Times of epochs", caption, height_px, data, layout) if data else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collect.drawing import stacked_bars
 from collect.drawing.axes import make_axis
 from collect.drawing.panel_rows import split_rows
-from collect.drawing.stacked_bars import BAR_PX, LABEL_PX, LEGEND_PX, LINE_PX, MARGIN_PX
+from collect.drawing.stacked_bars import BAR_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, ROW_PX
 from collect.drawing.traces import horizontal_bars
-from collect.figure import LINE, MUTED, SERIES, Figure, Group
-from collect.findings.trace_answers import step_difference
+from collect.figure import LINE, MUTED, SERIES, Figure, WorkloadGroup
+from collect.findings.trace_answers import compare_steps_with_baseline
 from collect.traces.difference import StepDifference
 from shardlab.terminal import notation
 
@@ -17,50 +17,50 @@ COLOURS = {
     "communication, waiting included": SERIES[6], "memory operations": SERIES[5], "idle: host": SERIES[3],
     "idle: communication": SERIES[7], "idle: other": LINE,
 }  # fmt: skip
-ROOM = 0.16  # share of the x axis that is left free on each side for the numbers beside the bars
+FREE_SHARE = 0.16  # share of the x axis that is left free on each side for the numbers beside the bars
 
 
-def draw(group: Group) -> Figure | None:
+def draw(group: WorkloadGroup) -> Figure | None:
     """Draw one bar for each cell that was profiled in the same way as its baseline.
 
     Parts of a step that take longer than in the baseline extend to the right, parts that take less time extend to the left.
     """
-    pairs = [(mark, step_difference(mark.cell, baseline.cell)) for mark, baseline in group.pairs_with_baselines]
-    mark_steps = [(mark, step) for mark, step in pairs if step is not None]
-    if not mark_steps:
+    pairs = [(mark, compare_steps_with_baseline(mark.cell, baseline.cell)) for mark, baseline in group.pairs_with_baselines]
+    drawn_differences = [(mark, difference) for mark, difference in pairs if difference is not None]
+    if not drawn_differences:
         return None
-    mark_steps, left_out_note = stacked_bars.limit_entries(mark_steps, lambda entry: entry[0])
-    cells = [difference_parts(step) for _, step in mark_steps]
-    y, cell_ids = [stacked_bars.bar_middle(row) for row in range(len(cells))], [mark.row.id for mark, _ in mark_steps]
+    drawn_differences, left_out_note = stacked_bars.limit_entries(drawn_differences, lambda entry: entry[0])
+    cells = [difference_parts(difference) for _, difference in drawn_differences]
+    y, cell_ids = ([stacked_bars.bar_middle(row) for row in range(len(cells))], [mark.row.id for mark, _ in drawn_differences])
     data = []
     for name, colour in COLOURS.items():
         if any(parts.get(name) for parts in cells):
-            look = {"marker": {"color": colour}, "width": BAR_PX / LINE_PX}
+            bar_style = {"marker": {"color": colour}, "width": BAR_PX / ROW_PX}
             hover = f"{name}: %{{x:+,.4~g}} ms<extra></extra>"
-            bars = horizontal_bars([parts.get(name, 0) for parts in cells], y, name=name, meta=cell_ids, **look)
+            bars = horizontal_bars([parts.get(name, 0) for parts in cells], y, name=name, meta=cell_ids, **bar_style)
             data.append(bars | {"hovertemplate": hover})
     bar_ends = [sum(value for value in parts.values() if value > 0) for parts in cells]
-    data.append(stacked_bars.end_trace(bar_ends, [_difference_text(step) for _, step in mark_steps]))
-    low, high = min(sum(value for value in parts.values() if value < 0) for parts in cells), max(bar_ends)
-    room = ROOM * (high - low)
-    x = make_axis("additional ms per step", range=[low - room, high + room], zeroline=True, nticks=5, tickangle=0)
-    frame = stacked_bars.labelled_rows_layout([mark.label for mark, _ in mark_steps], LABEL_PX, LINE_PX)
-    frame |= {"barmode": "relative", "xaxis": x | {"zerolinecolor": MUTED}}
-    frame["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
+    data.append(stacked_bars.end_trace(bar_ends, [_difference_text(difference) for _, difference in drawn_differences]))
+    lowest, highest = min(sum(value for value in parts.values() if value < 0) for parts in cells), max(bar_ends)
+    room = FREE_SHARE * (highest - lowest)
+    x_axis = make_axis("additional ms per step", range=[lowest - room, highest + room], zeroline=True, nticks=5, tickangle=0)
+    layout = stacked_bars.labelled_rows_layout([mark.label for mark, _ in drawn_differences], LABEL_PX, ROW_PX)
+    layout |= {"barmode": "relative", "xaxis": x_axis | {"zerolinecolor": MUTED}}
+    layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     caption = (
         f"A profiled step minus one of the cell's baseline ({group.baseline}), mean over profiled ranks and repeats. Parts "
         "to the right take longer, parts to the left take less time; the number is the whole difference, to which the parts "
         f"sum exactly. Communication counts while nothing computes.{left_out_note}"
     )
-    height_px = MARGIN_PX + LEGEND_PX * len(data) + LINE_PX * len(mark_steps)
-    figure = Figure("why_slower", "Why a step takes longer", caption, height_px, data, frame)
-    return split_rows(figure, [mark for mark, _ in mark_steps])
+    height_px = MARGIN_PX + LEGEND_PX * len(data) + ROW_PX * len(drawn_differences)
+    figure = Figure("why_slower", "Why a step takes longer", caption, height_px, data, layout)
+    return split_rows(figure, [mark for mark, _ in drawn_differences])
 
 
-def difference_parts(step: StepDifference) -> dict[str, float]:
+def difference_parts(difference: StepDifference) -> dict[str, float]:
     """Additional milliseconds of a step, compared with the baseline, by legend entry (COLOURS). All collectives are summed."""
     ms_by_part: dict[str, float] = {}
-    for part_difference in step.parts:
+    for part_difference in difference.parts:
         kind, cause = part_difference.part.kind, part_difference.part.cause
         if kind == "communication":
             name = f"communication: {cause}" if cause else "communication, waiting included"
@@ -72,7 +72,7 @@ def difference_parts(step: StepDifference) -> dict[str, float]:
     return ms_by_part
 
 
-def _difference_text(step: StepDifference) -> str:
+def _difference_text(difference: StepDifference) -> str:
     """The whole difference of a step from the baseline, in ms."""
-    sign = "+" if step.difference_ns > 0 else "−" if step.difference_ns < 0 else ""
-    return f"{sign}{notation.format_number(abs(step.difference_ns) / 1e6, 3)}"
+    sign = "+" if difference.difference_ns > 0 else "−" if difference.difference_ns < 0 else ""
+    return f"{sign}{notation.format_number(abs(difference.difference_ns) / 1e6, 3)}"

@@ -29,7 +29,7 @@ def cell_column(labels: Mapping[str, str]) -> Column[Any]:
     return Column("Cell", lambda row: labels[row.cell], is_number=False, link=lambda row: row.cell)
 
 
-def one_table(*columns: Column[Any], most_rows: int | None = None) -> TableMaker:
+def single_table_maker(*columns: Column[Any], most_rows: int | None = None) -> TableMaker:
     """Makes one table of all cells. columns: its columns besides the cell. most_rows: the most rows of a cell; None: all."""
 
     def make_table(rows: Sequence[Any], labels: Mapping[str, str]) -> list[Table[Any]]:

@@ -17,8 +17,8 @@ from collect.metric import MetricColumn, all_metrics
 from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Table, Text
 
-_ALWAYS = ("strategy", "gpus")
-_USUAL = (
+_ALWAYS_KEYS = ("strategy", "gpus")
+_USUAL_KEYS = (
     "workload",
     "gpu_type",
     "environment",
@@ -35,7 +35,7 @@ _USUAL = (
 _FIRST_METRICS = ("throughput_per_s", "peak_memory_bytes", "step_time_ms", "speedup")
 _USUAL_PRIORITY = len(_FIRST_METRICS)
 _OWN_KEYS = ("set.", "env.")  # the beginnings of keys that a user names
-_SIZES = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
+_SIZE_KEYS = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
 # The states of runs that are shown in colour, the most serious first: a row has the style of its first state.
 STATE_STYLES = {"failed": "red", "unknown": "red", "node_fail": "red", "hung": "red", "oom": "yellow", "timeout": "yellow"}
 _HEADINGS = {
@@ -66,21 +66,21 @@ class CellTables(msgspec.Struct, frozen=True):
     column names the rows; every other column and every row has a value."""
 
 
-def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None = None) -> CellTables:
+def make_cell_tables(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None = None) -> CellTables:
     """Make the tables of the rows `shown_rows`, or of the rows `all_rows` if `shown_rows` is None.
 
     all_rows: all rows of the summary. They determine which keys identify a row, and which values all rows share, even if only
     some rows are shown."""
     rows = all_rows if shown_rows is None else shown_rows
-    cells = [row.flat for row in all_rows]
+    cells = [row.flat_cell for row in all_rows]
     keys = find_distinguishing_keys(cells)
-    keys += [key for key in ("global_batch_size",) if key not in keys and _count_kinds(cells, [key]) > 1]  # after the ranks
+    keys += [key for key in ("global_batch_size",) if key not in keys and _count_values(cells, [key]) > 1]  # after the ranks
     # A cell with a fault on purpose must be told from an ordinary cell even if all cells of the matrix have the fault.
     keys += ["fault"] if "fault" not in keys and any("fault" in cell for cell in cells) else []
     common_values = [
-        (key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL if cells and _count_kinds(cells, [key]) == 1
+        (key_heading(key), plain_text(cells[0].get(key))) for key in _USUAL_KEYS if cells and _count_values(cells, [key]) == 1
     ]
-    cells = [row.flat for row in rows]
+    cells = [row.flat_cell for row in rows]
     columns = [
         *(_key_column(key, is_number=_has_only_numbers(cells, key)) for key in keys),
         Column(
@@ -96,19 +96,19 @@ def make_table(all_rows: Sequence[CellRow], shown_rows: Sequence[CellRow] | None
         *_metric_columns(rows, "summary"),
     ]
     labels = labels_by_cell(rows)
-    names: Column[CellRow] = Column("Cell", lambda row: labels[row.id], is_number=False, link=lambda row: row.id)
-    tables = [_other_table(rows, name, title, note, names) for name, title, note in _OTHER_TABLES]
-    styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows]
+    cell_column: Column[CellRow] = Column("Cell", lambda row: labels[row.id], is_number=False, link=lambda row: row.id)
+    tables = [_metric_table(rows, name, title, note, cell_column) for name, title, note in _METRIC_TABLES]
+    row_styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows]
     return CellTables(
         [(key_text, value) for key_text, value in common_values if value],
-        Table("Cells", columns, rows, "summary", styles=styles),
+        Table("Cells", columns, rows, "summary", styles=row_styles),
         [table for table in tables if table.rows],
     )
 
 
 def _key_column(key: str, *, is_number: bool) -> Column[CellRow]:
     def get_text(row: CellRow) -> str:
-        return plain_text(row.flat.get(key))
+        return plain_text(row.flat_cell.get(key))
 
     priority = 0 if key in ("strategy", "gpus") else 1  # throughput stays longer than other keys
     return Column(key_heading(key), get_text, name=key, is_number=is_number, link=lambda row: row.id, priority=priority)
@@ -126,11 +126,11 @@ def find_notable_state(row: CellRow) -> str:
     return next((state for state in STATE_STYLES if state in row.states), next(iter(row.states), "unknown"))
 
 
-def _other_table(rows: Sequence[CellRow], name: str, title: str, note: str, names: Column[CellRow]) -> Table[CellRow]:
+def _metric_table(rows: Sequence[CellRow], name: str, title: str, note: str, cell_column: Column[CellRow]) -> Table[CellRow]:
     columns = _metric_columns(rows, name)
     rows_with_values = [row for row in rows if any(column.text(row).value for column in columns)]
-    styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows_with_values]
-    return Table(title, [names, *columns], rows_with_values, name, note, styles=styles)
+    row_styles = [STATE_STYLES.get(find_notable_state(row), "") for row in rows_with_values]
+    return Table(title, [cell_column, *columns], rows_with_values, name, note, styles=row_styles)
 
 
 def row_labels(rows: Sequence[CellRow]) -> list[str]:
@@ -139,21 +139,21 @@ def row_labels(rows: Sequence[CellRow]) -> list[str]:
     A value is unusual if the rows differ in its key and most rows have another value. A fault on purpose is always named, and
     a value of a user's own key.
     """
-    return cell_labels([row.flat for row in rows])
+    return cell_labels([row.flat_cell for row in rows])
 
 
 def cell_labels(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The same as `row_labels`, for cells with flat keys (`optimizer.name`) in place of rows."""
-    other_keys = [key for key in find_distinguishing_keys(cells) if key not in (*_ALWAYS, "fault", "imported")]
+    other_keys = [key for key in find_distinguishing_keys(cells) if key not in (*_ALWAYS_KEYS, "fault", "imported")]
     usual_values = _find_usual_values(cells, other_keys)
-    names = []
+    labels = []
     for cell in cells:
         # an imported cell lacks most keys
         label_keys = [key for key in other_keys if key in cell or not (cell.get("imported") or key.startswith(_OWN_KEYS))]
         unusual_texts = [value_label(key, cell.get(key)) for key in label_keys if repr(cell.get(key)) != usual_values[key]]
-        fault = [cell["fault"]] if "fault" in cell else ["imported"] if cell.get("imported") else []
-        names.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual_texts, *fault]))
-    return names
+        fault_words = [cell["fault"]] if "fault" in cell else ["imported"] if cell.get("imported") else []
+        labels.append(", ".join([f"{cell['strategy']} ×{cell['gpus']}", *unusual_texts, *fault_words]))
+    return labels
 
 
 def row_variants(rows: Sequence[CellRow], ignored_key: str) -> list[str]:
@@ -162,16 +162,16 @@ def row_variants(rows: Sequence[CellRow], ignored_key: str) -> list[str]:
     Ranks and batch sizes are in every name if the rows differ in them, because they are the sizes that a reader compares.
     Another value is in the name only if it is unusual (`row_labels`).
     """
-    cells = [row.flat for row in rows]
-    keys = [key for key in find_distinguishing_keys(cells) if key != ignored_key and _count_kinds(cells, [key]) > 1]
+    cells = [row.flat_cell for row in rows]
+    keys = [key for key in find_distinguishing_keys(cells) if key != ignored_key and _count_values(cells, [key]) > 1]
     usual_values = _find_usual_values(cells, keys)
-    names = []
+    variants = []
     for cell in cells:
-        shown_keys = [key for key in keys if key in _SIZES or repr(cell.get(key)) != usual_values[key]]
-        names.append(
+        shown_keys = [key for key in keys if key in _SIZE_KEYS or repr(cell.get(key)) != usual_values[key]]
+        variants.append(
             ", ".join(f"×{cell[key]}" if key == "gpus" else value_label(key, cell.get(key)) for key in shown_keys) or "usual"
         )
-    return names
+    return variants
 
 
 def _find_usual_values(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, str]:
@@ -187,10 +187,10 @@ def labels_by_cell(rows: Sequence[CellRow]) -> dict[str, str]:
 
 def find_distinguishing_keys(cells: Sequence[dict[str, Any]]) -> list[str]:
     """The cell keys that identify the rows: strategy and ranks, then other keys if needed, the usual ones first."""
-    return find_telling_keys(cells, _ALWAYS, (*_USUAL, "fault"))
+    return find_fewest_keys(cells, _ALWAYS_KEYS, (*_USUAL_KEYS, "fault"))
 
 
-def find_telling_keys(cells: Sequence[Mapping[str, Any]], always_keys: Sequence[str], usual_keys: Sequence[str]) -> list[str]:
+def find_fewest_keys(cells: Sequence[Mapping[str, Any]], always_keys: Sequence[str], usual_keys: Sequence[str]) -> list[str]:
     """Find as few keys as are needed to distinguish the cells.
 
     always_keys: keys that are always in the result, as its first keys. usual_keys: keys that are tried next, before all other
@@ -214,7 +214,7 @@ def value_label(key: str, value: Any) -> str:
     return str(value) if isinstance(value, str) else f"{key_heading(key).lower()} {plain_text(value) or 'none'}"
 
 
-def _count_kinds(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
+def _count_values(cells: Sequence[dict[str, Any]], keys: Sequence[str]) -> int:
     return len({repr([cell.get(key) for key in keys]) for cell in cells})
 
 
@@ -250,10 +250,10 @@ def _same_work_column(rows: Sequence[CellRow]) -> Column[CellRow]:
     return Column("Same work", get_verdict, name="same_work", is_number=False, link=lambda row: row.id, priority=priority)
 
 
-def _metric_columns(rows: Sequence[CellRow], table: str) -> list[Column[CellRow]]:
-    """The columns for the metrics of one table, without columns that have no value. table: name of the table
+def _metric_columns(rows: Sequence[CellRow], table_name: str) -> list[Column[CellRow]]:
+    """The columns for the metrics of one table, without columns that have no value. table_name: name of the table
     (`MetricColumn.table`)."""
-    table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table]
+    table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table_name]
     table_metrics.sort(key=lambda pair: pair[0].place)
     return [
         _metric_column(metric.name, column, estimates, place)
@@ -262,28 +262,28 @@ def _metric_columns(rows: Sequence[CellRow], table: str) -> list[Column[CellRow]
     ]
 
 
-def _metric_column(name: str, column: MetricColumn, estimates: Sequence[Estimate], place: int) -> Column[CellRow]:
+def _metric_column(metric_name: str, metric_column: MetricColumn, estimates: Sequence[Estimate], place: int) -> Column[CellRow]:
     """The column of a metric. estimates: the values of the metric in all rows that have one. place: its priority on a narrow
     terminal, unless it is one of _FIRST_METRICS."""
     units, kinds = {estimate.unit for estimate in estimates}, {estimate.kind for estimate in estimates}
-    unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, column.digits
+    unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, metric_column.digits
     if unit == "bytes":
         unit, scale = notation.bytes_unit([estimate.value for estimate in estimates])
         digits = 3
-    shows_kind = bool(column.headings) and len(kinds) > 1
-    heading = column.heading if shows_kind else column.headings.get("".join(kinds), column.heading)
+    shows_kind = bool(metric_column.headings) and len(kinds) > 1
+    heading = metric_column.heading if shows_kind else metric_column.headings.get("".join(kinds), metric_column.heading)
 
     def make_text(row: CellRow) -> Text:
-        estimate = row.metrics.get(name)
+        estimate = row.metrics.get(metric_name)
         if estimate is None:
             return Text("")
         half = (estimate.high - estimate.low) / 2 / scale if estimate.low is not None and estimate.high is not None else None
-        spread = f"± {notation.format_spread(half)}" if half and column.has_interval else ""
+        spread = f"± {notation.format_spread(half)}" if half and metric_column.has_interval else ""
         unit_or_kind = estimate.kind if shows_kind else "" if unit else estimate.unit
         return Text(notation.format_number(estimate.value / scale, digits), f"{spread} {unit_or_kind}".strip())
 
-    priority = _FIRST_METRICS.index(name) if name in _FIRST_METRICS else place
-    return Column(heading, make_text, unit, name=name, is_number=True, link=lambda row: row.id, priority=priority)
+    priority = _FIRST_METRICS.index(metric_name) if metric_name in _FIRST_METRICS else place
+    return Column(heading, make_text, unit, name=metric_name, is_number=True, link=lambda row: row.id, priority=priority)
 
 
 _MEMORY_NOTE = (
@@ -294,7 +294,7 @@ _SENT_NOTE = (
     "Per step: counted from the collectives that ran in the same-work proof; computed with the strategy's own formula; and as "
     "in textbooks. All timed steps: everything that the hosts' network interfaces sent in this time, other traffic included."
 )
-_OTHER_TABLES = (  # name, title and note of each table besides the summary
+_METRIC_TABLES = (  # name, title and note of each table besides the summary
     ("times", "Times and energy", ""),
     ("memory", "Memory, by what it holds", _MEMORY_NOTE),
     ("sent", "Bytes sent by all ranks together", _SENT_NOTE),

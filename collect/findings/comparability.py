@@ -15,8 +15,8 @@ import msgspec
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import Compared
-from collect.reading.load import Loaded, LoadedCell
+from collect.metric import MeanPair
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.sources.samples import select_real_gpus, select_window
 from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
@@ -74,7 +74,7 @@ def sync_remark(cells: Iterable[LoadedCell]) -> str | None:
     return describe_difference(
         (cell.cell.strategy, run.result.knobs.get("effective", {}).get("sync"))
         for cell in cells
-        for run in cell.completed
+        for run in cell.completed_runs
         if run.result and (cell.cell.gradient_accumulation_steps or 1) > 1
     )
 
@@ -84,7 +84,7 @@ def differ_only_in_launcher(cell: AnyCell, other: AnyCell) -> bool:
     return cell.launcher != other.launcher and _drop_keys(cell, {"launcher"}) == _drop_keys(other, {"launcher"})
 
 
-def baseline_strategy(strategy: str | None, loaded: Loaded) -> str:
+def choose_baseline_strategy(strategy: str | None, loaded: LoadedMatrix) -> str:
     """The strategy that speed-ups are relative to: `strategy`, or the baseline of the matrix if `strategy` is None.
 
     Raises UnknownName if no cell of the matrix uses the strategy `strategy`.
@@ -105,15 +105,16 @@ def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) 
     """
     candidates: list[tuple[bool, bool, int, bool, bool, LoadedCell]] = []
     for other in cells:
-        if other.cell.strategy != strategy or not other.completed:
+        if other.cell.strategy != strategy or not other.completed_runs:
             continue
-        alike = _drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS) == _drop_keys(other.cell, _VARIABLE_KEYS | _LENGTH_KEYS)
-        scaling = Compared(cell.cell, 1, other.cell, 1).scaling
-        if alike and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
-            other_instruments = other.cell.instruments != cell.cell.instruments
-            other_sync = other.cell.sync != cell.cell.sync
-            candidates.append((other_instruments, other_sync, other.cell.gpus, scaling != "strong", other is not cell, other))
-    return min(candidates, key=lambda entry: entry[:5])[5] if candidates else None
+        is_alike = _drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS) == _drop_keys(other.cell, _VARIABLE_KEYS | _LENGTH_KEYS)
+        scaling = MeanPair(cell.cell, 1, other.cell, 1).scaling
+        if is_alike and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
+            has_other_instruments = other.cell.instruments != cell.cell.instruments
+            has_other_sync = other.cell.sync != cell.cell.sync
+            ranking = (has_other_instruments, has_other_sync, other.cell.gpus, scaling != "strong", other is not cell)
+            candidates.append((*ranking, other))
+    return min(candidates, key=lambda candidate: candidate[:5])[5] if candidates else None
 
 
 def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
@@ -126,10 +127,10 @@ def key_without_instruments(cell: Mapping[str, Any]) -> bytes:
 
     The key is also equal if the cells are tiny twins, and the large cells that they represent differ only in their instruments.
     """
-    remaining_keys = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    remaining = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
-        remaining_keys["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
-    return msgspec.json.encode(remaining_keys, order="deterministic")
+        remaining["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(remaining, order="deterministic")
 
 
 def key_without_faults(cell: Mapping[str, Any]) -> bytes:
@@ -159,8 +160,8 @@ def _drop_keys(cell: AnyCell, keys: AbstractSet[str]) -> dict[str, Any]:
 
 def _same_faults(cell: AnyCell, other: AnyCell) -> bool:
     """Whether two cells have the same faults on purpose."""
-    first, other_instruments = cell.instruments, other.instruments
-    return (first.straggler, first.lost_worker) == (other_instruments.straggler, other_instruments.lost_worker)
+    instruments, other_instruments = cell.instruments, other.instruments
+    return (instruments.straggler, instruments.lost_worker) == (other_instruments.straggler, other_instruments.lost_worker)
 
 
 def _options_agree(cell: AnyCell, other: AnyCell) -> bool:
@@ -169,14 +170,15 @@ def _options_agree(cell: AnyCell, other: AnyCell) -> bool:
     return all(cell.options[key] == other.options[key] for key in shared_options)
 
 
-def gpu_trouble(run: LoadedRun) -> str:
+def describe_gpu_trouble(run: LoadedRun) -> str:
     """A text that names the GPUs of a run that had trouble while steps were timed; '' if no GPU had trouble.
 
     A GPU had trouble if it was shared or throttled in at least 5 % of its samples, was lost, or had errors. A GPU at its power
     limit does not count as throttled, because many GPUs reach the limit at full load. The text is also '' if telemetry does not
     record processes and clocks, or if the result of the run does not name its GPUs.
     """
-    if run.result is None or run.run is None or not run.result.gpus or (timed_window := find_timed_window(run.timed)) is None:
+    timed_window = find_timed_window(run.timed_steps)
+    if run.result is None or run.run is None or not run.result.gpus or timed_window is None:
         return ""
     samples = select_window(select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window)
     ranks_per_gpu = -(-run.run.cell.gpus // len(run.result.gpus))  # ranks of this run on each GPU; a rank is one process
@@ -191,25 +193,25 @@ def gpu_trouble(run: LoadedRun) -> str:
     return "; ".join(clauses)
 
 
-def _error_clauses(rows: pl.DataFrame) -> list[str]:
+def _error_clauses(samples: pl.DataFrame) -> list[str]:
     """Clauses about GPUs that were lost, whose driver reported an error, or that had memory errors that were not corrected."""
     clauses = []
-    if lost_gpus := sorted(rows.filter("lost")["uuid"].unique()):
+    if lost_gpus := sorted(samples.filter("lost")["uuid"].unique()):
         clauses.append(f"{', '.join(lost_gpus)} was lost")
-    xid_errors = rows.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
+    xid_errors = samples.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
     clauses += [f"the driver reported error {xid} (XID) of {uuid}" for uuid, xid in xid_errors.iter_rows()]
-    ecc = rows.drop_nulls("ecc_uncorrected").group_by("uuid").agg(grown=pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected"))
-    if broken_gpus := sorted(ecc.filter(pl.col("grown") > 0)["uuid"]):
+    growth = pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected")
+    ecc_growth = samples.drop_nulls("ecc_uncorrected").group_by("uuid").agg(growth=growth)
+    if broken_gpus := sorted(ecc_growth.filter(pl.col("growth") > 0)["uuid"]):
         clauses.append(f"{', '.join(broken_gpus)} had memory errors that ECC did not correct")
     return clauses
 
 
-def _affected_gpus(rows: pl.DataFrame, all_samples: pl.DataFrame) -> str:
-    """The UUIDs of the GPUs that have at least LEAST_SHARE of their samples in `rows`.
+def _affected_gpus(trouble_samples: pl.DataFrame, all_samples: pl.DataFrame) -> str:
+    """The UUIDs of the GPUs that have at least LEAST_SHARE of their samples in `trouble_samples`.
 
-    rows: the samples with a certain trouble. all_samples: all samples.
+    trouble_samples: the samples with a certain trouble. all_samples: all samples.
     """
     sample_counts = dict(all_samples["uuid"].value_counts().iter_rows())
-    return ", ".join(
-        sorted(uuid for uuid, count in rows["uuid"].value_counts().iter_rows() if count >= LEAST_SHARE * sample_counts[uuid])
-    )
+    trouble_counts = trouble_samples["uuid"].value_counts().iter_rows()
+    return ", ".join(sorted(uuid for uuid, count in trouble_counts if count >= LEAST_SHARE * sample_counts[uuid]))

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from collect.findings.comparability import asks_for_same_work, differ_only_in_launcher, group_families
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 
 
 class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -37,19 +37,19 @@ class LossComparison(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The step with the largest difference."""
 
 
-def compare_losses(loaded: Loaded, baseline: str) -> list[LossComparison]:
+def compare_losses(loaded: LoadedMatrix, baseline: str) -> list[LossComparison]:
     """Compare the losses of each pair of cells that differ only in the launcher, then of each cell with its baseline cells."""
-    launchers: list[tuple[LoadedCell, LoadedCell]] = []
-    strategies: list[tuple[LoadedCell, LoadedCell]] = []
+    launcher_pairs: list[tuple[LoadedCell, LoadedCell]] = []
+    strategy_pairs: list[tuple[LoadedCell, LoadedCell]] = []
     for family in group_families(loaded.cells):
-        launchers += (pair for pair in itertools.combinations(family, 2) if _is_launcher_pair(*pair))
+        launcher_pairs += (pair for pair in itertools.combinations(family, 2) if _is_launcher_pair(*pair))
         baselines = [cell for cell in family if cell.cell.strategy == baseline]
-        strategies += (pair for pair in itertools.product(baselines, family) if _is_strategy_pair(*pair))
-    order = {cell.id: order for order, cell in enumerate(loaded.cells)}
+        strategy_pairs += (pair for pair in itertools.product(baselines, family) if _is_strategy_pair(*pair))
+    position_of_cell = {cell.id: position_of_cell for position_of_cell, cell in enumerate(loaded.cells)}
     comparisons = [
-        compare_pair(differ, cell_a, other)
-        for differ, pairs in (("launcher", launchers), ("strategy", strategies))
-        for cell_a, other in sorted(pairs, key=lambda pair: (order[pair[0].id], order[pair[1].id]))
+        compare_losses_of_pair(difference_kind, cell, other)
+        for difference_kind, pairs in (("launcher", launcher_pairs), ("strategy", strategy_pairs))
+        for cell, other in sorted(pairs, key=lambda pair: (position_of_cell[pair[0].id], position_of_cell[pair[1].id]))
     ]
     return [comparison for comparison in comparisons if comparison.runs]
 
@@ -64,23 +64,23 @@ def _is_strategy_pair(cell: LoadedCell, other: LoadedCell) -> bool:
     return is_other_setup and asks_for_same_work(cell.cell, other.cell)
 
 
-def compare_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossComparison:
+def compare_losses_of_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossComparison:
     """Compare the losses of two cells in the repeats that both cells have completed. differ: as in `LossComparison`."""
-    other_runs = {run.repeat: run for run in other.completed}
-    pairs = [(run, other_runs[run.repeat]) for run in cell.completed if run.repeat in other_runs]
+    other_runs = {run.repeat: run for run in other.completed_runs}
+    pairs = [(run, other_runs[run.repeat]) for run in cell.completed_runs if run.repeat in other_runs]
     differences = [
         difference
-        for repeat, other_repeat in pairs
-        if (difference := largest_difference(repeat.world, other_repeat.world)) is not None
+        for run, other_run in pairs
+        if (difference := find_largest_difference(run.world_steps, other_run.world_steps)) is not None
     ]
     runs = [run.run_id for pair in pairs for run in pair]
     comparison = LossComparison(
-        differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(entry.steps for entry in differences)
+        differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(difference.steps for difference in differences)
     )
     if differences:
-        worst = max(differences, key=lambda loss_difference: loss_difference.difference)
-        comparison.max_difference, comparison.at_step = worst.difference, worst.step
-        comparison.relative = worst.difference / worst.size if worst.size else None
+        largest = max(differences, key=lambda loss_difference: loss_difference.difference)
+        comparison.max_difference, comparison.at_step = largest.difference, largest.step
+        comparison.relative = largest.difference / largest.size if largest.size else None
     return comparison
 
 
@@ -97,19 +97,20 @@ class LossDifference(NamedTuple):
     """Number of steps that have a loss in both runs."""
 
 
-def largest_difference(world: pl.DataFrame, other_world: pl.DataFrame) -> LossDifference | None:
+def find_largest_difference(world_steps: pl.DataFrame, other_world_steps: pl.DataFrame) -> LossDifference | None:
     """Find the largest difference between the losses of two runs; None if no step has a loss in both.
 
-    world, other_world: frames with one row per step over all ranks (`LoadedRun.world`).
+    world_steps, other_world_steps: frames with one row per step over all ranks (`LoadedRun.world_steps`).
     """
-    steps = world["step"].to_numpy()
-    if not np.array_equal(steps, other_world["step"].to_numpy()):
-        joined = world.select("step", "loss").join(other_world.select("step", other="loss"), on="step", maintain_order="left")
-        steps, world, other_world = joined["step"].to_numpy(), joined, joined.select(loss="other")
-    losses, other_losses = world["loss"].to_numpy(), other_world["loss"].to_numpy()
+    steps = world_steps["step"].to_numpy()
+    if not np.array_equal(steps, other_world_steps["step"].to_numpy()):
+        other_steps = other_world_steps.select("step", other="loss")
+        joined_steps = world_steps.select("step", "loss").join(other_steps, on="step", maintain_order="left")
+        steps, world_steps, other_world_steps = joined_steps["step"].to_numpy(), joined_steps, joined_steps.select(loss="other")
+    losses, other_losses = world_steps["loss"].to_numpy(), other_world_steps["loss"].to_numpy()
     # A missing loss is rare. Without this check, the filter below would take most of the time of the function.
-    if world["loss"].null_count() or other_world["loss"].null_count():
-        has_both = (world["loss"].is_not_null() & other_world["loss"].is_not_null()).to_numpy()
+    if world_steps["loss"].null_count() or other_world_steps["loss"].null_count():
+        has_both = (world_steps["loss"].is_not_null() & other_world_steps["loss"].is_not_null()).to_numpy()
         steps, losses, other_losses = steps[has_both], losses[has_both], other_losses[has_both]
     if not len(losses):
         return None

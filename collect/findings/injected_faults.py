@@ -13,7 +13,7 @@ from collect.findings.comparability import key_without_faults
 from collect.findings.row import CellRow
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.rank_times import waiting_by_rank
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.timeline.timeline import find_straggler
 
 REMARK = (
@@ -81,37 +81,37 @@ class LostWorkerEffect(msgspec.Struct, frozen=True, kw_only=True):
     """The loss of that cell at its last step."""
 
 
-class Window(msgspec.Struct, frozen=True):
+class TrainedUnits(msgspec.Struct, frozen=True):
     """The units that ranks finished in a stretch of time, and its seconds."""
 
     units: float
     seconds: float
 
 
-def fault_remarks(rows: Sequence[CellRow]) -> list[str]:
+def describe_cells_with_faults(rows: Sequence[CellRow]) -> list[str]:
     """A remark that names the cells with faults on purpose; empty if there are none."""
     labels = labels_by_cell(rows)
-    names = [labels[row.id] for row in rows if "fault" in row.flat]
+    names = [labels[row.id] for row in rows if "fault" in row.flat_cell]
     return [REMARK.format("; ".join(names))] if names else []
 
 
-def straggler_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[StragglerEffect]:
+def compute_straggler_effects(loaded: LoadedMatrix, rows: Sequence[CellRow]) -> list[StragglerEffect]:
     """The effects of slowed ranks, for each cell that has such a rank and completed runs."""
     ordinary_rows = _ordinary_rows(rows)
     effects = []
     for cell, row in zip(loaded.cells, rows, strict=True):
         straggler = cell.cell.instruments.straggler
-        if straggler is None or not cell.completed:
+        if straggler is None or not cell.completed_runs:
             continue
         ordinary_row = ordinary_rows.get(key_without_faults(row.cell))
-        straggler_ranks = {late.rank if (late := find_straggler(run)) else None for run in cell.completed}
+        straggler_ranks = {late.rank if (late := find_straggler(run)) else None for run in cell.completed_runs}
         metrics = ("throughput_per_s", "rank_throughput_per_s", "staleness_mean")
         effects.append(
             StragglerEffect(
                 cell=cell.id,
                 rank=straggler.rank,
                 delay_ms=straggler.delay_ms,
-                n=len(cell.completed),
+                n=len(cell.completed_runs),
                 found=straggler_ranks.pop() if len(straggler_ranks) == 1 else None,
                 waiting_ms=_mean_waiting_ms(cell),
                 ordinary=ordinary_row.id if ordinary_row else None,
@@ -122,18 +122,18 @@ def straggler_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[Straggler
     return effects
 
 
-def lost_worker_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[LostWorkerEffect]:
+def compute_lost_worker_effects(loaded: LoadedMatrix, rows: Sequence[CellRow]) -> list[LostWorkerEffect]:
     """The effects of lost workers, for each cell that has one and whose runs came so far."""
     ordinary_rows = _ordinary_rows(rows)
     effects = []
     for cell, row in zip(loaded.cells, rows, strict=True):
         lost_worker = cell.cell.instruments.lost_worker
-        runs = [run for run in cell.runs if lost_worker is not None and rank_lost_at_s(run) is not None]
+        runs = [run for run in cell.runs if lost_worker is not None and find_loss_of_rank_s(run) is not None]
         if lost_worker is None or not runs:
             continue
         ordinary_row = ordinary_rows.get(key_without_faults(row.cell))
-        unseen = [_unseen_units(run) for run in runs]
-        losses = [(run.world["step"][-1], run.world["loss"][-1]) for run in runs if not run.world.is_empty()]
+        unseen_and_total = [_count_unseen_units(run) for run in runs]
+        losses = [(run.world_steps["step"][-1], run.world_steps["loss"][-1]) for run in runs if not run.world_steps.is_empty()]
         effects.append(
             LostWorkerEffect(
                 cell=cell.id,
@@ -141,10 +141,10 @@ def lost_worker_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[LostWor
                 step=lost_worker.step,
                 state=row.state,
                 n=len(runs),
-                before_per_s=_mean_rate(window_before_lost_rank(run) for run in runs),
-                after_per_s=_mean_rate(window_after_lost_rank(run) for run in runs),
-                unseen_units=_mean_of_known(part[0] if part else None for part in unseen),
-                unseen_pct=_mean_of_known(100 * part[0] / part[1] if part else None for part in unseen),
+                before_per_s=_compute_mean_rate(count_units_before_loss(run) for run in runs),
+                after_per_s=_compute_mean_rate(count_units_after_loss(run) for run in runs),
+                unseen_units=_mean_of_known(units[0] if units else None for units in unseen_and_total),
+                unseen_pct=_mean_of_known(100 * units[0] / units[1] if units else None for units in unseen_and_total),
                 last_step=min(step for step, _ in losses) if losses else None,
                 last_loss=_mean_of_known(loss for _, loss in losses),
                 ordinary=ordinary_row.id if ordinary_row else None,
@@ -154,7 +154,7 @@ def lost_worker_effects(loaded: Loaded, rows: Sequence[CellRow]) -> list[LostWor
     return effects
 
 
-def rank_lost_at_s(run: LoadedRun) -> float | None:
+def find_loss_of_rank_s(run: LoadedRun) -> float | None:
     """When a run lost the rank that its cell ends on purpose: the end of the last step of this rank, in seconds since the
     epoch. None if the rank did not come so far."""
     lost_worker = run.run.cell.instruments.lost_worker if run.run is not None else None
@@ -164,29 +164,29 @@ def rank_lost_at_s(run: LoadedRun) -> float | None:
     return float(rank_steps["wall_s"].max()) if rank_steps.height == lost_worker.step - 1 else None  # type: ignore[arg-type]
 
 
-def window_before_lost_rank(run: LoadedRun) -> Window | None:
+def count_units_before_loss(run: LoadedRun) -> TrainedUnits | None:
     """The units that all ranks finished from the start of the first timed step to the loss of the rank."""
-    steps, end = _timed_steps(run), rank_lost_at_s(run)
-    if end is None:
+    timed_steps, end_s = _timed_steps(run), find_loss_of_rank_s(run)
+    if end_s is None:
         return None
-    start = float((steps["wall_s"] - steps["step_ms"] / 1000).min())  # type: ignore[arg-type]
-    return Window(float(steps.filter(pl.col("wall_s") <= end)["units"].sum()), end - start)
+    start_s = float((timed_steps["wall_s"] - timed_steps["step_ms"] / 1000).min())  # type: ignore[arg-type]
+    return TrainedUnits(float(timed_steps.filter(pl.col("wall_s") <= end_s)["units"].sum()), end_s - start_s)
 
 
-def window_after_lost_rank(run: LoadedRun) -> Window | None:
+def count_units_after_loss(run: LoadedRun) -> TrainedUnits | None:
     """The units that the other ranks finished from the loss of the rank until the first of them had made all its steps.
 
     None if the run did not go on after the loss.
     """
-    start = rank_lost_at_s(run)
-    if start is None or not run.completed:
+    start_s = find_loss_of_rank_s(run)
+    if start_s is None or not run.completed:
         return None
     lost_worker = run.cell.instruments.lost_worker
     assert lost_worker is not None
     other_steps = _timed_steps(run).filter(pl.col("rank") != lost_worker.rank)
-    end = float(other_steps.group_by("rank").agg(pl.col("wall_s").max())["wall_s"].min())  # type: ignore[arg-type]
-    inside_rows = other_steps.filter((pl.col("wall_s") > start) & (pl.col("wall_s") <= end))
-    return Window(float(inside_rows["units"].sum()), end - start) if end > start else None
+    end_s = float(other_steps.group_by("rank").agg(pl.col("wall_s").max())["wall_s"].min())  # type: ignore[arg-type]
+    steps_after_loss = other_steps.filter((pl.col("wall_s") > start_s) & (pl.col("wall_s") <= end_s))
+    return TrainedUnits(float(steps_after_loss["units"].sum()), end_s - start_s) if end_s > start_s else None
 
 
 def _timed_steps(run: LoadedRun) -> pl.DataFrame:
@@ -194,7 +194,7 @@ def _timed_steps(run: LoadedRun) -> pl.DataFrame:
     return run.steps.filter(~pl.col("warmup")).with_columns(pl.col("units") * (run.cell.data_ranks / run.cell.gpus))
 
 
-def _unseen_units(run: LoadedRun) -> tuple[float, float] | None:
+def _count_unseen_units(run: LoadedRun) -> tuple[float, float] | None:
     """(units of data that no rank trained on, units of data of the whole run); None if the number of steps is not known."""
     step_count = run.cell.steps or (run.result.steps if run.result else None)
     steps = _timed_steps(run)
@@ -206,11 +206,11 @@ def _unseen_units(run: LoadedRun) -> tuple[float, float] | None:
 
 
 def _ordinary_rows(rows: Iterable[CellRow]) -> dict[bytes, CellRow]:
-    return {key_without_faults(row.cell): row for row in rows if "fault" not in row.flat}
+    return {key_without_faults(row.cell): row for row in rows if "fault" not in row.flat_cell}
 
 
 def _mean_waiting_ms(cell: LoadedCell) -> list[float]:
-    waits_by_run = [waiting_by_rank(run) for run in cell.completed]
+    waits_by_run = [waiting_by_rank(run) for run in cell.completed_runs]
     if not all(waits_by_run):
         return []
     return [statistics.fmean(run_waits[rank] for run_waits in waits_by_run) for rank in range(cell.cell.gpus)]
@@ -221,8 +221,10 @@ def _metric_value(row: CellRow | None, metric: str) -> float | None:
     return None if estimate is None else estimate.value
 
 
-def _mean_rate(windows: Iterable[Window | None]) -> float | None:
-    return _mean_of_known(window.units / window.seconds for window in windows if window is not None and window.seconds > 0)
+def _compute_mean_rate(all_units: Iterable[TrainedUnits | None]) -> float | None:
+    return _mean_of_known(
+        trained.units / trained.seconds for trained in all_units if trained is not None and trained.seconds > 0
+    )
 
 
 def _mean_of_known(values: Iterable[float | None]) -> float | None:

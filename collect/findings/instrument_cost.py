@@ -9,7 +9,7 @@ import msgspec
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.sources.steps import join_world_steps, select_undisturbed
 
 LOST_WORKER = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost
@@ -32,19 +32,19 @@ class InstrumentCost(msgspec.Struct, omit_defaults=True, kw_only=True):
     of the two is not known."""
 
 
-def instrument_costs(loaded: Loaded) -> list[InstrumentCost]:
+def compute_instrument_costs(loaded: LoadedMatrix) -> list[InstrumentCost]:
     """The cost of each instrument in each cell, as the mean over the completed runs in which the instrument was on."""
     all_costs = []
     for cell in loaded.cells:
         runs_by_instrument: dict[str, list[LoadedRun]] = {}
-        for run in cell.completed:
+        for run in cell.completed_runs:
             for name in run.result.instruments if run.result else {}:
                 if name == LOST_WORKER:
                     continue
                 runs_by_instrument.setdefault(name, []).append(run)
         for name, runs in runs_by_instrument.items():
             costs_s = [msgspec.convert(_instrument_record(run, name)["cost_s"], float) for run in runs]
-            ratios = [ratio for run in runs if (ratio := _step_ratio(run, _watched_steps(run, name))) is not None]
+            ratios = [ratio for run in runs if (ratio := _compute_step_ratio(run, _watched_steps(run, name))) is not None]
             all_costs.append(
                 InstrumentCost(
                     cell=cell.id,
@@ -58,25 +58,25 @@ def instrument_costs(loaded: Loaded) -> list[InstrumentCost]:
     return all_costs
 
 
-def instrument_differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
+def describe_instrument_differences(families: Iterable[Sequence[LoadedCell]]) -> list[str]:
     """Find the groups of comparable cells whose instruments differ, and say which steps an instrument observed in each cell.
 
     families: the groups (`comparability.group_families`). Returns texts such as `CELL (profile: steps 3 and 4)`.
     """
     texts = []
     for family in families:
-        if len({repr(cell.cell.instruments) for cell in family if cell.completed}) < 2:
+        if len({repr(cell.cell.instruments) for cell in family if cell.completed_runs}) < 2:
             continue
         for cell in family:
             steps_by_instrument = {
                 name: steps
-                for run in cell.completed
+                for run in cell.completed_runs
                 for name in (run.result.instruments if run.result else ())
                 if (steps := _watched_steps(run, name))
             }
             if steps_by_instrument:
-                observed = "; ".join(f"{name}: {_format_steps(steps)}" for name, steps in steps_by_instrument.items())
-                texts.append(f"{cell.id} ({observed})")
+                observed_text = "; ".join(f"{name}: {_format_steps(steps)}" for name, steps in steps_by_instrument.items())
+                texts.append(f"{cell.id} ({observed_text})")
     return texts
 
 
@@ -96,9 +96,9 @@ def _watched_steps(run: LoadedRun, name: str) -> list[int]:
     return msgspec.convert(_instrument_record(run, name).get("watched_steps", []), list[int])
 
 
-def _step_ratio(run: LoadedRun, watched_steps: list[int]) -> float | None:
-    other_ms = select_undisturbed(run.timed, run.world)["step_ms"]
-    watched_ms = join_world_steps(run.timed.filter(pl.col("step").is_in(watched_steps)))["step_ms"]
+def _compute_step_ratio(run: LoadedRun, watched_steps: list[int]) -> float | None:
+    other_ms = select_undisturbed(run.timed_steps, run.world_steps)["step_ms"]
+    watched_ms = join_world_steps(run.timed_steps.filter(pl.col("step").is_in(watched_steps)))["step_ms"]
     if other_ms.is_empty() or watched_ms.is_empty():
         return None
     ratio: float = median(watched_ms.to_list()) / median(other_ms.to_list())

@@ -8,7 +8,7 @@ import msgspec
 
 from collect.metrics.energy import energy
 from collect.metrics.prediction_score import ComparedPrediction, compare_predictions
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 
 # A prediction by arithmetic has no range. It may leave out this share of the value, such as an optimizer's counters of steps.
 TOLERANCE = 0.001
@@ -45,52 +45,54 @@ class PredictionScore(msgspec.Struct, kw_only=True):
     """Number of runs whose measurement is in the predicted range, or at most 0.1 % outside of it."""
 
 
-def score_predictions(loaded: Loaded) -> list[PredictionScore]:
+def score_predictions(loaded: LoadedMatrix) -> list[PredictionScore]:
     """The scores of all strategies in the order of the matrix; for each strategy, one score per category."""
     pairs: dict[str, dict[str, list[ComparedPrediction]]] = {}
-    workloads: dict[str, set[str]] = {}
+    workloads_by_strategy: dict[str, set[str]] = {}
     for cell in loaded.cells:
-        for run in cell.completed:
+        for run in cell.completed_runs:
             for comparison in compare_predictions(run):
                 pairs.setdefault(cell.cell.strategy, {}).setdefault(comparison.category, []).append(comparison)
-                workloads.setdefault(cell.cell.strategy, set()).add(cell.cell.workload)
+                workloads_by_strategy.setdefault(cell.cell.strategy, set()).add(cell.cell.workload)
     return [
-        _score_predictions(strategy, category, comparisons, has_sizes=len(workloads[strategy]) == 1)
-        for strategy, by_category in pairs.items()
-        for category, comparisons in by_category.items()
+        _score_predictions(strategy, category, comparisons, has_sizes=len(workloads_by_strategy[strategy]) == 1)
+        for strategy, comparisons_by_category in pairs.items()
+        for category, comparisons in comparisons_by_category.items()
     ]
 
 
-def watts_per_gpu(loaded: Loaded) -> dict[str, float]:
+def compute_watts_per_gpu(loaded: LoadedMatrix) -> dict[str, float]:
     """The mean power of one GPU in each completed run while its steps were timed: {run id: power in watts}.
 
     Rehearsals and runs whose energy was not measured are left out.
     """
-    watts = {}
+    watts_of_run = {}
     for run in loaded.runs:
-        if not run.completed or run.result is None or run.is_rehearsal or (timed_window := run.window) is None:
+        if not run.completed or run.result is None or run.is_rehearsal or (timed_window := run.timed_window) is None:
             continue
-        if (joules := energy(run)) is not None and timed_window[1] > timed_window[0]:
-            watts[run.run_id] = joules.value / (timed_window[1] - timed_window[0]) / run.cell.gpus
-    return watts
+        if (energy_quantity := energy(run)) is not None and timed_window[1] > timed_window[0]:
+            watts_of_run[run.run_id] = energy_quantity.value / (timed_window[1] - timed_window[0]) / run.cell.gpus
+    return watts_of_run
 
 
-def _score_predictions(strategy: str, category: str, pairs: list[ComparedPrediction], *, has_sizes: bool) -> PredictionScore:
-    ratios = [pair.measured / pair.predicted.likely for pair in pairs]
+def _score_predictions(
+    strategy: str, category: str, comparisons: list[ComparedPrediction], *, has_sizes: bool
+) -> PredictionScore:
+    ratios = [comparison.measured / comparison.predicted.likely for comparison in comparisons]
     return PredictionScore(
         strategy=strategy,
         category=category,
-        unit=pairs[0].unit,
-        n=len(pairs),
-        predicted=median(pair.predicted.likely for pair in pairs) if has_sizes else None,
-        measured=median(pair.measured for pair in pairs) if has_sizes else None,
+        unit=comparisons[0].unit,
+        n=len(comparisons),
+        predicted=median(comparison.predicted.likely for comparison in comparisons) if has_sizes else None,
+        measured=median(comparison.measured for comparison in comparisons) if has_sizes else None,
         ratio=median(ratios),
         ratio_low=min(ratios),
         ratio_high=max(ratios),
         error_pct=100 * fmean(abs(ratio - 1) for ratio in ratios),
-        within=sum(_is_within(pair) for pair in pairs),
+        within=sum(_is_within_range(comparison) for comparison in comparisons),
     )
 
 
-def _is_within(pair: ComparedPrediction) -> bool:
-    return (1 - TOLERANCE) * pair.predicted.low <= pair.measured <= (1 + TOLERANCE) * pair.predicted.high
+def _is_within_range(comparison: ComparedPrediction) -> bool:
+    return (1 - TOLERANCE) * comparison.predicted.low <= comparison.measured <= (1 + TOLERANCE) * comparison.predicted.high

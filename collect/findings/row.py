@@ -35,17 +35,18 @@ def flatten_cell(cell: dict[str, Any]) -> dict[str, Any]:
     cell has only the keys that are its labels."""
     if cell.get("imported"):  # the logs state no other keys
         return {key: cell[key] for key in ("workload", "strategy", "gpus", "imported") if key in cell}
-    flat: dict[str, Any] = {}
+    flat_cell: dict[str, Any] = {}
     for key, value in cell.items():
         if key == "command":  # its words differ where a value differs that has a key of its own
             continue
-        flat |= {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else {key: value}
+        inner_values = {f"{key}.{inner_key}": item for inner_key, item in value.items()} if isinstance(value, dict) else None
+        flat_cell |= {key: value} if inner_values is None else inner_values
     fault_text = faults.describe_faults(cell.get("instruments") or {})
     for name in ("straggler", "lost_worker"):
-        flat.pop(f"instruments.{name}", None)
-    if cell.get("command") is not None and "strategy" in flat:
-        flat["strategy"] = mark_label(flat["strategy"])
-    return flat | ({"fault": fault_text} if fault_text else {})
+        flat_cell.pop(f"instruments.{name}", None)
+    if cell.get("command") is not None and "strategy" in flat_cell:
+        flat_cell["strategy"] = mark_label(flat_cell["strategy"])
+    return flat_cell | ({"fault": fault_text} if fault_text else {})
 
 
 class CellRow(msgspec.Struct, dict=True):
@@ -73,7 +74,7 @@ class CellRow(msgspec.Struct, dict=True):
     """The short name of the cell, such as c3, which the verbs accept; '' if the matrix as submitted last does not have it."""
 
     @cached_property
-    def flat(self) -> dict[str, Any]:
+    def flat_cell(self) -> dict[str, Any]:
         """The cell with flat keys (`optimizer.name`). It is computed once and kept, because every table needs it."""
         return flatten_cell(self.cell)
 

@@ -44,7 +44,7 @@ class SearchResult(msgspec.Struct):
         return " → ".join(self.texts)
 
 
-def search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
+def list_search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
     """The result of each search that has at least one try, in the order of `paths`."""
     begun_paths = [path for path in paths if path.tries]
     cells = [flatten_cell(msgspec.to_builtins(path.cell)) for path in begun_paths]

@@ -42,29 +42,29 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
 class Noise(msgspec.Struct, frozen=True):
     """The scatter of repeats of the same cell, pooled over all cells with several repeats."""
 
-    relative: float
+    relative_deviation: float
     """Standard deviation divided by the mean."""
-    degrees: int
+    degrees_of_freedom: int
     """Degrees of freedom."""
-    cells: int
+    cell_count: int
     """Number of cells with several repeats."""
 
 
-def t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t. degrees: the degrees of freedom, at least 1.
+def t_975(degrees_of_freedom: int) -> float:
+    """The 97.5 % quantile of Student's t. degrees_of_freedom: the degrees of freedom, at least 1.
 
     For more degrees of freedom than the table T_975 has, the quantile is computed by the expansion in 1/degrees of Abramowitz
     and Stegun 26.7.5 up to the second order, whose error in this range is less than 0.0005.
     """
-    if degrees < 1:
-        raise ValueError(f"{degrees} degrees of freedom")
-    if degrees <= len(T_975):
-        return T_975[degrees - 1]
+    if degrees_of_freedom < 1:
+        raise ValueError(f"{degrees_of_freedom} degrees of freedom")
+    if degrees_of_freedom <= len(T_975):
+        return T_975[degrees_of_freedom - 1]
     z = Z_975
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    return z + (z**3 + z) / (4 * degrees_of_freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2)
 
 
-def deviation(values: Sequence[float], mean: float) -> float:
+def compute_deviation(values: Sequence[float], mean: float) -> float:
     """The standard deviation of at least two values.
 
     It is computed in two passes, because statistics.stdev computes with fractions and takes 25 times as long.
@@ -82,42 +82,42 @@ def estimate_mean(values: Sequence[float], unit: str, kind: str = "") -> Estimat
     n, mean = len(values), statistics.fmean(values)
     if n == 1:
         return Estimate(mean, unit, 1, mean, kind=kind)
-    standard_deviation = deviation(values, mean)
+    standard_deviation = compute_deviation(values, mean)
     half_width = t_975(n - 1) * standard_deviation / math.sqrt(n)
     noise_pct = 100 * standard_deviation / abs(mean) if mean else None
     return Estimate(mean, unit, n, statistics.median(values), mean - half_width, mean + half_width, kind, noise_pct)
 
 
-def pooled_noise(repeats: Iterable[Sequence[float]]) -> Noise | None:
+def pool_noise(values_by_cell: Iterable[Sequence[float]]) -> Noise | None:
     """The scatter of repeats, pooled over all cells with several repeats: sqrt(sum (n - 1) (s / mean)² / sum (n - 1)).
 
-    repeats: for each cell, the values of its repeats. None if no cell has several repeats.
+    values_by_cell: for each cell, the values of its repeats. None if no cell has several repeats.
     """
-    squares, degrees, cells = 0.0, 0, 0
-    for values in repeats:
+    square_sum, degrees_of_freedom, cell_count = 0.0, 0, 0
+    for values in values_by_cell:
         if len(values) > 1 and (mean := statistics.fmean(values)):
-            squares += (len(values) - 1) * (deviation(values, mean) / mean) ** 2
-            degrees += len(values) - 1
-            cells += 1
-    return Noise(math.sqrt(squares / degrees), degrees, cells) if degrees else None
+            square_sum += (len(values) - 1) * (compute_deviation(values, mean) / mean) ** 2
+            degrees_of_freedom += len(values) - 1
+            cell_count += 1
+    return Noise(math.sqrt(square_sum / degrees_of_freedom), degrees_of_freedom, cell_count) if degrees_of_freedom else None
 
 
-def standard_error(values: Sequence[float], pooled: Noise | None) -> tuple[float, int] | None:
+def compute_standard_error(values: Sequence[float], noise: Noise | None) -> tuple[float, int] | None:
     """(standard error of the mean of `values`, degrees of freedom), or None if the scatter of the values is not known.
 
     With three or more values, the error is computed from the scatter of these values. With one or two values, it is computed
     from the relative scatter that is pooled over all repeated cells, if this scatter is known and the mean is not 0; otherwise
     from the scatter of the two values.
 
-    pooled: the pooled scatter (`pooled_noise`).
+    noise: the pooled scatter (`pool_noise`).
     """
     n, mean = len(values), statistics.fmean(values)
-    if n < 3 and pooled and mean:
-        return pooled.relative * abs(mean) / math.sqrt(n), pooled.degrees
-    return (deviation(values, mean) / math.sqrt(n), n - 1) if n > 1 else None
+    if n < 3 and noise and mean:
+        return noise.relative_deviation * abs(mean) / math.sqrt(n), noise.degrees_of_freedom
+    return (compute_deviation(values, mean) / math.sqrt(n), n - 1) if n > 1 else None
 
 
-def outlier_indexes(values: Sequence[float]) -> list[int]:
+def find_outlier_indexes(values: Sequence[float]) -> list[int]:
     """The indexes of outliers: values whose modified z-score, 0.6745 |x - median| / MAD, is greater than 3.5.
 
     Empty if there are fewer than five values. Outliers are only reported; they stay part of every mean and figure.

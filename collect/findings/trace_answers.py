@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, one_table
+from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
 from collect.findings.row import CellRow
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.traces.answer_columns import BANDWIDTH_COLUMNS, mib_column
 from collect.traces.calls import label_groups
 from collect.traces.collectives import CollectiveUse
@@ -88,15 +88,15 @@ class CellDifference(msgspec.Struct, frozen=True):
     """The difference, in parts."""
 
 
-def group_traffic(loaded: Loaded) -> list[GroupTraffic]:
+def list_group_traffic(loaded: LoadedMatrix) -> list[GroupTraffic]:
     """The collectives of every cell that was profiled by steps. The collectives of a cell are ordered by time, the longest
     first."""
-    return [traffic for cell in loaded.cells for traffic in cell_traffic(cell)]
+    return [traffic for cell in loaded.cells for traffic in list_cell_traffic(cell)]
 
 
-def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
+def list_cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
     """The collectives of a cell by process group, ordered by their time, the longest first."""
-    runs = profiled_runs(cell)
+    runs = list_profiled_runs(cell)
     labels = label_groups(use.group for run in runs for use in run.collectives)
     uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
     for repeat, run in enumerate(runs):
@@ -107,35 +107,35 @@ def cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
 
 
 def _build_traffic(
-    cell: str, name: str, group: str, pairs: Sequence[tuple[CollectiveUse, int]], runs: Sequence[RunAnswers]
+    cell_id: str, name: str, group: str, uses_with_repeat: Sequence[tuple[CollectiveUse, int]], runs: Sequence[RunAnswers]
 ) -> GroupTraffic:
-    """The traffic of a group, per step of its ranks. pairs: its uses, each with the number of its run in `runs`."""
-    uses = [use for use, _ in pairs]
-    members = {use.group for use in uses}
-    steps = sum(rank.steps for run in runs for rank in run.ranks if not members.isdisjoint(rank.groups))
+    """The traffic of a group, per step of its ranks. uses_with_repeat: its uses, each with the number of its run in `runs`."""
+    uses = [use for use, _ in uses_with_repeat]
+    groups = {use.group for use in uses}
+    steps = sum(rank.steps for run in runs for rank in run.ranks if not groups.isdisjoint(rank.groups))
     calls = sum(use.calls for use in uses)
     total_ns, timed_ns = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
-    size, bus, sent_bytes = (
+    total_message_bytes, bus_bytes, sent_bytes = (
         _sum_if_known([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes")
     )
-    transfer = _sum_if_known([use.transfer_ns for use in uses])
+    transfer_ns = _sum_if_known([use.transfer_ns for use in uses])
     links = {(use.link, use.link_gb_per_s) for use in uses}
     link, link_gb_per_s = links.pop() if len(links) == 1 else (None, None)
     return GroupTraffic(
-        cell=cell,
+        cell=cell_id,
         collective=name,
         group=group,
         profiled=max(use.profiled for use in uses),
         size=uses[0].group.size,
-        n=len({repeat for _, repeat in pairs}),
+        n=len({repeat for _, repeat in uses_with_repeat}),
         calls=calls / steps,
-        message_bytes=None if size is None else size / calls,
+        message_bytes=None if total_message_bytes is None else total_message_bytes / calls,
         sent_bytes=None if sent_bytes is None else sent_bytes / steps,
         mean_us=total_ns / calls / 1000,
-        transfer_us=None if transfer is None else transfer / calls / 1000,
+        transfer_us=None if transfer_ns is None else transfer_ns / calls / 1000,
         hidden_pct=100 * sum(use.hidden_ns for use in uses) / total_ns if total_ns else None,
-        algorithm_gb_per_s=None if size is None or not timed_ns else size / timed_ns,
-        bus_gb_per_s=None if bus is None or not timed_ns else bus / timed_ns,
+        algorithm_gb_per_s=None if total_message_bytes is None or not timed_ns else total_message_bytes / timed_ns,
+        bus_gb_per_s=None if bus_bytes is None or not timed_ns else bus_bytes / timed_ns,
         link=link,
         link_gb_per_s=link_gb_per_s,
     )
@@ -146,16 +146,16 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
     return sum(known_values) if len(known_values) == len(values) else None
 
 
-def rank_waiting(loaded: Loaded) -> list[RankWaiting]:
+def list_rank_waiting(loaded: LoadedMatrix) -> list[RankWaiting]:
     """The waiting of each rank, for every cell that was profiled by steps and whose collectives were matched over ranks."""
     waitings = []
     for cell in loaded.cells:
-        by_rank: dict[int, list[tuple[RankWait, int]]] = {}
-        for run in profiled_runs(cell):
+        waits_by_rank: dict[int, list[tuple[RankWait, int]]] = {}
+        for run in list_profiled_runs(cell):
             steps = {analysis.rank: analysis.steps for analysis in run.ranks}
             for wait in run.waits.ranks:
-                by_rank.setdefault(wait.rank, []).append((wait, steps[wait.rank]))
-        waitings += [_build_rank_waiting(cell.id, rank, waits) for rank, waits in sorted(by_rank.items())]
+                waits_by_rank.setdefault(wait.rank, []).append((wait, steps[wait.rank]))
+        waitings += [_build_rank_waiting(cell.id, rank, waits) for rank, waits in sorted(waits_by_rank.items())]
     return waitings
 
 
@@ -173,7 +173,7 @@ def _build_rank_waiting(cell: str, rank: int, waits: Sequence[tuple[RankWait, in
     )
 
 
-def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDifference]:
+def list_step_differences(loaded: LoadedMatrix, rows: Sequence[CellRow]) -> list[CellDifference]:
     """The difference from the baseline, for every cell that was profiled by steps on the same kind of hardware as its baseline.
 
     GPUs are not compared with CPUs.
@@ -183,33 +183,33 @@ def step_differences(loaded: Loaded, rows: Sequence[CellRow]) -> list[CellDiffer
     for row in rows:
         if row.baseline is None or row.baseline == row.id:
             continue
-        step = step_difference(cells[row.id], cells[row.baseline])
+        step = compare_steps_with_baseline(cells[row.id], cells[row.baseline])
         if step is not None:
             differences.append(CellDifference(row.id, row.baseline, step))
     return differences
 
 
-def step_difference(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
+def compare_steps_with_baseline(cell: LoadedCell, baseline: LoadedCell) -> StepDifference | None:
     """The difference between a step of a cell and a step of its baseline.
 
     None if one of the two cells was not profiled by steps, or if they were profiled on different kinds of hardware.
     """
-    return compute_step_difference(profiled_runs(cell), profiled_runs(baseline))
+    return compute_step_difference(list_profiled_runs(cell), list_profiled_runs(baseline))
 
 
-def profiled_runs(cell: LoadedCell) -> list[RunAnswers]:
+def list_profiled_runs(cell: LoadedCell) -> list[RunAnswers]:
     """What the traces of each completed run of a cell show. Runs are left out if a profiled rank was not profiled by steps."""
-    answers = [run.traces.answers for run in cell.completed if run.traces.analyses]
+    answers = [run.traces.answers for run in cell.completed_runs if run.traces.analyses]
     return [answer for answer in answers if all(rank.steps for rank in answer.ranks)]
 
 
 def _make_step_tables(differences: Sequence[CellDifference], labels: Mapping[str, str]) -> list[Table[Any]]:
     tables = []
     for entry in differences:
-        ms = notation.format_number(entry.step.difference_ns / 1e6)
+        difference_ms = notation.format_number(entry.step.difference_ns / 1e6)
         title = f"{labels[entry.cell]} compared with {labels[entry.baseline]}"
         table = make_difference_table(title, entry.step, "of the baseline")
-        tables.append(msgspec.structs.replace(table, note=f"{'+' if entry.step.difference_ns > 0 else ''}{ms} ms"))
+        tables.append(msgspec.structs.replace(table, note=f"{'+' if entry.step.difference_ns > 0 else ''}{difference_ms} ms"))
     return tables
 
 
@@ -228,7 +228,7 @@ SECTIONS = {
         "whole call. Calls and sent: of a rank in a step; sent by the ring algorithm. Link: one direction, by the data sheet. "
         "Blank: the trace does not record it. If not all ranks of the group were profiled, transfer is an upper bound, and "
         "bandwidths are lower bounds.",
-        one_table(
+        single_table_maker(
             Column("Collective", lambda use: use.collective),
             Column("Process group", lambda use: use.group, is_number=False),
             Column("Profiled", lambda use: f"{use.profiled} of {use.size}" if use.size else None, is_number=True),
@@ -247,7 +247,7 @@ SECTIONS = {
         "Collectives matched over the profiled ranks by process group, step and order; mean step over repeats. The rank that "
         "starts a collective last does not wait: its call is the shortest, and what others need longer is waiting. Lost: "
         "nothing computes meanwhile.",
-        one_table(
+        single_table_maker(
             Column("Rank", lambda wait: wait.rank),
             Column("Started last", lambda wait: wait.last_pct, "%"),
             Column("Waited", lambda wait: wait.waited_ms, "ms"),

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, one_table
-from collect.findings.trace_answers import profiled_runs
-from collect.reading.load import Loaded
+from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
+from collect.findings.trace_answers import list_profiled_runs
+from collect.reading.load import LoadedMatrix
 from collect.traces import change_tables
 from collect.traces.advice import find_advice
 from collect.traces.rank_work import RankWork, sum_work
@@ -44,34 +44,34 @@ class CellWork(msgspec.Struct, frozen=True, kw_only=True):
     """The work of all ranks and steps together."""
 
 
-def list_advice(loaded: Loaded) -> list[CellAdvice]:
+def list_advice(loaded: LoadedMatrix) -> list[CellAdvice]:
     """What to change in each cell that was profiled by steps, the largest saving first."""
     return [
         CellAdvice(cell=cell.id, n=len(runs), **msgspec.structs.asdict(advice))
         for cell in loaded.cells
-        if (runs := profiled_runs(cell))
+        if (runs := list_profiled_runs(cell))
         for advice in find_advice(runs, sum(rank.steps for run in runs for rank in run.ranks))
     ]
 
 
-def list_work(loaded: Loaded) -> list[CellWork]:
+def list_work(loaded: LoadedMatrix) -> list[CellWork]:
     """The work of each cell that was profiled by steps."""
-    ranks_of_cell = [
+    profiled_cells = [
         (cell.id, len(runs), [rank for run in runs for rank in run.ranks])
         for cell in loaded.cells
-        if (runs := profiled_runs(cell))
+        if (runs := list_profiled_runs(cell))
     ]
     return [
-        CellWork(cell=cell, n=n, steps=sum(rank.steps for rank in ranks), work=sum_work(rank.work for rank in ranks))
-        for cell, n, ranks in ranks_of_cell
+        CellWork(cell=cell, n=run_count, steps=sum(rank.steps for rank in ranks), work=sum_work(rank.work for rank in ranks))
+        for cell, run_count, ranks in profiled_cells
     ]
 
 
 def _make_work_tables(cells: Sequence[CellWork], labels: Mapping[str, str]) -> list[Table[Any]]:
     return [
-        msgspec.structs.replace(table, title=f"{labels[entry.cell]}: {table.title}")
-        for entry in cells
-        for table in change_tables.make_work_tables(entry.work, entry.steps)
+        msgspec.structs.replace(table, title=f"{labels[cell_work.cell]}: {table.title}")
+        for cell_work in cells
+        for table in change_tables.make_work_tables(cell_work.work, cell_work.steps)
         if table.rows
     ]
 
@@ -82,7 +82,7 @@ SECTIONS = {
         "What to change first",
         "At most three changes of a cell, by the time that each could save. The time is an upper bound: what would go if the "
         "cause went altogether. Savings may overlap. Mean step over profiled ranks and repeats.",
-        one_table(*change_tables.ADVICE_COLUMNS, REPEATS),
+        single_table_maker(*change_tables.ADVICE_COLUMNS, REPEATS),
     ),
     "work": AnswerSection(
         "What the time goes into",

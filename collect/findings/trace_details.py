@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, one_table
+from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
 from collect.findings.row import CellRow
-from collect.findings.trace_answers import profiled_runs
-from collect.reading.load import Loaded, LoadedCell
+from collect.findings.trace_answers import list_profiled_runs
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.traces.answer_columns import (
     ACHIEVED_FLOPS_COLUMN,
     ATTENTION_COLUMNS,
@@ -160,15 +160,15 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the kernels; empty on a CPU."""
 
 
-def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
+def list_idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
     """The idle time by cause of every cell whose traces record the causes."""
     times = []
     for row in rows:
-        parts = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "launching", "communication", "other")]
-        host, launching, communication, other = parts
+        cause_estimates = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "launching", "communication", "other")]
+        host, launching, communication, other = cause_estimates
         if host is None or launching is None or communication is None or other is None:
             continue
-        delay = row.metrics.get("launch_delay_us")
+        launch_delay = row.metrics.get("launch_delay_us")
         times.append(
             IdleTime(
                 cell=row.id,
@@ -178,19 +178,19 @@ def idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
                 launching_ms=launching.value,
                 communication_ms=communication.value,
                 other_ms=other.value,
-                launch_delay_us=delay.value if delay else None,
+                launch_delay_us=launch_delay.value if launch_delay else None,
             )
         )
     return times
 
 
-def phase_times(loaded: Loaded) -> list[PhaseOfStep]:
+def list_phase_times(loaded: LoadedMatrix) -> list[PhaseOfStep]:
     """The times of the phases of each cell whose traces mark the steps of the profiler, in the order of a step."""
     return [phase_time for cell in loaded.cells for phase in PHASES if (phase_time := _build_phase(cell, phase)) is not None]
 
 
 def _build_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
-    runs = [run.ranks for run in profiled_runs(cell)]
+    runs = [run.ranks for run in list_profiled_runs(cell)]
     times = [(time, rank) for ranks in runs for rank in ranks for time in rank.phases if time.phase == phase]
     if not times:
         return None
@@ -213,21 +213,21 @@ def _build_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
     )
 
 
-def layer_times(loaded: Loaded) -> list[LayerOfStep]:
+def list_layer_times(loaded: LoadedMatrix) -> list[LayerOfStep]:
     """The modules of every cell whose traces record them: a tree by time."""
-    return [layer for cell in loaded.cells for layer in cell_layers(cell)]
+    return [layer for cell in loaded.cells for layer in list_cell_layers(cell)]
 
 
-def cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
+def list_cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
     """The modules of a cell as a tree, the longest first; empty if its traces do not record them."""
-    ranks, n, steps = _ranks_with(cell, "layers")
+    ranks, run_count, steps = _select_ranks_with(cell, "layers")
     return [
         LayerOfStep(
             cell=cell.id,
             layer=layer.name,
             parent=layer.parent,
             depth=layer.depth,
-            n=n,
+            n=run_count,
             calls=layer.calls / steps,
             forward_ms=layer.forward / steps / 1e6,
             backward_ms=None if layer.backward is None else layer.backward / steps / 1e6,
@@ -237,19 +237,19 @@ def cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
     ]
 
 
-def device_memories(loaded: Loaded) -> list[DeviceMemory]:
+def list_device_memories(loaded: LoadedMatrix) -> list[DeviceMemory]:
     """The memory of every cell whose traces record it, by kind of device."""
     memories = []
     for cell in loaded.cells:
         runs_by_kind: dict[str, list[list[MemoryUse]]] = {}
-        for run in profiled_runs(cell):
+        for run in list_profiled_runs(cell):
             uses_by_kind: dict[str, list[MemoryUse]] = {}
             for use in (use for rank in run.ranks for use in rank.memory):
                 uses_by_kind.setdefault(use.device.partition(":")[0], []).append(use)
             for kind, uses in uses_by_kind.items():
                 runs_by_kind.setdefault(kind, []).append(uses)
         for kind, runs in sorted(runs_by_kind.items()):
-            reserved = [[use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None] for uses in runs]
+            reserved_peaks = [[use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None] for uses in runs]
             memories.append(
                 DeviceMemory(
                     cell=cell.id,
@@ -257,21 +257,21 @@ def device_memories(loaded: Loaded) -> list[DeviceMemory]:
                     n=len(runs),
                     start_bytes=statistics.fmean(use.start_bytes for uses in runs for use in uses),
                     peak_bytes=statistics.fmean(max(use.peak_bytes for use in uses) for uses in runs),
-                    peak_reserved_bytes=statistics.fmean(map(max, reserved)) if all(reserved) else None,
+                    peak_reserved_bytes=statistics.fmean(map(max, reserved_peaks)) if all(reserved_peaks) else None,
                 )
             )
     return memories
 
 
-def matrix_products(loaded: Loaded) -> list[ProductOfStep]:
+def list_matrix_products(loaded: LoadedMatrix) -> list[ProductOfStep]:
     """The matrix products of every cell whose traces record shapes. The products of a cell are ordered by time, the longest
     first."""
-    return [product for cell in loaded.cells for product in cell_products(cell)]
+    return [product for cell in loaded.cells for product in list_cell_products(cell)]
 
 
-def cell_products(cell: LoadedCell) -> list[ProductOfStep]:
+def list_cell_products(cell: LoadedCell) -> list[ProductOfStep]:
     """The matrix products of a cell, the longest time first; empty if its traces do not record shapes."""
-    ranks, repeats, steps = _ranks_with(cell, "products")
+    ranks, repeats, steps = _select_ranks_with(cell, "products")
     return [
         ProductOfStep(
             cell=cell.id,
@@ -291,22 +291,22 @@ def cell_products(cell: LoadedCell) -> list[ProductOfStep]:
     ]
 
 
-def attention_uses(loaded: Loaded) -> list[AttentionOfStep]:
+def list_attention_uses(loaded: LoadedMatrix) -> list[AttentionOfStep]:
     """The attention of every cell that was profiled by steps. The kinds of attention of a cell are ordered by time, longest
     first."""
-    return [use for cell in loaded.cells for use in cell_attention(cell)]
+    return [use for cell in loaded.cells for use in list_cell_attention(cell)]
 
 
-def cell_attention(cell: LoadedCell) -> list[AttentionOfStep]:
+def list_cell_attention(cell: LoadedCell) -> list[AttentionOfStep]:
     """The attention of a cell, the longest time first; empty if its traces show none."""
-    ranks, n, steps = _ranks_with(cell, "attention")
+    ranks, run_count, steps = _select_ranks_with(cell, "attention")
     return [
         AttentionOfStep(
             cell=cell.id,
             backend=use.backend,
             backward=use.backward,
             name=use.name,
-            n=n,
+            n=run_count,
             calls=use.calls / steps,
             ms=None if use.total_ns is None else use.total_ns / steps / 1e6,
             kernels=use.kernels,
@@ -315,13 +315,13 @@ def cell_attention(cell: LoadedCell) -> list[AttentionOfStep]:
     ]
 
 
-def _ranks_with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
+def _select_ranks_with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
     """The ranks of a cell whose traces recorded `field`, such as `layers`.
 
     Returns (the analyses of these ranks in all repeats, number of repeats with such a rank, number of steps that they
     profiled).
     """
-    runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in profiled_runs(cell)]
+    runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in list_profiled_runs(cell)]
     ranks = [rank for run in runs for rank in run]
     return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)
 
@@ -351,7 +351,7 @@ SECTIONS = {
         "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. In "
         "launching calls: the host is inside the call that launches the next work. Other: "
         "launched work does not start yet. Launch delay: from the end of the launch to the start of the work, mean.",
-        one_table(
+        single_table_maker(
             Column("Idle", lambda time: time.idle_ms, "ms"),
             Column("Host launched nothing", lambda time: time.host_ms, "ms"),
             Column("In launching calls", lambda time: time.launching_ms, "ms"),
@@ -365,7 +365,7 @@ SECTIONS = {
         "Phases of a step",
         "Exact values; mean step over profiled ranks and repeats. Host: the time of the main thread. GPU: the union of all "
         "kernels and memory operations that the phase launched; two phases may run at the same time.",
-        one_table(
+        single_table_maker(
             Column("Phase", lambda time: time.phase),
             Column("Host", lambda time: time.host_ms, "ms"),
             Column("GPU", lambda time: time.gpu_ms, "ms"),
@@ -385,7 +385,7 @@ SECTIONS = {
         "Memory of the profiled steps",
         "As PyTorch's allocators count it; the rank with the highest peak, mean over repeats. CPU: what was allocated since "
         "the recording began.",
-        one_table(
+        single_table_maker(
             Column("Device", lambda use: use.device),
             mib_column("At the start", lambda use: use.start_bytes),
             mib_column("Peak", lambda use: use.peak_bytes),
@@ -397,7 +397,7 @@ SECTIONS = {
         "Matrix products",
         "Over profiled ranks and repeats. FLOPs of a call: 2 M N K times the batch; time: of the kernels that the operator "
         "launched, without copies; on a CPU of the operator.",
-        one_table(
+        single_table_maker(
             *SIZE_COLUMNS,
             Column("Time", lambda product: product.ms, "ms"),
             Column("Copies", lambda product: product.copy_ms, "ms"),
@@ -410,6 +410,6 @@ SECTIONS = {
         "Attention",
         "Which implementation ran, by operators and kernels; mean step over profiled ranks and repeats. Time: of the kernels, "
         "on a CPU of the operators.",
-        one_table(*ATTENTION_COLUMNS, Column("Time", lambda use: use.ms, "ms"), REPEATS),
+        single_table_maker(*ATTENTION_COLUMNS, Column("Time", lambda use: use.ms, "ms"), REPEATS),
     ),
 }

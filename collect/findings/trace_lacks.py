@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collect.loading.loaded_run import LoadedRun
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.traces.file_figures import FileFigures
 from collect.traces.lacks import LackKind
 
@@ -23,28 +23,28 @@ _MISSING_RANKS = (
 )
 
 
-def list_lacks(loaded: Loaded) -> dict[str, list[str]]:
+def list_lacks(loaded: LoadedMatrix) -> dict[str, list[str]]:
     """{remark: the trace files or runs that it is about, each with a count} for all completed runs of a matrix."""
     places_of_remark: dict[str, list[str]] = {}
-    for run in (run for cell in loaded.cells for run in cell.completed):
+    for run in (run for cell in loaded.cells for run in cell.completed_runs):
         for remark, place in _list_places(run):
             places_of_remark.setdefault(remark, []).append(place)
     return places_of_remark
 
 
 def _list_places(run: LoadedRun) -> Iterator[tuple[str, str]]:
-    for figures in run.traces.files:
-        name = f"{run.run_id}/trace/{figures.path}"
-        if figures.damage:
-            yield _DAMAGED, f"{name} ({'; '.join(figures.damage)})"
-        elif figures.why and not figures.lacks:
-            yield _WITHOUT_FIGURES, f"{name} ({figures.why})"
-        yield from _list_file_lacks(name, figures)
+    for file_figures in run.traces.files:
+        trace_path = f"{run.run_id}/trace/{file_figures.path}"
+        if file_figures.damage:
+            yield _DAMAGED, f"{trace_path} ({'; '.join(file_figures.damage)})"
+        elif file_figures.why and not file_figures.lacks:
+            yield _WITHOUT_FIGURES, f"{trace_path} ({file_figures.why})"
+        yield from _list_file_lacks(trace_path, file_figures)
     if run.traces.answers.missing_ranks:
         profiled, rank_count = len(run.traces.analyses), run.traces.answers.rank_count
         yield _MISSING_RANKS, f"{run.run_id} ({profiled:,} of {rank_count:,} ranks)"
 
 
-def _list_file_lacks(name: str, figures: FileFigures) -> Iterator[tuple[str, str]]:
-    for lack in figures.lacks:
-        yield _REMARKS[lack.kind], f"{name} ({lack.count:,} of {lack.total:,})" if lack.total else name
+def _list_file_lacks(trace_path: str, file_figures: FileFigures) -> Iterator[tuple[str, str]]:
+    for lack in file_figures.lacks:
+        yield _REMARKS[lack.kind], f"{trace_path} ({lack.count:,} of {lack.total:,})" if lack.total else trace_path

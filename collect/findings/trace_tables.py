@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, one_table
+from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
 from collect.findings.row import CellRow
 from collect.metric import Metric, all_metrics
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.traces import per_step
 from collect.traces.answer_columns import MOST_ROWS, name_column
 from collect.traces.breakdown import Breakdown
@@ -73,36 +73,36 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
     """The largest difference in time first."""
 
 
-def list_roundings(loaded: Loaded) -> list[Rounding]:
+def list_roundings(loaded: LoadedMatrix) -> list[Rounding]:
     """The effect of HTA's rounding on metrics, for the cells whose traces are also evaluated as HTA evaluates them."""
     metrics = {metric.name: metric for metric in all_metrics()}
     return [rounding for cell in loaded.cells for name in ROUNDED if (rounding := _build_rounding(cell, metrics[name]))]
 
 
-def runs_without_kernels(loaded: Loaded) -> tuple[list[str], int]:
+def list_runs_without_kernels(loaded: LoadedMatrix) -> tuple[list[str], int]:
     """(ids of the runs whose trace metrics are exact although the matrix asks for the metrics of HTA, number of all profiled
     runs).
 
     HTA cannot evaluate the runs in this list, because it finds no GPU kernels in one of their traces.
     """
-    profiled_runs = [run for cell in loaded.cells for run in cell.completed if run.breakdowns]
+    profiled_runs = [run for cell in loaded.cells for run in cell.completed_runs if run.breakdowns]
     wants_hta = loaded.expansion.traces == "like-hta"
     return [run.run_id for run in profiled_runs if wants_hta and not run.traces.like_hta], len(profiled_runs)
 
 
-def list_collectives(loaded: Loaded) -> list[Collective]:
+def list_collectives(loaded: LoadedMatrix) -> list[Collective]:
     """The collectives of every cell that was profiled by steps. The collectives of a cell are ordered by time, the longest
     first."""
-    rows = []
+    collectives = []
     for cell in loaded.cells:
         runs = _profiled_breakdowns(cell)
         uses = per_step.compute_uses_per_step(runs, lambda breakdown: breakdown.collectives)
         for name, use in sorted(uses.items(), key=lambda item: (-item[1].ms, item[0])):
-            rows.append(Collective(cell.id, name, len(runs), use.calls, use.ms, use.ms / use.calls))
-    return rows
+            collectives.append(Collective(cell.id, name, len(runs), use.calls, use.ms, use.ms / use.calls))
+    return collectives
 
 
-def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorDifferences]:
+def compare_operators(loaded: LoadedMatrix, rows: Sequence[CellRow]) -> list[OperatorDifferences]:
     """Compare the kernels or operators of every cell with those of its baseline, if both were profiled in the same way.
 
     Kernels are not compared with operators.
@@ -120,15 +120,16 @@ def compare_operators(loaded: Loaded, rows: Sequence[CellRow]) -> list[OperatorD
         )
         kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
         differences = sorted(_diff_uses(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
-        counts = {change: sum(entry.change == change for entry in differences) for change in ("new", "gone", "changed", "same")}
-        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, counts, differences))
+        changes = ("new", "gone", "changed", "same")
+        count_of_change = {change: sum(entry.change == change for entry in differences) for change in changes}
+        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, count_of_change, differences))
     return comparisons
 
 
 def _build_rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
     assert metric.of_run is not None
     exact_values, hta_values = [], []
-    for run in cell.completed:
+    for run in cell.completed_runs:
         if not run.traces.like_hta:
             continue
         alternatives = (run.traces.exact, run.traces.like_hta)
@@ -148,7 +149,7 @@ def _profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
     HTA's breakdowns are not used, because HTA counts some kernels more than once. Empty if the runs have breakdowns of
     different kinds, which have no common mean.
     """
-    runs = [breakdowns for run in cell.completed if (breakdowns := [entry for entry in run.traces.exact if entry.steps])]
+    runs = [breakdowns for run in cell.completed_runs if (breakdowns := [entry for entry in run.traces.exact if entry.steps])]
     return runs if len(_breakdown_kinds(runs)) == 1 else []
 
 
@@ -183,13 +184,13 @@ def _sort_key(difference: OperatorDifference) -> tuple[float, str]:
 def _make_operator_tables(comparisons: Sequence[OperatorDifferences], labels: Mapping[str, str]) -> list[Table[Any]]:
     return [
         Table(
-            f"{labels[entry.cell]} compared with {labels[entry.baseline]}",
+            f"{labels[comparison.cell]} compared with {labels[comparison.baseline]}",
             operator_columns("of the baseline"),
-            entry.differences,
-            note=f"{entry.of}: {', '.join(f'{count} {change}' for change, count in entry.changes.items())}",
+            comparison.differences,
+            note=f"{comparison.of}: {', '.join(f'{count} {change}' for change, count in comparison.changes.items())}",
             most_rows=MOST_ROWS,
         )
-        for entry in comparisons
+        for comparison in comparisons
     ]
 
 
@@ -198,7 +199,7 @@ SECTIONS = {
     "collectives": AnswerSection(
         "Collectives of a step",
         "Exact values; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other ranks.",
-        one_table(
+        single_table_maker(
             Column("Collective", lambda use: use.collective),
             Column("Calls", lambda use: use.calls),
             Column("Total", lambda use: use.total_ms, "ms"),
@@ -217,7 +218,7 @@ SECTIONS = {
         "Effect of rounding",
         "The study's tool, HolisticTraceAnalysis (HTA), rounds to whole microseconds and leaves out the last profiler step. "
         "Verdicts on traces use the values as HTA computes them; this table shows how far these are from the exact values.",
-        one_table(
+        single_table_maker(
             name_column("Metric", lambda rounding: rounding.metric),
             Column("Exact", lambda rounding: rounding.exact),
             Column("Like HTA", lambda rounding: rounding.like_hta),

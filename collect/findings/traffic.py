@@ -48,7 +48,7 @@ def measure_traffic(run: LoadedRun) -> RunTraffic | None:
     """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None
-    hosts = _busiest_interfaces(run)
+    hosts = _find_busiest_interfaces(run)
     if run.backend != "nccl":
         return RunTraffic(run.run_id, run.backend, hosts, rdma=False, why=f"{run.backend} sends over TCP")
     transports = run.nccl_transports
@@ -59,24 +59,26 @@ def measure_traffic(run: LoadedRun) -> RunTraffic | None:
     return RunTraffic(run.run_id, run.backend, hosts, transports.rdma, why, transports)
 
 
-def _busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
+def _find_busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
     """The busiest interface of each host. A host is left out if the traffic of any of its interfaces is unknown."""
-    if run.window is None or run.clock_stepped:
+    if run.timed_window is None or run.clock_stepped:
         return []
-    received = run.interface_rows.counters("rx_bytes")
+    received_counters = run.interface_rows.counters("rx_bytes")
     entries_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
-    for (host, kind, name), counter in run.interfaces.items():
-        sent, received_bytes = (counter_growth(counter, run.window), counter_growth(received[host, kind, name], run.window))
-        entries_by_host.setdefault(host, []).append((name, kind, sent, received_bytes))
+    for (host, kind, name), sent_counter in run.interfaces.items():
+        sent_bytes = counter_growth(sent_counter, run.timed_window)
+        received_bytes = counter_growth(received_counters[host, kind, name], run.timed_window)
+        entries_by_host.setdefault(host, []).append((name, kind, sent_bytes, received_bytes))
     host_traffic = []
     for host, entries in entries_by_host.items():
         known_entries = [
-            (name, kind, sent, received_bytes)
-            for name, kind, sent, received_bytes in entries
-            if sent is not None and received_bytes is not None
+            (name, kind, sent_bytes, received_bytes)
+            for name, kind, sent_bytes, received_bytes in entries
+            if sent_bytes is not None and received_bytes is not None
         ]
-        total = sum(sent + received_bytes for _, _, sent, received_bytes in known_entries)
-        if len(known_entries) == len(entries) and total > 0:
-            name, kind, sent, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
-            host_traffic.append(HostTraffic(host, name, kind, sent, received_bytes, 100 * (sent + received_bytes) / total))
+        total_bytes = sum(sent_bytes + received_bytes for _, _, sent_bytes, received_bytes in known_entries)
+        if len(known_entries) == len(entries) and total_bytes > 0:
+            name, kind, sent_bytes, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
+            share_pct = 100 * (sent_bytes + received_bytes) / total_bytes
+            host_traffic.append(HostTraffic(host, name, kind, sent_bytes, received_bytes, share_pct))
     return host_traffic

@@ -37,7 +37,7 @@ LARGEST_START_DISTANCE = 1e-3  # of the weights before the first step, relative 
 Verdict = Literal["proven", "different", "not proven"]
 
 
-class _Sums(msgspec.Struct):
+class _ParameterSums(msgspec.Struct):
     """The checksum of a whole parameter after a step."""
 
     numel: int
@@ -49,7 +49,7 @@ class _Sums(msgspec.Struct):
     """Mean square of the difference between the checksums of two ranks that hold the same block."""
 
 
-_Model = dict[str, _Sums]
+_ModelSums = dict[str, _ParameterSums]
 
 
 class _Unusable(Exception):
@@ -60,16 +60,16 @@ def judge_same_work(cells: Sequence[LoadedCell]) -> dict[str, SameWork]:
     """Whether the cells of commands do the same work, by the ids of the cells whose first completed run told checksums."""
     groups: dict[bytes, list[tuple[LoadedCell, list[ModelChecksum]]]] = {}
     for cell in cells:
-        if cell.cell.command is None or not cell.completed:
+        if cell.cell.command is None or not cell.completed_runs:
             continue
-        if records := _read_checksums(cell.completed[0].folder):
-            values = {key: value for key, value in msgspec.to_builtins(cell.cell).items() if key not in _VARIABLE_KEYS}
-            groups.setdefault(msgspec.json.encode(values, order="deterministic"), []).append((cell, records))
+        if records := _read_checksums(cell.completed_runs[0].folder):
+            shared_values = {key: value for key, value in msgspec.to_builtins(cell.cell).items() if key not in _VARIABLE_KEYS}
+            groups.setdefault(msgspec.json.encode(shared_values, order="deterministic"), []).append((cell, records))
     verdicts = {}
     for group in groups.values():
         reference = next((entry for entry in group if entry[1][0].world_size == 1), None)
         for cell, records in group:
-            verdicts[cell.id] = _judge(records, reference, is_reference=reference is not None and cell is reference[0])
+            verdicts[cell.id] = _judge_cell(records, reference, is_reference=reference is not None and cell is reference[0])
     return verdicts
 
 
@@ -84,37 +84,37 @@ def _read_checksums(run_dir: RunDir) -> list[ModelChecksum]:
     return records
 
 
-def _judge(
+def _judge_cell(
     records: list[ModelChecksum], reference: tuple[LoadedCell, list[ModelChecksum]] | None, *, is_reference: bool
 ) -> SameWork:
     """The verdict about a cell. is_reference: whether the cell itself is the one process that others are compared with."""
     try:
-        models = _add_up(records)
+        models = _sum_models(records)
         if reference is None:
             raise _Unusable("no cell of one process told checksums, with which this cell could be compared")
-        reference_models = models if is_reference else _add_up(reference[1])
+        reference_models = models if is_reference else _sum_models(reference[1])
         shared_steps = sorted(models.keys() & reference_models.keys())
         if len(shared_steps) < 2 or shared_steps[0] != 0:
             raise _Unusable("checksums before the first step and after a later step are needed, of the same steps in both")
-        name = "one process, to which other cells are compared" if is_reference else f"compared to {reference[0].id}"
-        return _compare(models, reference_models, shared_steps, name, records[0].optimizer)
+        comparison_name = "one process, to which other cells are compared" if is_reference else f"compared to {reference[0].id}"
+        return _compare_models(models, reference_models, shared_steps, comparison_name, records[0].optimizer)
     except _Unusable as reason:
         return SameWork(verdict="not proven", why=f"checksums of weights: {reason}")
 
 
-def _add_up(records: Iterable[ModelChecksum]) -> dict[int, _Model]:
+def _sum_models(records: Iterable[ModelChecksum]) -> dict[int, _ModelSums]:
     """The checksums of whole models by step: the sums over the blocks of all ranks. Raises _Unusable if a block is missing."""
-    by_step: dict[int, list[ModelChecksum]] = {}
+    records_by_step: dict[int, list[ModelChecksum]] = {}
     for record in records:
-        by_step.setdefault(record.step, []).append(record)
-    return {step: _add_blocks(step, step_records) for step, step_records in by_step.items()}
+        records_by_step.setdefault(record.step, []).append(record)
+    return {step: _sum_blocks(step, step_records) for step, step_records in records_by_step.items()}
 
 
-def _add_blocks(step: int, records: list[ModelChecksum]) -> _Model:
+def _sum_blocks(step: int, records: list[ModelChecksum]) -> _ModelSums:
     ranks = {record.rank for record in records}
     if len(ranks) < records[0].world_size:
         raise _Unusable(f"those of step {step} are there for {len(ranks)} of {records[0].world_size} ranks")
-    model: _Model = {}
+    model: _ModelSums = {}
     blocks: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Any] = {}
     for record in records:
         for name, why in record.unseen.items():
@@ -122,7 +122,7 @@ def _add_blocks(step: int, records: list[ModelChecksum]) -> _Model:
         for piece in record.pieces:
             weight = np.array(piece.weight)
             gradient = None if piece.gradient is None else np.array(piece.gradient)
-            sums = model.setdefault(piece.name, _Sums(math.prod(piece.shape), piece.dtype, np.zeros(PROJECTIONS), 0.0))
+            sums = model.setdefault(piece.name, _ParameterSums(math.prod(piece.shape), piece.dtype, np.zeros(PROJECTIONS), 0.0))
             block = (piece.name, tuple(piece.offsets), tuple(piece.block))
             if block in blocks:  # a replica of another rank's block, which must be equal
                 distance = float(np.square(weight - blocks[block]).mean())
@@ -132,45 +132,45 @@ def _add_blocks(step: int, records: list[ModelChecksum]) -> _Model:
             sums.weight = sums.weight + weight
             sums.gradient = None if gradient is None or sums.gradient is None else sums.gradient + gradient
     for name, sums in model.items():
-        held = sum(math.prod(size) for block_name, _, size in blocks if block_name == name)
-        if held != sums.numel:
-            raise _Unusable(f"of {name}, {held} of {sums.numel} elements are seen after step {step}")
+        known_elements = sum(math.prod(size) for block_name, _, size in blocks if block_name == name)
+        if known_elements != sums.numel:
+            raise _Unusable(f"of {name}, {known_elements} of {sums.numel} elements are seen after step {step}")
     return model
 
 
-def _compare(
-    models: dict[int, _Model], others: dict[int, _Model], steps: list[int], name: str, optimizer: str | None
+def _compare_models(
+    models: dict[int, _ModelSums], others: dict[int, _ModelSums], steps: list[int], name: str, optimizer: str | None
 ) -> SameWork:
     """Compare the models of a cell with those of one process. name: of the comparison, in words."""
-    start, other_start = models[0], others[0]
+    start_model, other_start = models[0], others[0]
     for step in steps:
         for unmatched in sorted((models[step].keys() ^ other_start.keys()) | (others[step].keys() ^ other_start.keys())):
             raise _Unusable(f"of the models that are compared, not all have the parameter {unmatched}")
-    for parameter, sums in start.items():
-        other = other_start[parameter]
-        if sums.dtype != other.dtype:
-            raise _Unusable(f"{parameter} is {sums.dtype} here and {other.dtype} in one process")
-        if sums.numel != other.numel:
+    for parameter, sums in start_model.items():
+        reference_sums = other_start[parameter]
+        if sums.dtype != reference_sums.dtype:
+            raise _Unusable(f"{parameter} is {sums.dtype} here and {reference_sums.dtype} in one process")
+        if sums.numel != reference_sums.numel:
             return SameWork(verdict="different", why=f"checksums of weights, {name}: {parameter} has another size")
-    moved = math.sqrt(
+    moved_distance = math.sqrt(
         sum(float(np.square(others[steps[-1]][key].weight - other_start[key].weight).mean()) for key in other_start)
     )
-    if moved == 0:
+    if moved_distance == 0:
         raise _Unusable(f"the weights of one process did not move from step 0 to step {steps[-1]}")
-    start_distance, start_worst = _measure_distance(start, other_start, moved)
-    tolerance = max(TOLERANCES.get(sums.dtype, 0.0) for sums in start.values())
-    by_step = [(*_measure_distance(models[step], others[step], moved), step) for step in steps[1:]]
-    distance, worst, step = max(by_step)
+    start_distance, start_worst_parameter = _measure_distance(start_model, other_start, moved_distance)
+    tolerance = max(TOLERANCES.get(sums.dtype, 0.0) for sums in start_model.values())
+    distances_by_step = [(*_measure_distance(models[step], others[step], moved_distance), step) for step in steps[1:]]
+    distance, worst_parameter, step = max(distances_by_step)
     if start_distance > LARGEST_START_DISTANCE:
-        distance, worst, step = start_distance, start_worst, 0
+        distance, worst_parameter, step = start_distance, start_worst_parameter, 0
     gradient_distance = _measure_gradients(models[steps[-1]], others[steps[-1]])
-    largest = max(distance, gradient_distance or 0.0)
-    if step == 0 or largest > SURELY_DIFFERENT:
+    largest_distance = max(distance, gradient_distance or 0.0)
+    if step == 0 or largest_distance > SURELY_DIFFERENT:
         verdict: Verdict = "different"
     else:
-        verdict = "proven" if largest <= tolerance else "not proven"
+        verdict = "proven" if largest_distance <= tolerance else "not proven"
     clauses = [f"after step {step} of steps 0 to {steps[-1]}, they differ by {distance:.1e} of their movement"]
-    clauses[0] += f" (allowed {tolerance:.0e})" + (f", most in {worst}" if distance > 0 else "")
+    clauses[0] += f" (allowed {tolerance:.0e})" + (f", most in {worst_parameter}" if distance > 0 else "")
     if gradient_distance is None:
         clauses.append(
             "gradients: not seen, so a wrong scale of them that the optimizer hides, as Adam does, is not seen either"
@@ -185,26 +185,26 @@ def _compare(
     )
 
 
-def _measure_distance(model: _Model, other: _Model, moved: float) -> tuple[float, str]:
+def _measure_distance(model: _ModelSums, reference_model: _ModelSums, moved: float) -> tuple[float, str]:
     """Returns (the L2 distance of two models, relative to `moved`; the parameter with most of it). Where two ranks of the first
     model differ more than the models, that distance counts.
 
     Infinite if a number is not finite.
     """
-    squares = {
-        name: max(float(np.square(sums.weight - other[name].weight).mean()), sums.replica_distance)
+    square_of_parameter = {
+        name: max(float(np.square(sums.weight - reference_model[name].weight).mean()), sums.replica_distance)
         for name, sums in model.items()
     }
-    worst = max(squares, key=lambda name: squares[name])
-    total = math.sqrt(sum(squares.values())) / moved
-    return (total if math.isfinite(total) else math.inf), worst
+    worst_parameter = max(square_of_parameter, key=lambda name: square_of_parameter[name])
+    relative_distance = math.sqrt(sum(square_of_parameter.values())) / moved
+    return (relative_distance if math.isfinite(relative_distance) else math.inf), worst_parameter
 
 
-def _measure_gradients(model: _Model, other: _Model) -> float | None:
+def _measure_gradients(model: _ModelSums, other: _ModelSums) -> float | None:
     """The L2 distance of the gradients, relative to the norm of those of `other`; None if a library no longer has them."""
     pairs = [(sums.gradient, other[name].gradient) for name, sums in model.items()]
-    if any(gradient is None for pair in pairs for gradient in pair):
+    if any(gradient is None for gradient_pair in pairs for gradient in gradient_pair):
         return None
-    norm = math.sqrt(sum(float(np.square(reference).mean()) for _, reference in pairs))
-    distance = math.sqrt(sum(float(np.square(gradient - reference).mean()) for gradient, reference in pairs))
+    norm = math.sqrt(sum(float(np.square(reference_gradient).mean()) for _, reference_gradient in pairs))
+    distance = math.sqrt(sum(float(np.square(gradient - reference_gradient).mean()) for gradient, reference_gradient in pairs))
     return distance / norm if norm > 0 and math.isfinite(distance) else math.inf if distance else 0.0

@@ -107,6 +107,8 @@ def _mean_text(metric_mean: HistoryMetric | None) -> str:
 
 
 def _changes_text(changes: Sequence[HistoryChange]) -> str:
-    texts = [f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]]
-    texts += [f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else []
-    return "; ".join(texts)
+    change_texts = [
+        f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]
+    ]
+    change_texts += [f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else []
+    return "; ".join(change_texts)

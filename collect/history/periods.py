@@ -12,7 +12,7 @@ import msgspec
 from collect import metric
 from collect.comparison import environment
 from collect.loading.loaded_run import LoadedRun
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from shardlab.terminal import moments
 
 HISTORY_METRICS = ("step_time_ms", "throughput_per_s", "train_time_s", "peak_memory_bytes", "final_loss")
@@ -84,10 +84,10 @@ class CellHistory(msgspec.Struct, frozen=True):
     """In the order of time, the earliest first."""
 
 
-def select_history_runs(place: str, loaded: Loaded) -> list[HistoryRun]:
+def select_history_runs(place: str, loaded: LoadedMatrix) -> list[HistoryRun]:
     """The completed runs of a matrix whose creation time is known. place: the workspace or archive, as the user named it."""
     history_runs = []
-    for run in (run for cell in loaded.cells for run in cell.completed):
+    for run in (run for cell in loaded.cells for run in cell.completed_runs):
         created_at = moments.parse_time_as_utc(run.run.created) if run.run is not None else None
         if created_at is not None:
             properties = environment.collect_properties([run])

@@ -24,10 +24,10 @@ def name_gpu(uuid: object, index: object) -> str | None:
     return f"gpu{int(text)}" if text.isdecimal() and len(text) < 6 else None
 
 
-def read_query_csv(rows: LogRows, lines: Sequence[str], names: Sequence[str] | None) -> None:
-    """Read the output of `nvidia-smi --query-gpu`, with or without units. names: the names of the columns if there is no
+def read_query_csv(log_rows: LogRows, lines: Sequence[str], column_names: Sequence[str] | None) -> None:
+    """Read the output of `nvidia-smi --query-gpu`, with or without units. column_names: the names of the columns if there is no
     heading."""
-    headings = [split_unit(name) for name in names] if names else []
+    headings = [split_unit(name) for name in column_names] if column_names else []
     for line in lines:
         try:
             (cells,) = csv.reader([line], skipinitialspace=True)
@@ -35,81 +35,81 @@ def read_query_csv(rows: LogRows, lines: Sequence[str], names: Sequence[str] | N
             cells = []
         if is_query_heading(line):
             headings = (
-                headings if names else [split_unit(cell) for cell in cells]
+                headings if column_names else [split_unit(cell) for cell in cells]
             )  # the heading occurs again if the program was started again
             continue
-        values = {name: f"{text.strip()} {unit}" if text.strip()[-1:].isdigit() else text.strip()
-                  for (name, unit), text in zip(headings, cells)}  # fmt: skip
-        plain = {name: text.strip() for (name, _), text in zip(headings, cells)}
+        values = {name: f"{cell_text.strip()} {unit}" if cell_text.strip()[-1:].isdigit() else cell_text.strip()
+                  for (name, unit), cell_text in zip(headings, cells)}  # fmt: skip
+        plain = {name: cell_text.strip() for (name, _), cell_text in zip(headings, cells)}
         gpu = name_gpu(plain.get("uuid", plain.get("gpu_uuid")), plain.get("index", plain.get("gpu_index")))
         if gpu is None and not {"uuid", "gpu_uuid", "index", "gpu_index"} & plain.keys():
             gpu = plain.get("pci.bus_id", plain.get("gpu_bus_id", "gpu0"))[:40]
         if gpu is None or len(cells) != len(headings) or not headings:
-            rows.unread += 1
+            log_rows.unread_count += 1
             continue
-        wall_s = rows.start_moment(plain.get("timestamp"), gpu)
+        wall_s = log_rows.start_moment(plain.get("timestamp"), gpu)
         if wall_s is not None:
-            rows.add_gpu(wall_s, gpu, values, GPU_COLUMNS)
+            log_rows.add_gpu(wall_s, gpu, values, GPU_COLUMNS)
 
 
 def is_query_heading(line: str) -> bool:
     """Whether a line has the names of columns of `nvidia-smi --query-gpu`, with or without units."""
-    names = [split_unit(cell)[0] for cell in line.split(",")]
+    heading_names = [split_unit(cell)[0] for cell in line.split(",")]
     column_names = {"timestamp", "uuid", "gpu_uuid", "index", "name", "gpu_name", "pstate", "pci.bus_id", *GPU_COLUMNS}
-    return any("." in name and name in GPU_COLUMNS for name in names) or (
-        len(names) > 1 and all(name in column_names for name in names)
+    return any("." in name and name in GPU_COLUMNS for name in heading_names) or (
+        len(heading_names) > 1 and all(name in column_names for name in heading_names)
     )
 
 
-def read_table(rows: LogRows, lines: Sequence[str]) -> None:
+def read_table(log_rows: LogRows, lines: Sequence[str]) -> None:
     """Read the tables of `nvidia-smi dmon` and `pmon` and of `dcgmi dmon`, whose headings begin with #."""
-    names: list[str] = []
+    column_names: list[str] = []
     for line in lines:
         cells = re.split(r"\s*,\s*|\s+", line.lstrip("# ").strip()) if line.strip() else []
         if line.startswith("#"):
-            if "gpu" in (lowered := [cell.lower() for cell in cells]) or lowered[:1] == ["entity"]:
-                names = lowered
+            if "gpu" in (lowered_cells := [cell.lower() for cell in cells]) or lowered_cells[:1] == ["entity"]:
+                column_names = lowered_cells
             continue  # a second line of the heading has the units
         if not cells or line.split()[:1] == ["ID"]:
             continue
-        if names[:1] == ["entity"]:  # its cells are `GPU 0`, and other entities, such as links, are not read
+        if column_names[:1] == ["entity"]:  # its cells are `GPU 0`, and other entities, such as links, are not read
             if cells[0].lower() != "gpu":
-                rows.unread += cells[0].lower() not in ("gpu-i", "gpu-ci", "switch", "link", "cpu", "core", "sw")
+                log_rows.unread_count += cells[0].lower() not in ("gpu-i", "gpu-ci", "switch", "link", "cpu", "core", "sw")
                 continue
             cells = cells[1:]
-        values = dict(zip(names, cells))
+        values = dict(zip(column_names, cells))
         gpu = name_gpu(None, values.get("gpu", values.get("entity", "")))
-        if gpu is None or len(cells) < len(names) - ("command" in names):
-            rows.unread += 1
+        if gpu is None or len(cells) < len(column_names) - ("command" in column_names):
+            log_rows.unread_count += 1
             continue
-        time = next((values[name] for name in TIME_NAMES if name in values), None)
-        if (date := next((values[name] for name in DATE_NAMES if name in values), None)) is not None:
-            time = f"{date} {time}"
-        wall_s = rows.start_moment(time, f"{gpu} {values.get('pid', '')}")
+        time_text = next((values[name] for name in TIME_NAMES if name in values), None)
+        if (date_text := next((values[name] for name in DATE_NAMES if name in values), None)) is not None:
+            time_text = f"{date_text} {time_text}"
+        wall_s = log_rows.start_moment(time_text, f"{gpu} {values.get('pid', '')}")
         if wall_s is None:
             continue
         if "pid" not in values:
-            rows.add_gpu(wall_s, gpu, values, DMON_COLUMNS)
+            log_rows.add_gpu(wall_s, gpu, values, DMON_COLUMNS)
         else:
-            sample = rows.add_gpu(wall_s, gpu, {}, {})
+            sample = log_rows.add_gpu(wall_s, gpu, {}, {})
             sample.processes = (sample.processes or 0) + (values["pid"].isdecimal() and "c" in values.get("type", "").lower())
 
 
-def read_exporter_text(rows: LogRows, lines: Sequence[str]) -> None:
+def read_exporter_text(log_rows: LogRows, lines: Sequence[str]) -> None:
     """Read what dcgm-exporter answers to Prometheus. A file may have the answers of several moments, one after the other."""
     for line in lines:
         if line.startswith("#") or not line.strip():
             continue
-        match = _METRIC_LINE.fullmatch(line)
-        labels = dict(_LABEL.findall(match[2])) if match else {}
+        metric_match = _METRIC_LINE.fullmatch(line)
+        labels = dict(_LABEL.findall(metric_match[2])) if metric_match else {}
         gpu = name_gpu(labels.get("UUID", labels.get("uuid")), labels.get("gpu"))
-        if match is None or gpu is None or labels.get("GPU_I_ID"):
-            rows.unread += 1
+        if metric_match is None or gpu is None or labels.get("GPU_I_ID"):
+            log_rows.unread_count += 1
             continue
-        wall_s = rows.start_moment(match[4], f"{match[1]} {gpu}")
+        wall_s = log_rows.start_moment(metric_match[4], f"{metric_match[1]} {gpu}")
         if wall_s is None:
             continue
-        name, host = match[1].lower(), printable.clean_to_one_line(labels.get("Hostname", "")) or None
-        sample = rows.add_gpu(wall_s, gpu, {name: match[3]}, GPU_COLUMNS, host)
-        if name == "xid_errors" and re.fullmatch(r"[1-9]\d{0,4}(\.0*)?", match[3]):
-            sample.xids = [int(float(match[3]))]
+        metric_name, host = metric_match[1].lower(), printable.clean_to_one_line(labels.get("Hostname", "")) or None
+        sample = log_rows.add_gpu(wall_s, gpu, {metric_name: metric_match[3]}, GPU_COLUMNS, host)
+        if metric_name == "xid_errors" and re.fullmatch(r"[1-9]\d{0,4}(\.0*)?", metric_match[3]):
+            sample.xids = [int(float(metric_match[3]))]

@@ -78,10 +78,10 @@ def import_logs(workspace: Workspace, paths: Sequence[str], options: ImportOptio
         raise InputError(
             "--gpus: the logs do not show on how many GPUs the program ran. Allowed: --gpus N, as a label of the run."
         )
-    name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(paths[0]).stem).strip("-._")[:40] or "log"
+    workload_name = options.name or re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(paths[0]).stem).strip("-._")[:40] or "log"
     snapshots = [log.snapshot for log in logs if log.snapshot is not None]
     steps, unit = log_rows.build_steps(step_rows, gpus)
-    cell = _make_cell(name, options.strategy, gpus, has_snapshot=bool(snapshots))
+    cell = _make_cell(workload_name, options.strategy, gpus, has_snapshot=bool(snapshots))
     with workspace.hold_runs_lock():
         run_dir = _write_run(workspace, options.into, cell, [log.file for log in logs], steps, unit, samples, snapshots)
     remarks = _list_remarks(logs, options, gpus, steps)
@@ -128,7 +128,7 @@ def _make_clock(options: ImportOptions) -> LogClock:
 def _read_log(path: Path, options: ImportOptions) -> ReadLog:
     """Read one log. Raises InputError if its format is not known, or if nothing in it can be used."""
     rows = LogRows(_make_clock(options), options.host)
-    log, rows.unread = log_formats.read_log_text(path, options.columns.split(",") if options.columns else None)
+    log, rows.unread_count = log_formats.read_log_text(path, options.columns.split(",") if options.columns else None)
     format_name = options.format or log_formats.recognize_format(log)
     if format_name is None:
         raise InputError(
@@ -141,18 +141,15 @@ def _read_log(path: Path, options: ImportOptions) -> ReadLog:
     else:
         log_formats.read_log(log, format_name, rows)
         if not rows.samples and not rows.steps:
-            times = (
-                "its lines have no times or no dates: --start TIME (and --every SECONDS) states them, or "
-                if rows.lacks_times
-                else ""
-            )
+            time_hint = "its lines have no times or no dates: --start TIME (and --every SECONDS) states them, or "
+            title = log_formats.FORMATS[format_name].title
             raise InputError(
-                f"{path}: nothing was found in it as {log_formats.FORMATS[format_name].title}; {rows.unread:,} lines could not "
-                f"be read. Allowed: {times}another format (--as)."
+                f"{path}: nothing was found in it as {title}; {rows.unread_count:,} lines could not be read. "
+                f"Allowed: {time_hint if rows.lacks_times else ''}another format (--as)."
             )
     digest = hashlib.sha256(log.content).hexdigest()
     return ReadLog(
-        ImportedFile(name=path.name, format=format_name, sha256=digest, unread_lines=rows.unread), rows, snapshot_json
+        ImportedFile(name=path.name, format=format_name, sha256=digest, unread_lines=rows.unread_count), rows, snapshot_json
     )
 
 
@@ -163,16 +160,16 @@ def _count_gpus(samples: Sequence[Sample], step_rows: Sequence[StepRow]) -> int 
     return len(sampled_gpus) or (len(ranks) if len(ranks) > 1 else None)
 
 
-def _make_cell(name: str, strategy: str, gpus: int, *, has_snapshot: bool) -> AnyCell:
+def _make_cell(name: str, strategy: str, gpu_count: int, *, has_snapshot: bool) -> AnyCell:
     """The cell of an imported run."""
     return AnyCell(
-        workload=name, strategy=strategy, gpus=gpus, prove="off", imported=f"{name}, {strategy}, {gpus} GPUs",
+        workload=name, strategy=strategy, gpus=gpu_count, prove="off", imported=f"{name}, {strategy}, {gpu_count} GPUs",
         instruments=Instruments(memory="snapshot" if has_snapshot else "peak"),
     )  # fmt: skip
 
 
 def _write_run(
-    workspace: Workspace, matrix: str, cell: AnyCell, imported: list[ImportedFile], steps: dict[int, list[StepRecord]],
+    workspace: Workspace, matrix: str, cell: AnyCell, imported_files: list[ImportedFile], steps: dict[int, list[StepRecord]],
     unit: str, samples: Sequence[Sample], snapshots: Sequence[bytes],
 ) -> RunDir:  # fmt: skip
     """Write the folder of the run, which appears complete or not at all, and the matrix if it is new. Returns the folder.
@@ -181,31 +178,31 @@ def _write_run(
     present_ids = set(workspace.run_ids())
     repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.run_id(cell, number) not in present_ids)
     run_id = run_file.run_id(cell, repeat)
-    source = "imported from " + ", ".join(f"{file.name} ({file.format})" for file in imported)
-    new_folder = RunDir(workspace.runs / f".{run_id}.new")
-    shutil.rmtree(new_folder.path, ignore_errors=True)
+    source = "imported from " + ", ".join(f"{file.name} ({file.format})" for file in imported_files)
+    new_run_dir = RunDir(workspace.runs / f".{run_id}.new")
+    shutil.rmtree(new_run_dir.path, ignore_errors=True)
     try:
         with files.as_workspace_error("write"):
             for rank, records in steps.items():
-                _write_records(new_folder.steps_file(rank), records)
+                _write_records(new_run_dir.steps_file(rank), records)
             for host in {sample.host for sample in samples}:
-                _write_records(new_folder.samples_file(host), [sample for sample in samples if sample.host == host])
+                _write_records(new_run_dir.samples_file(host), [sample for sample in samples if sample.host == host])
             for rank, content in enumerate(snapshots):
-                files.make_folder(new_folder.snapshot_file(rank).parent)
-                files.write_new(new_folder.snapshot_file(rank), gzip.compress(content, mtime=0))
-            files.make_folder(new_folder.path)
-            files.write_json(new_folder.run_json, _make_run(run_id, matrix, cell, repeat, imported))
+                files.make_folder(new_run_dir.snapshot_file(rank).parent)
+                files.write_new(new_run_dir.snapshot_file(rank), gzip.compress(content, mtime=0))
+            files.make_folder(new_run_dir.path)
+            files.write_json(new_run_dir.run_json, _make_run(run_id, matrix, cell, repeat, imported_files))
             gpu_names = sorted({gpu.uuid for sample in samples for gpu in sample.gpus or ()})
             result = Result(
                 schema=SCHEMA, run_id=run_id, state=IMPORTED, rehearsal=False, steps=max(map(len, steps.values()), default=0),
                 unit=unit, gpus=gpu_names or None, same_work=SameWork(verdict="not proven", why=source),
             )  # fmt: skip
-            files.write_json(new_folder.result, result)
-            new_folder.write_event("import", IMPORTED, why=source)
-            os.rename(new_folder.path, workspace.runs / run_id)
+            files.write_json(new_run_dir.result, result)
+            new_run_dir.write_event("import", IMPORTED, why=source)
+            os.rename(new_run_dir.path, workspace.runs / run_id)
     finally:
         with contextlib.suppress(OSError):
-            shutil.rmtree(new_folder.path)
+            shutil.rmtree(new_run_dir.path)
     if matrix not in workspace.matrix_names():
         title = "Runs from logs of other programs"
         workspace.store_expansion(
@@ -220,12 +217,12 @@ def _write_records(path: Path, records: Sequence[StepRecord | Sample]) -> None:
             writer.write(record)
 
 
-def _make_run(run_id: str, matrix: str, cell: AnyCell, repeat: int, imported: list[ImportedFile]) -> Run:
+def _make_run(run_id: str, matrix: str, cell: AnyCell, repeat: int, imported_files: list[ImportedFile]) -> Run:
     return Run(
         schema=1, run_id=run_id, matrix=matrix, cell=cell, cell_hash=cell.hash(), repeat=repeat, attempt=1,
         launcher=cell.launcher, rehearsal=False, world=World(nnodes=1, nproc_per_node=cell.gpus, world_size=cell.gpus),
         cluster={"name": "unknown", "provider": "unknown"}, data_path="", versions={}, git_commit=None, templates={},
-        created=datetime.now(UTC).isoformat(timespec="seconds"), imported=imported,
+        created=datetime.now(UTC).isoformat(timespec="seconds"), imported=imported_files,
     )  # fmt: skip
 
 
@@ -240,10 +237,10 @@ def _list_remarks(logs: Sequence[ReadLog], options: ImportOptions, gpus: int, st
     if options.gpus is None:
         remarks.append(f"{gpus} GPUs were counted in the logs; --gpus states another number.")
     # The first step of a rank often has no time, because a time follows from the line before.
-    if untimed := sum(record.watched for records in steps.values() for record in records[1:]):
-        remarks.append(f"{untimed:,} steps have no time or no data, and count only with their loss.")
-    spans = [(log.file.name, span) for log in logs if (span := _find_span(log.rows)) is not None]
-    for (name, span), (other_name, other_span) in itertools.combinations(spans, 2):
+    if untimed_count := sum(record.watched for records in steps.values() for record in records[1:]):
+        remarks.append(f"{untimed_count:,} steps have no time or no data, and count only with their loss.")
+    log_spans = [(log.file.name, span) for log in logs if (span := _find_span(log.rows)) is not None]
+    for (name, span), (other_name, other_span) in itertools.combinations(log_spans, 2):
         if span[1] < other_span[0] or other_span[1] < span[0]:
             remarks.append(
                 f"{name} and {other_name} do not overlap in time ({notation.format_time(span[0])} and "
@@ -252,9 +249,9 @@ def _list_remarks(logs: Sequence[ReadLog], options: ImportOptions, gpus: int, st
     return remarks
 
 
-def _find_span(rows: LogRows) -> tuple[float, float] | None:
+def _find_span(log_rows: LogRows) -> tuple[float, float] | None:
     """The first and the last time in a log; None if it has none."""
-    times = [wall_s for _, wall_s in rows.samples] + [row.wall_s for row in rows.steps if row.wall_s is not None]
+    times = [wall_s for _, wall_s in log_rows.samples] + [row.wall_s for row in log_rows.steps if row.wall_s is not None]
     return (min(times), max(times)) if times else None
 
 

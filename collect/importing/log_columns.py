@@ -26,9 +26,9 @@ class LogColumn(NamedTuple):
     """Whether the value is the mean per second since the previous line, and the field is a counter."""
 
 
-def _name_columns(*entries: tuple[str, LogColumn]) -> dict[str, LogColumn]:
-    """{name of a column: what it means}. entries: (names that are separated by spaces, what they mean)."""
-    return {name: column for names, column in entries for name in names.split()}
+def _name_columns(*columns_by_names: tuple[str, LogColumn]) -> dict[str, LogColumn]:
+    """{name of a column: what it means}. columns_by_names: (names that are separated by spaces, what they mean)."""
+    return {name: column for names, column in columns_by_names for name in names.split()}
 
 
 _OF_SAMPLER = {column.query: LogColumn(column.sample_field, MIB if column.query == "memory.used" else 1) for column in COLUMNS}

@@ -34,7 +34,7 @@ class LogContent(NamedTuple):
     """Empty if the log is not text."""
     lines: Sequence[str]
     """Without those that are too long."""
-    names: Sequence[str] | None
+    column_names: Sequence[str] | None
     """The names of the columns, as the option --columns states them."""
 
     @property
@@ -46,7 +46,7 @@ class LogContent(NamedTuple):
         """The cells of the first line, or the names of --columns."""
         first_line = next(filter(str.strip, self.lines), "")
         try:
-            return list(self.names or next(csv.reader([first_line], delimiter=max(",;\t", key=first_line.count))))
+            return list(self.column_names or next(csv.reader([first_line], delimiter=max(",;\t", key=first_line.count))))
         except (csv.Error, StopIteration):
             return []
 
@@ -67,7 +67,7 @@ def _has(pattern: str) -> Callable[[LogContent], Any]:
     return lambda log: expression.search(log.head)
 
 
-def _has_names(names: Iterable[str]) -> Callable[[LogContent], bool]:
+def _has_columns(names: Iterable[str]) -> Callable[[LogContent], bool]:
     known_names = frozenset(names)
     return lambda log: not known_names.isdisjoint(map(normalize_name, log.heading()))
 
@@ -113,38 +113,38 @@ FORMATS = {
     ),
     "nvidia-smi": LogFormat(
         "nvidia-smi --query-gpu (CSV)",
-        lambda log: any(map(gpu_logs.is_query_heading, (*log.lines[:HEAD_LINES], ",".join(log.names or ())))),
-        lambda log, rows: gpu_logs.read_query_csv(rows, log.lines, log.names),
+        lambda log: any(map(gpu_logs.is_query_heading, (*log.lines[:HEAD_LINES], ",".join(log.column_names or ())))),
+        lambda log, rows: gpu_logs.read_query_csv(rows, log.lines, log.column_names),
     ),
     "csv-steps": LogFormat(
-        "steps as CSV", _has_names(_STEP_NAMES),
-        lambda log, rows: step_logs.read_rows(rows, step_logs.list_csv_records(log.lines, log.names)),
+        "steps as CSV", _has_columns(_STEP_NAMES),
+        lambda log, rows: step_logs.read_rows(rows, step_logs.list_csv_records(log.lines, log.column_names)),
     ),
     "psutil": LogFormat(
-        "values of psutil (CSV)", _has_names(HOST_COLUMNS),
-        lambda log, rows: host_logs.read_psutil_csv(rows, log.lines, log.names),
+        "values of psutil (CSV)", _has_columns(HOST_COLUMNS),
+        lambda log, rows: host_logs.read_psutil_csv(rows, log.lines, log.column_names),
     ),
 }  # fmt: skip
 SNAPSHOT = "memory-snapshot"
 FORMAT_NAMES = (*FORMATS, SNAPSHOT)
 
 
-def read_log_text(path: Path, names: Sequence[str] | None = None) -> tuple[LogContent, int]:
+def read_log_text(path: Path, column_names: Sequence[str] | None = None) -> tuple[LogContent, int]:
     """Read a file into memory. Returns (the log, the number of its lines that are too long). Raises WorkspaceError."""
     with files.as_workspace_error("read"):
-        return _decode_log(path, files.read(path, MOST_BYTES, follow=True), names)
+        return _decode_log(path, files.read(path, MOST_BYTES, follow=True), column_names)
 
 
-def _decode_log(path: Path, content: bytes, names: Sequence[str] | None) -> tuple[LogContent, int]:
+def _decode_log(path: Path, content: bytes, column_names: Sequence[str] | None) -> tuple[LogContent, int]:
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell writes UTF-16
     is_text = b"\0" not in content[:1024] or encoding == "utf-16"
     text = content.decode(encoding, "replace") if is_text else ""
     lines = text.splitlines()
     short_lines = [line for line in lines if len(line) <= LONGEST_LINE]
-    return LogContent(path, content, text, short_lines, names), len(lines) - len(short_lines)
+    return LogContent(path, content, text, short_lines, column_names), len(lines) - len(short_lines)
 
 
-def must_be_no_log(path: Path) -> None:
+def refuse_log(path: Path) -> None:
     """Raises InputError if a file, which should be a trace, is a log that `collect import` reads. A trace is JSON, maybe
     compressed."""
     try:
@@ -166,10 +166,10 @@ def recognize_format(log: LogContent) -> str | None:
     return next((name for name, log_format in FORMATS.items() if log_format.matches(log)), None)
 
 
-def read_log(log: LogContent, format_name: str, rows: LogRows) -> None:
+def read_log(log: LogContent, format_name: str, log_rows: LogRows) -> None:
     """Read a log in a format of FORMATS. Raises InputError if its structure is not that of the format."""
     try:
-        FORMATS[format_name].read(log, rows)
+        FORMATS[format_name].read(log, log_rows)
     except (*DECODE_FAULTS, msgspec.MsgspecError, csv.Error, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{log.path}: cannot be read as {FORMATS[format_name].title}: {str(error)[:200]}. Allowed: another format (--as)."

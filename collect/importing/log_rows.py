@@ -49,14 +49,14 @@ class LogRows:
         self.clock, self.host = clock, host
         self.samples: dict[tuple[str, float], Sample] = {}
         self.steps: list[StepRow] = []
-        self.unread = 0
+        self.unread_count = 0
         """Number of lines that could not be read."""
         self.lacks_times = False
         """Whether values were left out because their time is not known."""
         self.remarks: list[str] = []
         self._moment_s: float | None = None
-        self._moments = 0
-        self._keys: set[str] = set()
+        self._moment_count = 0
+        self._keys_of_moment: set[str] = set()
         self._counters: dict[tuple[str, str, str], tuple[float, float]] = {}
 
     def start_moment(self, time: object, key: str) -> float | None:
@@ -64,21 +64,21 @@ class LogRows:
 
         The lines of one moment have different keys, such as the names of GPUs. A moment has the time of its first line.
         """
-        if key in self._keys or self._moment_s is None or len(self._keys) >= MOST_DEVICES:
-            self._keys = set()
-            read_s = self.clock.read_time(time) if time is not None else self.clock.count_time(self._moments)
-            self._moments, self._moment_s = self._moments + 1, read_s
-            self.lacks_times |= read_s is None
-        self._keys.add(key)
+        if key in self._keys_of_moment or self._moment_s is None or len(self._keys_of_moment) >= MOST_DEVICES:
+            self._keys_of_moment = set()
+            moment_s = self.clock.read_time(time) if time is not None else self.clock.count_time(self._moment_count)
+            self._moment_count, self._moment_s = self._moment_count + 1, moment_s
+            self.lacks_times |= moment_s is None
+        self._keys_of_moment.add(key)
         return self._moment_s
 
     def sample_at(self, wall_s: float, host: str | None = None) -> Sample:
         """The sample of a host at a moment, which is new if there is none yet. host: None for the host of this log."""
-        name = host or self.host
-        if (name, wall_s) not in self.samples:
-            sample = Sample(schema=SCHEMA, t_s=min(wall_s, 3e9), wall_s=wall_s, host=name, boot_id=BOOT_ID, started_hz=0.0)
-            self.samples[name, wall_s] = sample
-        return self.samples[name, wall_s]
+        host_name = host or self.host
+        if (host_name, wall_s) not in self.samples:
+            sample = Sample(schema=SCHEMA, t_s=min(wall_s, 3e9), wall_s=wall_s, host=host_name, boot_id=BOOT_ID, started_hz=0.0)
+            self.samples[host_name, wall_s] = sample
+        return self.samples[host_name, wall_s]
 
     def add_gpu(
         self, wall_s: float, name: str, values: Mapping[str, object], columns: Mapping[str, LogColumn], host: str | None = None
@@ -101,20 +101,20 @@ class LogRows:
         return gpu
 
     def add_nic(
-        self, wall_s: float, name: str, values: Mapping[str, object], columns: Mapping[str, LogColumn], kind: str
+        self, wall_s: float, interface_name: str, values: Mapping[str, object], columns: Mapping[str, LogColumn], kind: str
     ) -> None:
         """Add the counters of a network interface at a moment. A rate is added up over the time since the moment before, which
         gives a counter that begins with 0 at the first moment."""
-        nic = NicSample(name=name, kind=kind)
+        nic = NicSample(name=interface_name, kind=kind)
         for column_name, value in values.items():
             column = columns.get(column_name)
             number = parse_number(value, column.scale) if column is not None else None
             if column is None or number is None:
                 continue
             if column.is_rate:
-                last_s, total = self._counters.get((self.host, name, column.field), (wall_s, 0.0))
-                number = total + number * max(wall_s - last_s, 0.0)
-                self._counters[self.host, name, column.field] = (wall_s, number)
+                last_wall_s, last_count = self._counters.get((self.host, interface_name, column.field), (wall_s, 0.0))
+                number = last_count + number * max(wall_s - last_wall_s, 0.0)
+                self._counters[self.host, interface_name, column.field] = (wall_s, number)
             set_field(nic, column.field, number)
         sample = self.sample_at(wall_s)
         sample.nics = [*(sample.nics or []), nic]
@@ -145,7 +145,7 @@ class LogRows:
             if (column := columns.get(name)) is not None and getattr(row, column.field) is None:
                 setattr(row, column.field, parse_number(value, column.scale, **options))
         if row.step is None or row.step < 0 or row.step % 1:
-            self.unread += 1
+            self.unread_count += 1
             return False
         self.steps.append(row)
         return True
@@ -162,25 +162,26 @@ def set_field(record: Any, field: str, number: float | None) -> None:
     setattr(record, field, number)
 
 
-def build_steps(rows: list[StepRow], gpus: int) -> tuple[dict[int, list[StepRecord]], str]:
-    """The step records of each rank, and the unit of their data. gpus: the number of GPUs of the run.
+def build_steps(step_rows: list[StepRow], gpu_count: int) -> tuple[dict[int, list[StepRecord]], str]:
+    """The step records of each rank, and the unit of their data. gpu_count: the number of GPUs of the run.
 
     The ranks are numbered from 0 without gaps. If a step occurs several times, as after a restart, the last counts. A step
     without a time of its own gets the mean time since the step before in the log. A step whose time is not known counts only
     with its loss (`watched`).
     """
     rows_of_rank: dict[float, dict[int, StepRow]] = {}
-    for row in rows:
+    for row in step_rows:
         rows_of_rank.setdefault(row.rank or 0, {})[int(row.step or 0)] = row
-    unit = next((unit for unit in ("tokens", "samples") if any(_count_units(row, unit, 1.0, gpus) for row in rows)), STEP_UNIT)
+    data_units = ("tokens", "samples")
+    unit = next((unit for unit in data_units if any(_count_units(row, unit, 1.0, gpu_count) for row in step_rows)), STEP_UNIT)
     records = {}
-    for number, (_, row_of_step) in enumerate(sorted(rows_of_rank.items())):
-        ordered = sorted(row_of_step.items())
-        times = _find_step_times(ordered)
+    for rank, (_, row_of_step) in enumerate(sorted(rows_of_rank.items())):
+        ordered_steps = sorted(row_of_step.items())
+        step_times_ms = _find_step_times(ordered_steps)
         last_s, rank_records = 0.0, []
-        for (step, row), step_ms in zip(ordered, times, strict=True):
+        for (step, row), step_ms in zip(ordered_steps, step_times_ms, strict=True):
             last_s = row.wall_s if row.wall_s is not None else last_s
-            units = 1 if unit == STEP_UNIT else max(_count_units(row, unit, step_ms, gpus) or 0, 0)
+            units = 1 if unit == STEP_UNIT else max(_count_units(row, unit, step_ms, gpu_count) or 0, 0)
             record = StepRecord(
                 schema=SCHEMA, step=step, t_s=min(last_s, 3e9), wall_s=last_s, units=round(units or 1), step_ms=step_ms or 0.0,
                 loss=row.loss, watched=step_ms is None or not units,
@@ -188,17 +189,17 @@ def build_steps(rows: list[StepRow], gpus: int) -> tuple[dict[int, list[StepReco
             for field in ("allocated_bytes", "reserved_bytes"):
                 set_field(record, field, getattr(row, field))
             rank_records.append(record)
-        records[number] = rank_records
+        records[rank] = rank_records
     return records, unit
 
 
-def _count_units(row: StepRow, unit: str, step_ms: float | None, gpus: int) -> float | None:
+def _count_units(row: StepRow, unit: str, step_ms: float | None, gpu_count: int) -> float | None:
     """The units of data of a step, which follow from the rate and the time if the log has no count."""
     if (count := getattr(row, unit)) is not None:
         return float(count)
     rate = getattr(row, f"{unit}_per_s")
     if rate is None and unit == "tokens" and row.device_tokens_per_s is not None:
-        rate = row.device_tokens_per_s * gpus
+        rate = row.device_tokens_per_s * gpu_count
     return None if rate is None or step_ms is None else rate * step_ms / 1000
 
 
@@ -220,9 +221,9 @@ def _find_step_times(ordered: list[tuple[int, StepRow]]) -> list[float | None]:
         ),
         None,
     )
-    times = []
+    step_times_ms = []
     for (_, row), time in zip(ordered, derived, strict=True):
-        own_ms = row.step_time * unit_ms if row.step_time and unit_ms else time
-        step_ms = row.step_ms if row.step_ms is not None else own_ms
-        times.append(step_ms if step_ms is not None and 0 < step_ms < 3e12 else None)
-    return times
+        logged_ms = row.step_time * unit_ms if row.step_time and unit_ms else time
+        step_ms = row.step_ms if row.step_ms is not None else logged_ms
+        step_times_ms.append(step_ms if step_ms is not None and 0 < step_ms < 3e12 else None)
+    return step_times_ms

@@ -76,8 +76,8 @@ class LogClock:
         text = value.strip()[:64] if isinstance(value, str) else ""
         try:
             if match := _DATE_TIME.fullmatch(text):
-                *moment, fraction, zone = match.groups()
-                return self._to_seconds([int(part or 0) for part in moment], zone) + float(f"0.{fraction or 0}")
+                *time_parts, fraction, zone = match.groups()
+                return self._to_seconds([int(part or 0) for part in time_parts], zone) + float(f"0.{fraction or 0}")
             if match := _DATE_COMMAND.fullmatch(text):
                 hour = _hour_of_day(int(match[3]), match[6])
                 date = [int(match[8]), _MONTHS.index(match[1]) + 1, int(match[2])]
@@ -108,17 +108,17 @@ class LogClock:
         self._last_s = seconds
         return seconds
 
-    def _to_seconds(self, moment: list[int], zone_name: str | None) -> float:
+    def _to_seconds(self, time_parts: list[int], zone_name: str | None) -> float:
         if zone_name in ("Z", "UTC", "GMT"):
             zone: tzinfo = UTC
         elif zone_name and zone_name[0] in "+-":
             zone = parse_zone(zone_name)
         else:  # also for abbreviations such as CST, which several zones have
             zone, self.needs_zone = self._zone, True
-        year, month, day, hour, minute, second = moment
+        year, month, day, hour, minute, second = time_parts
         return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=zone).timestamp()
 
 
-def _hour_of_day(hour: int, half: str | None) -> int:
-    """The hour from 0 to 23. half: AM or PM; None: the hour already is."""
-    return hour if half is None else hour % 12 + (12 if half == "PM" else 0)
+def _hour_of_day(hour: int, half_of_day: str | None) -> int:
+    """The hour from 0 to 23. half_of_day: AM or PM; None: the hour already is."""
+    return hour if half_of_day is None else hour % 12 + (12 if half_of_day == "PM" else 0)

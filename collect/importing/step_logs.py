@@ -35,15 +35,15 @@ def read_rows(rows: LogRows, records: Iterator[Mapping[str, Any] | None]) -> Non
     step is a remark of the program, such as its configuration, and counts as not read."""
     for record in records:
         values = {normalize_name(name): value for name, value in (record or {}).items()}
-        time = next((values[name] for name in TIME_COLUMNS if rows.clock.read_time(values.get(name)) is not None), None)
-        rows.add_step(values, STEP_COLUMNS, time)
+        time_text = next((values[name] for name in TIME_COLUMNS if rows.clock.read_time(values.get(name)) is not None), None)
+        rows.add_step(values, STEP_COLUMNS, time_text)
 
 
-def list_csv_records(lines: Sequence[str], names: Sequence[str] | None) -> Iterator[Mapping[str, Any] | None]:
-    """The lines of a CSV file. names: the names of the columns if the file has no heading."""
+def list_csv_records(lines: Sequence[str], column_names: Sequence[str] | None) -> Iterator[Mapping[str, Any] | None]:
+    """The lines of a CSV file. column_names: the names of the columns if the file has no heading."""
     delimiter = max(",;\t", key=lines[0].count) if lines else ","
     table = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
-    headings = list(names or next(table, []))
+    headings = list(column_names or next(table, []))
     for cells in table:
         yield dict(zip(headings, cells)) if len(cells) == len(headings) else None
 
@@ -66,29 +66,29 @@ def list_json_records(text: str, lines: Sequence[str]) -> Iterator[Mapping[str, 
             yield record if isinstance(record, dict) else None
 
 
-def read_titan(rows: LogRows, lines: Sequence[str]) -> None:
+def read_titan(log_rows: LogRows, lines: Sequence[str]) -> None:
     """Read lines of torchtitan: `step: 10  loss: 7.1  memory: 33.4GiB(42%)  tps: 5,123 ...`. Other lines are text."""
     for line in map(printable.replace_invisible, lines):
         if (match := _TITAN_STEP.search(line)) and "validate" not in line[: match.start()]:
             values = dict(_TITAN_PAIR.findall(line[match.start() :]))
-            _add_text_step(rows, line, values)
+            _add_text_step(log_rows, line, values)
 
 
-def read_iterations(rows: LogRows, lines: Sequence[str]) -> None:
+def read_iterations(log_rows: LogRows, lines: Sequence[str]) -> None:
     """Read lines of nanotron (`iteration: 5 / 100 | lm_loss: 7.1 | ...`) and of Megatron-LM, which are alike."""
     for line in map(printable.replace_invisible, lines):
         if match := _ITERATION.search(line):
-            pairs = (part.partition(":") for part in match[2].split("|"))
+            pairs = (value_text.partition(":") for value_text in match[2].split("|"))
             values = {normalize_name(name): value.strip() for name, _, value in pairs}
             if "global_batch_size" in values and "tokens_per_sec" in values:
                 values["tokens"] = values["global_batch_size"]  # nanotron counts its batch in tokens
-            _add_text_step(rows, line, {"step": match[1], **values}, magnitudes=MAGNITUDES)
+            _add_text_step(log_rows, line, {"step": match[1], **values}, magnitudes=MAGNITUDES)
 
 
-def _add_text_step(rows: LogRows, line: str, values: Mapping[str, Any], **options: Any) -> None:
+def _add_text_step(log_rows: LogRows, line: str, values: Mapping[str, Any], **options: Any) -> None:
     """Add a step of a line of text, which begins with its time and may name a rank."""
     time, rank = _TIME.search(line), _RANK.search(line)
-    rows.add_step({**values, **({"rank": rank[1]} if rank else {})}, STEP_COLUMNS, time[0] if time else None, **options)
+    log_rows.add_step({**values, **({"rank": rank[1]} if rank else {})}, STEP_COLUMNS, time[0] if time else None, **options)
 
 
 def list_tensorboard_records(path: Path, content: bytes) -> Iterator[Mapping[str, Any] | None]:
@@ -134,20 +134,20 @@ def list_wandb_records(path: Path, content: bytes) -> Iterator[Mapping[str, Any]
             position += WANDB_BLOCK - position % WANDB_BLOCK
             continue
         _, length, kind = struct.unpack_from("<IHB", content, position)
-        part = content[position + 7 : position + 7 + length]
+        message_part = content[position + 7 : position + 7 + length]
         position += 7 + length
-        message = part if kind in (1, 2) else message + part
+        message = message_part if kind in (1, 2) else message + message_part
         if kind not in (1, 4):
             continue
         record = _parse_message(record_type, message)
         if record is None:
             yield None
         elif record.history.item:
-            row: dict[str, Any] = {"_step": record.history.step.num}
+            values: dict[str, Any] = {"_step": record.history.step.num}
             for item in record.history.item:
                 with contextlib.suppress(*DECODE_FAULTS):  # such as NaN, which is no JSON
-                    row["/".join(filter(None, [item.key, *item.nested_key]))] = msgspec.json.decode(item.value_json)
-            yield row
+                    values["/".join(filter(None, [item.key, *item.nested_key]))] = msgspec.json.decode(item.value_json)
+            yield values
 
 
 def _parse_message(message_type: Any, content: bytes) -> Any:

@@ -123,25 +123,25 @@ class LoadedRun(RunRecords, dict=True):
         return self.step_frames.all_steps
 
     @property
-    def timed(self) -> pl.DataFrame:
-        """`StepFrames.timed`: the steps that were timed on every rank, one row per step and rank."""
-        return self.step_frames.timed
+    def timed_steps(self) -> pl.DataFrame:
+        """`StepFrames.timed_steps`: the steps that were timed on every rank, one row per step and rank."""
+        return self.step_frames.timed_steps
 
     @property
-    def world(self) -> pl.DataFrame:
-        """`StepFrames.world`: the steps that were timed on every rank, one row per step over all ranks."""
-        return self.step_frames.world
+    def world_steps(self) -> pl.DataFrame:
+        """`StepFrames.world_steps`: the steps that were timed on every rank, one row per step over all ranks."""
+        return self.step_frames.world_steps
 
     @cached_property
-    def undisturbed(self) -> pl.DataFrame:
+    def undisturbed_steps(self) -> pl.DataFrame:
         """The rows of `world` for steps that no instrument slowed down. Metrics of time are computed from these rows."""
-        return steps.select_undisturbed(self.timed, self.world)
+        return steps.select_undisturbed(self.timed_steps, self.world_steps)
 
     @cached_property
-    def window(self) -> tuple[float, float] | None:
+    def timed_window(self) -> tuple[float, float] | None:
         """The timed window: (end of the first timed step, end of the last timed step), in seconds since the epoch
         (`steps.find_timed_window`). For an imported run without step times, it is the time of its telemetry."""
-        timed_window = steps.find_timed_window(self.timed)
+        timed_window = steps.find_timed_window(self.timed_steps)
         if timed_window is None and self.run is not None and self.run.imported:
             return steps.find_timed_window(self.samples.hosts)
         return timed_window
@@ -246,7 +246,7 @@ class LoadedRun(RunRecords, dict=True):
             return []
         hosts = [host.host for host in self.hosts]
         return telemetry.compute_coverage(
-            self.run_id, self.timed, self.samples, hosts, self.sampler_ends, self.clocks, self.clock_steps
+            self.run_id, self.timed_steps, self.samples, hosts, self.sampler_ends, self.clock_offsets, self.clock_steps
         )
 
     @cached_property

@@ -119,7 +119,7 @@ class RunRecords(msgspec.Struct):
     """Time of the last record, in seconds since the epoch by the nodes' clocks; 0: no record."""
     sampler_ends: dict[str, int] = {}
     """Host -> how often its sampler ended while the run was still going on."""
-    clocks: dict[str, dict[str, ClockOffset]] = {}
+    clock_offsets: dict[str, dict[str, ClockOffset]] = {}
     """Host -> `start` or `end` of the run -> offset from the host of rank 0."""
     backend: str = ""
     """Backend of the ranks' process group, such as gloo; '' if the ranks never formed a process group."""
@@ -206,7 +206,7 @@ class RunRecords(msgspec.Struct):
         last_end_event = max(end_events, key=lambda event: event.wall_s, default=None)
         self.was_requeued = last_end_event is not None and last_end_event.event == "requeued"
         self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
-        self.clocks = _read_clocks(events)
+        self.clock_offsets = _read_clocks(events)
         moments_s = [self.last_record_s, *(event.wall_s for event in events)]
         moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
         self.last_record_s = max(moments_s)

@@ -187,17 +187,17 @@ def _extend_cached_samples(
     """Decode the whole lines that the cache lacks, and store all in the cache. Raises OSError if they cannot be read."""
     from collect.sources import samples
 
-    begin_byte, corrupt_lines, last_wall_s = 0, 0, 0.0
+    begin_byte, corrupt_line_count, last_wall_s = 0, 0, 0.0
     sample_parts: list[Samples] = []
     if cached_samples is not None and cached_samples.frames is not None:
         header = cached_samples.header
-        begin_byte, corrupt_lines, last_wall_s = header.end, header.corrupt, header.last_wall_s
+        begin_byte, corrupt_line_count, last_wall_s = header.end, header.corrupt, header.last_wall_s
         sample_parts.append(cached_samples.frames)
     end_byte, digest = begin_byte, lines.hash_beginning(begin_byte)
     for block in lines.read_blocks(begin_byte, lines_state.bytes):
         decoded_lines = decode_lines(block, Sample)
         digest.update(block)
-        end_byte, corrupt_lines = end_byte + len(block), corrupt_lines + decoded_lines.corrupt
+        end_byte, corrupt_line_count = end_byte + len(block), corrupt_line_count + decoded_lines.corrupt
         last_wall_s = decoded_lines.records[-1].wall_s if decoded_lines.records else last_wall_s
         sample_parts.append(samples.build_sample_part([{"": decoded_lines.records}]))
     if end_byte == begin_byte:  # the last line is very long and incomplete
@@ -205,7 +205,7 @@ def _extend_cached_samples(
     frames = samples.join_parts(sample_parts)
     parquet_tables = samples.encode_parquet(frames)
     sizes, code = [len(table) for table in parquet_tables], _compute_code_digest()
-    header = CacheHeader(code, lines_state, end_byte, digest.hexdigest(), corrupt_lines, last_wall_s, sizes)
+    header = CacheHeader(code, lines_state, end_byte, digest.hexdigest(), corrupt_line_count, last_wall_s, sizes)
     _store_tables(header, parquet_tables)
     return CachedSamples(header, frames)
 

@@ -15,9 +15,9 @@ def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
     """
     if run.was_suspended:
         return None
-    seconds = sum_training_seconds(run.timed)
-    reaching = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
-    return Quantity(seconds[min(record.step for record in reaching)], "s") if reaching else None
+    seconds = sum_training_seconds(run.timed_steps)
+    reaching_records = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
+    return Quantity(seconds[min(record.step for record in reaching_records)], "s") if reaching_records else None
 
 
 METRICS = (

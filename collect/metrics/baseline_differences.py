@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collect.loading.loaded_run import Quantity
-from collect.metric import Compared, Direction, Metric
+from collect.metric import Direction, MeanPair, Metric
 
 
-def subtract_baseline(compared: Compared, unit: str) -> Quantity | None:
+def subtract_baseline(compared: MeanPair, unit: str) -> Quantity | None:
     """The value of the cell minus the value of the baseline.
 
     None if the cell and the baseline have neither the same global batch size nor the same batch size per rank.
@@ -15,13 +15,13 @@ def subtract_baseline(compared: Compared, unit: str) -> Quantity | None:
     return Quantity(compared.value - compared.baseline_value, unit, scaling) if scaling else None
 
 
-def decrease_in_points(compared: Compared) -> Quantity | None:
+def decrease_in_points(compared: MeanPair) -> Quantity | None:
     """The value of the baseline minus the value of the cell, in percentage points, for a metric in percent."""
     difference = subtract_baseline(compared, "%")
     return Quantity(-difference.value, "%", difference.kind) if difference else None
 
 
-def change_pct(compared: Compared) -> Quantity | None:
+def change_pct(compared: MeanPair) -> Quantity | None:
     """The value of the cell minus the value of the baseline, in percent of the baseline's value.
 
     None if the baseline's value is not greater than 0.
@@ -32,7 +32,7 @@ def change_pct(compared: Compared) -> Quantity | None:
     return Quantity(100 * (compared.value / compared.baseline_value - 1), "%", scaling)
 
 
-def ratio_pct(compared: Compared, value: float, reference: float) -> Quantity | None:
+def ratio_pct(compared: MeanPair, value: float, reference: float) -> Quantity | None:
     """The value of one cell (`value`) in percent of the value of the other cell (`reference`).
 
     None if the cells have neither the same global batch size nor the same batch size per rank, or if `reference` is 0 or less.

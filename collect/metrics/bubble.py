@@ -21,7 +21,7 @@ def bubble_theory(run: LoadedRun) -> Quantity | None:
     pipeline, and for a run without timed steps.
     """
     cell = _find_pipeline_cell(run)
-    if cell is None or run.timed.is_empty():
+    if cell is None or run.timed_steps.is_empty():
         return None
     stages_per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_per_rank, int)
@@ -53,7 +53,7 @@ def simulated_time(run: LoadedRun) -> Quantity | None:
 def ideal_time(run: LoadedRun) -> Quantity | None:
     """The time of a step of the pipeline without a bubble: 3 M, in forward passes. None whenever `simulated_time` is None."""
     cell = _find_pipeline_cell(run)
-    if cell is None or run.timed.is_empty():
+    if cell is None or run.timed_steps.is_empty():
         return None
     return Quantity((FORWARD + BACKWARD) * cell.gradient_accumulation_steps, "")
 
@@ -77,7 +77,7 @@ def measured_bubble(run: LoadedRun) -> Quantity | None:
     cell = _find_pipeline_cell(run)
     if cell is None or cell.options.get("stages_per_rank", 1) != 1:
         return None
-    phase_times = select_unwatched(run.timed).drop_nulls(["forward_ms", "backward_ms"])
+    phase_times = select_unwatched(run.timed_steps).drop_nulls(["forward_ms", "backward_ms"])
     # The ranks of one stage have consecutive numbers (trainers/parallel/mesh_model.py).
     ranks_per_stage = cell.gpus // cell.pp
     phase_times = phase_times.with_columns(

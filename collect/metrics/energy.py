@@ -24,7 +24,7 @@ def energy(run: LoadedRun) -> Quantity | None:
     The energy is computed from energy counters if each of these GPUs has a counter, else from power samples. None if a GPU has
     neither, if its samples cover less than 80 % of this time, or if the run was suspended or the clock of a host was set.
     """
-    if run.was_suspended or run.clock_stepped or run.gpu_samples.is_empty() or (timed_window := run.window) is None:
+    if run.was_suspended or run.clock_stepped or run.gpu_samples.is_empty() or (timed_window := run.timed_window) is None:
         return None
     run_gpus = run.result.gpus if run.result else None
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
@@ -45,7 +45,7 @@ def energy_per_unit(run: LoadedRun) -> Quantity | None:
     The units of the first timed step are not counted, because `energy` begins at the end of this step. None if the records lack
     steps between the first and the last, as the logs of an imported run may.
     """
-    total_energy, rows = energy(run), run.timed
+    total_energy, rows = energy(run), run.timed_steps
     if total_energy is None or rows.is_empty() or np.ptp(rows["step"].to_numpy()) >= rows["step"].n_unique():
         return None
     units = float(rows.filter(pl.col("step") > rows["step"].min())["units"].sum())

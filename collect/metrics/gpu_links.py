@@ -10,12 +10,12 @@ from collect.metrics.network import counter_growth
 def _sum_growth(run: LoadedRun, counter: str) -> Quantity | None:
     """The growth of `counter`, summed over all GPUs that the run trained on; None if the growth is not known for any of the
     GPUs."""
-    if run.window is None or run.clock_stepped or run.gpu_samples.is_empty():
+    if run.timed_window is None or run.clock_stepped or run.gpu_samples.is_empty():
         return None
     run_gpus = run.result.gpus if run.result else None
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
-    growths = [counter_growth(values, run.window) for values in run.gpu_rows.counters(counter).values()]
+    growths = [counter_growth(values, run.timed_window) for values in run.gpu_rows.counters(counter).values()]
     known_growths = [growth for growth in growths if growth is not None]
     return Quantity(sum(known_growths, 0.0), "bytes") if len(known_growths) == len(growths) else None
 

@@ -12,7 +12,7 @@ def final_loss(run: LoadedRun) -> Quantity | None:
     A command of the user may tell a loss of any unit, and not at each step: its last one counts.
     """
     is_command = run.run is not None and run.run.cell.command is not None
-    losses = run.world["loss"].drop_nulls() if is_command else run.world["loss"]
+    losses = run.world_steps["loss"].drop_nulls() if is_command else run.world_steps["loss"]
     return None if losses.is_empty() or losses[-1] is None else Quantity(losses[-1], "" if is_command else "nats")
 
 

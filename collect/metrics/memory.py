@@ -18,7 +18,7 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
 
     None if only some of the step records are from a GPU, because the two kinds of memory cannot be compared.
     """
-    steps = select_unwatched(run.timed)
+    steps = select_unwatched(run.timed_steps)
     column = find_memory_column(steps)
     if column is None:
         return None
@@ -38,7 +38,7 @@ def find_memory_column(steps: pl.DataFrame) -> str | None:
 def reserved_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None if a rank has no
     GPU."""
-    reserved_bytes = select_unwatched(run.timed)["reserved_bytes"]
+    reserved_bytes = select_unwatched(run.timed_steps)["reserved_bytes"]
     if reserved_bytes.is_empty() or reserved_bytes.null_count():
         return None
     return Quantity(_largest_size(reserved_bytes), "bytes")

@@ -121,15 +121,16 @@ def sent_bounds(run: LoadedRun) -> tuple[float, float] | None:
     Returns (the smallest, the largest number of bytes that the samples of the counters allow).
     None if the bounds of any counter are not known, or if the run was on several hosts whose clocks were not compared.
     """
-    if run.window is None or run.clock_stepped or run.run is None:
+    if run.timed_window is None or run.clock_stepped or run.run is None:
         return None
     spread_s = 0.0  # the largest difference between the clocks of two hosts, in seconds
     if run.run.world.nnodes > 1:
-        if not run.clocks:
+        if not run.clock_offsets:
             return None
-        spread_s = max(abs(clock.offset_s) + clock.within_s for offsets in run.clocks.values() for clock in offsets.values())
+        offsets = [offset for offset_of_side in run.clock_offsets.values() for offset in offset_of_side.values()]
+        spread_s = max(abs(offset.offset_s) + offset.within_s for offset in offsets)
     counters = [*_select_counters(run.interfaces, network_kind), *_select_counters(run.interfaces, lambda _: "loopback")]
-    growth_or_none = [growth_bounds(counter, run.window, spread_s) for counter in counters]
+    growth_or_none = [growth_bounds(counter, run.timed_window, spread_s) for counter in counters]
     known_bounds = [bounds for bounds in growth_or_none if bounds is not None]
     if len(known_bounds) != len(growth_or_none):
         return None
@@ -169,9 +170,9 @@ def growth_bounds(counter: CounterValues, timed_window: tuple[float, float], apa
 
 def _sum_growth(run: LoadedRun, counters: Iterable[CounterValues], unit: str) -> Quantity | None:
     """The growth of all counters together while steps were timed; None if the growth of any counter is not known."""
-    if run.window is None or run.clock_stepped:
+    if run.timed_window is None or run.clock_stepped:
         return None
-    growth_or_none = [counter_growth(counter, run.window) for counter in counters]
+    growth_or_none = [counter_growth(counter, run.timed_window) for counter in counters]
     known_growths = [growth for growth in growth_or_none if growth is not None]
     return Quantity(sum(known_growths), unit) if known_growths and len(known_growths) == len(growth_or_none) else None
 

@@ -98,7 +98,7 @@ def _energy_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange
     The predicted energy of a step is the predicted power of the run times the predicted time of a step.
     """
     joules = energy(run)
-    steps = run.world.height - 1  # the measurement starts at the end of the first timed step
+    steps = run.world_steps.height - 1  # the measurement starts at the end of the first timed step
     if joules is None or steps < 1 or prediction.energy_kwh is None or prediction.time_s is None or prediction.step_s is None:
         return None
     run_s, run_kwh, step_s = prediction.time_s, prediction.energy_kwh, prediction.step_s

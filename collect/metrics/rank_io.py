@@ -13,9 +13,9 @@ from collect.metric import Metric, Reads
 def _sum_growth(run: LoadedRun, counter: str) -> Quantity | None:
     """The growth of `counter` from the first to the last timed step, summed over all ranks; None if a step record has no
     `counter`."""
-    if run.timed.is_empty() or run.timed[counter].null_count():
+    if run.timed_steps.is_empty() or run.timed_steps[counter].null_count():
         return None
-    growth_of_rank = run.timed.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
+    growth_of_rank = run.timed_steps.group_by("rank").agg(pl.col(counter).last() - pl.col(counter).first())
     if (growth_of_rank[counter] < 0).any():  # a rank was restarted, so its counter began at 0 again
         return None
     return Quantity(int(growth_of_rank[counter].sum()), "bytes")

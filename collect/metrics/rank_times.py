@@ -23,7 +23,8 @@ def rank_throughput(run: LoadedRun) -> Quantity | None:
     """
     if not _ranks_have_equal_work(run):
         return None
-    per_rank = select_unwatched(run.timed).group_by("rank").agg(rate=1000 * pl.col("units").sum() / pl.col("step_ms").sum())
+    rate = 1000 * pl.col("units").sum() / pl.col("step_ms").sum()
+    per_rank = select_unwatched(run.timed_steps).group_by("rank").agg(rate=rate)
     unit = run.result.unit if run.result else "units"
     return Quantity(float(per_rank["rate"].sum()), f"{unit}/s") if per_rank.height else None
 
@@ -37,7 +38,7 @@ def waiting_by_rank(run: LoadedRun) -> dict[int, float]:
     """
     if not _ranks_have_equal_work(run):
         return {}
-    phase_medians = select_unwatched(run.timed).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
+    phase_medians = select_unwatched(run.timed_steps).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
     if phase_medians.is_empty() or any(phase_medians[phase].null_count() for phase in WAITING_PHASES):
         return {}
     waiting_ms = phase_medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collect.loading.loaded_run import Quantity
-from collect.metric import Compared, Metric, MetricColumn
+from collect.metric import MeanPair, Metric, MetricColumn
 
 
-def speed_up(compared: Compared) -> Quantity | None:
+def speed_up(compared: MeanPair) -> Quantity | None:
     """The throughput of a cell divided by the throughput of its baseline.
 
     For strong and weak scaling, the ideal value on n times as many ranks is n. Only cache effects can give a larger value.
@@ -16,7 +16,7 @@ def speed_up(compared: Compared) -> Quantity | None:
     return Quantity(compared.value / compared.baseline_value, "x", compared.scaling)
 
 
-def scaling_efficiency(compared: Compared) -> Quantity | None:
+def scaling_efficiency(compared: MeanPair) -> Quantity | None:
     """The speed-up of a cell divided by (ranks of the cell / ranks of its baseline), in percent."""
     ratio = speed_up(compared)
     if ratio is None:

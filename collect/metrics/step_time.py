@@ -12,7 +12,7 @@ def percentile_of_steps(run: LoadedRun, share: float) -> Quantity | None:
     The time of a step is the time of its slowest rank. Percentiles between two steps are interpolated linearly. share: which
     percentile, from 0 to 1.
     """
-    percentile_ms = run.undisturbed["step_ms"].quantile(share, interpolation="linear")
+    percentile_ms = run.undisturbed_steps["step_ms"].quantile(share, interpolation="linear")
     return None if percentile_ms is None else Quantity(percentile_ms, "ms")
 
 

@@ -11,7 +11,7 @@ def throughput(run: LoadedRun) -> Quantity | None:
 
     The time of a step is the time of its slowest rank. Steps that an instrument slowed down are left out.
     """
-    world = run.undisturbed
+    world = run.undisturbed_steps
     milliseconds = float(world["step_ms"].sum())
     if milliseconds <= 0:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from collect.metric import WORK, Direction, EventKind, Metric, Reads
+from collect.metric import WORK_KINDS, Direction, EventKind, Metric, Reads
 from collect.metric_values import mean_ms_per_step, mean_over_ranks
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ METRICS = (
     _build_time_metric(
         "non_compute_ms",
         lambda breakdown: breakdown.exact_ns("non_compute_ns"),
-        WORK,
+        WORK_KINDS,
         "lower is better",
         "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed memory "
         "operations together.",
@@ -83,14 +83,14 @@ METRICS = (
     _build_time_metric(
         "idle_ms",
         lambda breakdown: breakdown.exact_ns("idle_ns"),
-        WORK,
+        WORK_KINDS,
         "lower is better",
         "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",
     ),
     _build_time_metric(
         "kernel_ms",
         lambda breakdown: breakdown.span_ns,
-        WORK,
+        WORK_KINDS,
         "lower is better",
         "Time of a profiled step from the first kernel to the last, including idle time (with gloo: of the step): compute, "
         "non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",

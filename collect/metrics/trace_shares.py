@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import WORK, Direction, Metric, Reads
+from collect.metric import WORK_KINDS, Direction, Metric, Reads
 from collect.metric_values import mean_ms_per_step, mean_over_ranks, mean_per_step
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _share_metric(name: str, name_of_time: str, direction: Direction, condition:
         definition=f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled "
         "ranks.",
         of_run=lambda run: mean_over_ranks(run.breakdowns, lambda rank: _compute_share(rank, name_of_time), "%"),
-        reads=Reads(breakdown=WORK),
+        reads=Reads(breakdown=WORK_KINDS),
     )
 
 

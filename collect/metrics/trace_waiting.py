@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
-from collect.metric import WORK, Metric, Reads
+from collect.metric import WORK_KINDS, Metric, Reads
 from collect.metric_values import NS_PER_MS, mean_ms_per_step
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _build_idle_metric(name: str, get_ns: Callable[[IdleCauses], int], definitio
         direction="lower is better",
         definition=definition,
         of_run=lambda run: mean_ms_per_step(run.traces.analyses, lambda rank: None if rank.idle is None else get_ns(rank.idle)),
-        reads=Reads(trace=(*WORK, "profiler steps")),
+        reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     )
 
 
@@ -46,7 +46,7 @@ def launch_delay(run: LoadedRun) -> Quantity | None:
     )
 
 
-def _whole_waits(run: LoadedRun) -> RankWaits:
+def _read_complete_waits(run: LoadedRun) -> RankWaits:
     """How long ranks waited; without any rank if only a part of the ranks was profiled, because the others may be slower."""
     waits = run.traces.answers.waits
     return waits._replace(ranks=[], skew_ns=[]) if waits.is_partial else waits
@@ -58,7 +58,7 @@ def waiting_time(run: LoadedRun) -> Quantity | None:
     None if the traces contain no call of a collective that was matched over several ranks.
     """
     steps = sum(analysis.steps for analysis in run.traces.analyses)
-    lost_ns = [rank_wait.lost_ns for rank_wait in _whole_waits(run).ranks]
+    lost_ns = [rank_wait.lost_ns for rank_wait in _read_complete_waits(run).ranks]
     return Quantity(sum(lost_ns) / steps / NS_PER_MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
 
 
@@ -67,7 +67,7 @@ def waiting_share(run: LoadedRun) -> Quantity | None:
 
     None if the traces contain no call of a collective that was matched over several ranks.
     """
-    lost_pct = _whole_waits(run).lost_pct
+    lost_pct = _read_complete_waits(run).lost_pct
     return None if lost_pct is None else Quantity(lost_pct, "%", run.traces.analyses[0].kind)
 
 
@@ -76,7 +76,7 @@ def collective_skew(run: LoadedRun) -> Quantity | None:
 
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
     """
-    skews_ns = _whole_waits(run).skew_ns
+    skews_ns = _read_complete_waits(run).skew_ns
     return Quantity(statistics.fmean(skews_ns) / _NS_PER_US, "us", run.traces.analyses[0].kind) if skews_ns else None
 
 
@@ -120,7 +120,7 @@ METRICS = (
         definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
         "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
         of_run=waiting_time,
-        reads=Reads(trace=(*WORK, "profiler steps")),
+        reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     ),
     Metric(
         name="waiting_pct",
@@ -128,7 +128,7 @@ METRICS = (
         direction="lower is better",
         definition="Share of the profiled time that is lost to waiting for slow ranks, as defined by waiting_ms.",
         of_run=waiting_share,
-        reads=Reads(trace=WORK),
+        reads=Reads(trace=WORK_KINDS),
     ),
     Metric(
         name="collective_skew_us",
@@ -137,6 +137,6 @@ METRICS = (
         definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
         "matched over the profiled ranks (TraceLens: skew in start time).",
         of_run=collective_skew,
-        reads=Reads(trace=WORK),
+        reads=Reads(trace=WORK_KINDS),
     ),
 )

@@ -25,9 +25,9 @@ def cpu_utilization(run: LoadedRun) -> Quantity | None:
 
 def peak_cpu_utilization(run: LoadedRun) -> Quantity | None:
     """The highest utilization of all processors of a host in a sample of the timed window, over the hosts, in percent."""
-    if run.window is None:
+    if run.timed_window is None:
         return None
-    return _find_highest_share(select_window(run.whole_samples.hosts, run.window)["cpu_pct"].drop_nulls())
+    return _find_highest_share(select_window(run.whole_samples.hosts, run.timed_window)["cpu_pct"].drop_nulls())
 
 
 def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
@@ -35,9 +35,9 @@ def rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
 
     None if a step record does not contain cpu_s, or if the run was suspended.
     """
-    if run.was_suspended or run.timed.is_empty() or run.timed["cpu_s"].null_count():
+    if run.was_suspended or run.timed_steps.is_empty() or run.timed_steps["cpu_s"].null_count():
         return None
-    growth_of_rank = run.timed.group_by("rank", maintain_order=True).agg(
+    growth_of_rank = run.timed_steps.group_by("rank", maintain_order=True).agg(
         pl.col(name).last() - pl.col(name).first() for name in ("cpu_s", "t_s")
     )
     # a rank was restarted, or has only one timed step
@@ -56,7 +56,7 @@ def peak_gpu_memory(run: LoadedRun) -> Quantity | None:
 
     None if the memory size of any of these GPUs is not known.
     """
-    if run.gpu_samples.is_empty() or (timed_window := run.window) is None:
+    if run.gpu_samples.is_empty() or (timed_window := run.timed_window) is None:
         return None
     memory_rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
     # The sizes may be in a sample from before the window, so the shares are computed of all samples.
@@ -93,11 +93,12 @@ def find_memory_sizes(gpus: pl.DataFrame, hosts: Sequence[Host]) -> dict[str, in
 
 def _mean_of_means(run: LoadedRun, devices: DeviceRows, column: str) -> Quantity | None:
     """The mean over the samples of a device in the timed window, then over the devices. The last key of a device names it."""
-    if run.window is None:
+    if run.timed_window is None:
         return None
     values_of_device: dict[str, list[np.ndarray]] = {}
     for device, (times, values) in devices.values(column).items():
-        first_index, last_index = times.searchsorted(run.window[0], "left"), times.searchsorted(run.window[1], "right")
+        first_index = times.searchsorted(run.timed_window[0], "left")
+        last_index = times.searchsorted(run.timed_window[1], "right")
         if first_index < last_index:
             values_of_device.setdefault(device[-1], []).append(values[first_index:last_index])
     device_means = [float(np.concatenate(device_values).mean()) for device_values in values_of_device.values()]

@@ -27,7 +27,7 @@ def wire_difference(run: LoadedRun) -> Quantity | None:
     if not per_step or loopback_sent is None or (network_sent is None and run.run.world.nnodes > 1):
         return None
     # - 1: the bytes are counted from the end of the first timed step, so the bytes of this step are not included.
-    expected_bytes = per_step * (run.world.height - 1)
+    expected_bytes = per_step * (run.world_steps.height - 1)
     sent_bytes_bounds = sent_bounds(run)
     if sent_bytes_bounds is None or sent_bytes_bounds[1] - sent_bytes_bounds[0] > MOST_UNCERTAINTY * expected_bytes:
         return None

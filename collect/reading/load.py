@@ -31,16 +31,16 @@ class LoadedCell(msgspec.Struct):
     cell: AnyCell
     runs: list[LoadedRun]
     """For each repeat, its latest attempt."""
-    earlier: list[LoadedRun]
+    earlier_attempts: list[LoadedRun]
     """For each repeat, the attempts before its latest attempt."""
 
     @property
-    def completed(self) -> list[LoadedRun]:
+    def completed_runs(self) -> list[LoadedRun]:
         """The runs in `runs` that completed."""
         return [run for run in self.runs if run.completed]
 
 
-class Loaded(msgspec.Struct):
+class LoadedMatrix(msgspec.Struct):
     """A matrix of a workspace with all its runs.
 
     In place of a cell with a search for its batch size, `cells` has one cell for each batch size that the search tried.
@@ -53,10 +53,10 @@ class Loaded(msgspec.Struct):
     @property
     def runs(self) -> list[LoadedRun]:
         """All runs of the matrix that have a run folder, including earlier attempts."""
-        return [run for cell in self.cells for run in (*cell.runs, *cell.earlier) if run.verdict != NO_FOLDER_STATE]
+        return [run for cell in self.cells for run in (*cell.runs, *cell.earlier_attempts) if run.verdict != NO_FOLDER_STATE]
 
 
-def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry = "read") -> Loaded:
+def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry = "read") -> LoadedMatrix:
     """Load a matrix with all its runs. matrix: the name of the matrix; None: the matrix that was expanded last.
 
     Raises InputError if the workspace has no such matrix, or if its expansion cannot be read.
@@ -83,7 +83,7 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
         _build_cell(expanded_cell.id, expanded_cell.cell, [runs[run_id] for run_id in cell_run_ids])
         for expanded_cell, cell_run_ids in cells
     ]
-    return Loaded(expansion, loaded_cells, searches)
+    return LoadedMatrix(expansion, loaded_cells, searches)
 
 
 def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion:

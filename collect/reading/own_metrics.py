@@ -18,7 +18,7 @@ import msgspec
 from collect import metric
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricFacts, Reads
-from collect.reading.load import Loaded, load_matrix
+from collect.reading.load import LoadedMatrix, load_matrix
 from shardlab.errors import InputError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import metric_names
@@ -64,7 +64,7 @@ class OwnMetrics(msgspec.Struct, frozen=True):
         """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
         metric.set_workspace_metrics([Metric(**_list_facts(described_metric)) for described_metric in self.metrics])
 
-    def add_to_runs(self, loaded: Loaded) -> None:
+    def add_to_runs(self, loaded: LoadedMatrix) -> None:
         """Add these metrics to `collect.metric.all_metrics`, and their values to the runs of `loaded`."""
         self.add_to_menu()
         for run in loaded.runs:

@@ -96,14 +96,12 @@ class TreeNode(msgspec.Struct, frozen=True):
 
 def shown_families(summary: Summary) -> list[ChoiceFamily]:
     """The families that a report shows: at most MOST_SHOWN families in which a reader has a choice."""
-    return [choice_family for choice_family in summary.choices if choice_family.open][:MOST_SHOWN]
+    return [choice_family for choice_family in summary.choices if choice_family.has_choice][:MOST_SHOWN]
 
 
 def hidden_note(summary: Summary) -> str:
     """A sentence that says how many contests the report leaves out; "" if it shows all contests."""
-    counts = [
-        sum(contest.open for contest in choice_family.contests) for choice_family in summary.choices if choice_family.open
-    ]
+    counts = [sum(contest.has_choice for contest in family.contests) for family in summary.choices if family.has_choice]
     left_count = sum(counts) - sum(min(count, MOST_SHOWN) for count in counts[:MOST_SHOWN])
     return f"{left_count:,} more comparisons are in summary.json" if left_count else ""
 
@@ -117,7 +115,7 @@ def differing_criteria(families: Sequence[ChoiceFamily]) -> list[str]:
 
 def has_unranked_cells(families: Sequence[ChoiceFamily]) -> bool:
     """Whether the contests of these families contain a cell that is not ranked."""
-    return any(_unranked_cells(contest) for choice_family in families for contest in choice_family.contests if contest.open)
+    return any(_unranked_cells(contest) for family in families for contest in family.contests if contest.has_choice)
 
 
 def family_title(choice_family: ChoiceFamily) -> str:
@@ -171,7 +169,7 @@ def choice_rows(
             _unranked_cells(contest),
         )
         for contest in choice_family.contests
-        if contest.open
+        if contest.has_choice
     ]
     return rows[:MOST_SHOWN]
 

@@ -35,7 +35,7 @@ from collect.findings.answer_section import AnswerSection
 from collect.findings.columns import CellTables
 from collect.findings.row import CellRow
 from collect.metric import Metric, all_metrics
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import (
     choice_text,
     fault_text,
@@ -68,7 +68,7 @@ class Part(msgspec.Struct, frozen=True):
     """What the page says about one question. A reader opens a part; at first, only its title is visible."""
 
     title: str
-    draw_figures: tuple[Callable[[figure.Group], figure.Figure | None], ...] = ()
+    draw_figures: tuple[Callable[[figure.WorkloadGroup], figure.Figure | None], ...] = ()
     """What draws the figures of the part, in the order in which the page shows them."""
     table: str = ""
     """The name of the further table of cells (`columns.CellTables`) that is in the part."""
@@ -160,13 +160,13 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     """The data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file."""
 
 
-def draw_page(loaded: Loaded, summary: Summary, folder: Path, runs_folder: Path) -> str:
+def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder: Path) -> str:
     """Render the page of a report.
 
     folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative,
     so the two folders can be moved together."""
     short_summary = truncation.truncate_summary(summary)
-    table = columns.make_table(summary.rows, short_summary.rows)
+    table = columns.make_cell_tables(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
     tensors = memory_parts.list_tensor_memory(loaded.cells)
     figures = draw_figures(loaded, summary)
@@ -312,11 +312,12 @@ def _compress_scripts(figures: Sequence[DrawnFigure]) -> dict[str, Markup]:
     return {"plotly": compress(plotly_script().encode()), "specs": compress(specs)} if figures else {}
 
 
-def draw_figures(loaded: Loaded, summary: Summary) -> list[DrawnFigure]:
+def draw_figures(loaded: LoadedMatrix, summary: Summary) -> list[DrawnFigure]:
     """Draw every figure that has data: all figures of one workload in the order of the page, then all of the next workload."""
     short_summary = truncation.truncate_summary(summary)
     shown_ids = {row.id for row in short_summary.rows}
-    groups = figure.groups(Loaded(loaded.expansion, [cell for cell in loaded.cells if cell.id in shown_ids]), short_summary)
+    shown_cells = [cell for cell in loaded.cells if cell.id in shown_ids]
+    groups = figure.group_by_workload(LoadedMatrix(loaded.expansion, shown_cells), short_summary)
     drawn = []
     for group in groups:
         title_suffix = f", {group.workload}" if len(groups) > 1 else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.export import Export
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.report import palette
 from collect.report.page import DrawnFigure, draw_figures
 from collect.summary import Summary
@@ -42,11 +42,11 @@ def picture_export(suffix: str, summary: str) -> Export:
     suffix: the format, `svg` or `png`; also the name of the export. summary: the help text of this export.
     """
 
-    def write_all(loaded: Loaded, summarized: Summary, folder: Path, _place: Path) -> None:
+    def write_all(loaded: LoadedMatrix, summarized: Summary, folder: Path, _place: Path) -> None:
         (folder / FOLDER).mkdir()
         write(folder / FOLDER, draw_figures(loaded, summarized), (suffix,), f"collect export --to {suffix}")
 
-    return Export(name=suffix, summary=summary, holds=frozenset({FOLDER}), write=write_all, package="kaleido")
+    return Export(name=suffix, summary=summary, written_names=frozenset({FOLDER}), write=write_all, package="kaleido")
 
 
 def write(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], command: str) -> None:

@@ -11,7 +11,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.findings.traffic import HostTraffic, RunTraffic
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import NO_FOLDER_STATE
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.summary import Summary
 from collect.verdicts import reasons
 from shardlab.terminal import notation
@@ -89,7 +89,7 @@ def _run_provenance(run: LoadedRun) -> RunProvenance:
     )
 
 
-def run_properties(loaded: Loaded) -> list[tuple[str, list[str]]]:
+def run_properties(loaded: LoadedMatrix) -> list[tuple[str, list[str]]]:
     """The cluster, launchers, code, package versions and data of all runs.
 
     Returns a list of (name of a property such as "Launchers", the different values of this property in the runs).
@@ -139,7 +139,7 @@ def _run_versions(run: LoadedRun) -> dict[str, str]:
     return run.run.versions | (run.result.versions if run.result else {})
 
 
-def host_descriptions(loaded: Loaded) -> list[tuple[str, list[tuple[str, str]]]]:
+def host_descriptions(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, str]]]]:
     """The hosts on which runs ran. A host that was rebooted between runs is listed once for each boot.
 
     Returns a list of (name of the host, [(name of a property such as "Memory", value of the property)]).

@@ -72,8 +72,9 @@ def compared_sentence(summary: Summary) -> str:
     """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
     gpus = sorted({cell["gpus"] for cell in cells})
+    strategies = _join_values(row.flat_cell["strategy"] for row in summary.rows)
     parts = [
-        f"{_join_values(row.flat['strategy'] for row in summary.rows)} on {_join_values(cell['workload'] for cell in cells)}",
+        f"{strategies} on {_join_values(cell['workload'] for cell in cells)}",
         f"{_join_values(gpus)} rank{'' if gpus == [1] else 's'}",
     ]
     counts = sorted({row.n for row in summary.rows})
@@ -134,7 +135,7 @@ def best_choices(summary: Summary, tensors: Mapping[str, TensorMemory] = choice_
     workload_choices = []
     for choice_family in choice_text.shown_families(summary)[:MOST_CHOICES]:
         contest = max(
-            (contest for contest in choice_family.contests if contest.open),
+            (contest for contest in choice_family.contests if contest.has_choice),
             key=lambda contest: (
                 contest.ranks > 1,
                 len(contest.contender_names("measured")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collect.choices.printed_tables import RowBeside, TableBeside
+from collect.choices.printed_tables import FilledRow, FilledTable
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, fault_text, score_text, study_tables, text_tables, verdict_text
@@ -96,14 +96,14 @@ def _make_losses_table(summary: Summary, labels: Mapping[str, str]) -> Table[Los
     return Table("Are the losses the same?", columns, summary.losses, note=_LOSSES_NOTE)
 
 
-def _make_printed_table(printed: TableBeside) -> Table[RowBeside]:
+def _make_printed_table(printed: FilledTable) -> Table[FilledRow]:
     """A table of the study that is mostly text: its own columns, the measured values, and the computed choice."""
 
-    def make_text_column(index: int, heading: str) -> Column[RowBeside]:
+    def make_text_column(index: int, heading: str) -> Column[FilledRow]:
         return Column(heading, lambda row: row.texts[index], is_number=False)
 
-    def make_measured_column(index: int, name: str) -> Column[RowBeside]:
-        def show_estimate(row: RowBeside) -> str:
+    def make_measured_column(index: int, name: str) -> Column[FilledRow]:
+        def show_estimate(row: FilledRow) -> str:
             return verdict_text.format_quantity(value.value, value.unit) if (value := row.values[index]) else ""
 
         heading = f"{study_tables.metric_heading(name)[0]}, here"
@@ -119,7 +119,7 @@ def _make_printed_table(printed: TableBeside) -> Table[RowBeside]:
     return Table(f"{printed.where[:1].upper()}{printed.where[1:]}", columns, printed.rows, note=f"{printed.title}.")
 
 
-def choice_clauses(row: RowBeside) -> list[str]:
+def choice_clauses(row: FilledRow) -> list[str]:
     """What the computed choice says about a row, in one clause per criterion; NO_COMPARISON if no comparison has a cell of the
     row."""
     wins = [f"{AMONG[entry.criterion]} in {entry.won} of {entry.of} comparison{'s' * (entry.of != 1)}" for entry in row.wins]

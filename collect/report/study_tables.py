@@ -12,7 +12,7 @@ from collect.findings.row import flatten_cell
 from collect.verdicts.reported import ReportedResult
 
 # Keys that name rows only if no other key distinguishes them: studies often put numbers of short and long runs in one row.
-LENGTHS = ("steps", "epochs")
+LENGTH_KEYS = ("steps", "epochs")
 MIN_NUMBERS = 3  # the fewest printed numbers that make a table; fewer numbers are listed one by one
 ARGUMENT_KEY = "of"
 
@@ -153,7 +153,7 @@ def _sort_key(where: str) -> tuple[int, list[int]]:
 def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
     all_keys = list(dict.fromkeys(key for entry in entries for key in entry.cell))
     keys = [key for key in all_keys if len({entry.cell.get(key) for entry in entries}) > 1]
-    keys_without_lengths = [key for key in keys if key not in LENGTHS]
+    keys_without_lengths = [key for key in keys if key not in LENGTH_KEYS]
     if len({(_row_names(entry, keys_without_lengths), entry.column) for entry in entries}) == len(entries):
         keys = keys_without_lengths
     common = [

@@ -26,7 +26,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
     tensors: as for `report_start.best_choices`."""
     labels = summary.labels_by_cell
     table = make_cells_table(summary)
-    further_tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows).further
+    further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further
     summary = truncation.truncate_summary(summary)
     output.show_table(table)
     for other_table in further_tables:
@@ -57,7 +57,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
 
 def make_cells_table(summary: Summary) -> Table[CellRow]:
     """The table of the cells of a summary. Its title has the values that all cells share."""
-    tables = columns.make_table(summary.rows, truncation.truncate_summary(summary).rows)
+    tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
     shown_columns = [handles.make_column(lambda row: row.handle), *tables.main.columns]

@@ -42,10 +42,10 @@ class StepFrames(NamedTuple):
 
     all_steps: pl.DataFrame
     """All recorded steps, one row per rank and step, including warm-up."""
-    timed: pl.DataFrame
+    timed_steps: pl.DataFrame
     """The timed steps that every rank recorded, one row per rank and step. A rank that the cell ended on purpose need not have
     recorded the steps after its end."""
-    world: pl.DataFrame
+    world_steps: pl.DataFrame
     """The same timed steps, joined over all ranks, one row per step."""
 
 

@@ -29,13 +29,13 @@ class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
     within_s: float
     """The greatest possible error of these offsets, in seconds."""
 
-    def correct_times(self, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert times of this clock to times of the clock of the host of rank 0. The result has the shape of `wall_s`.
+    def correct_times(self, local_times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Convert times of this clock to times of the clock of the host of rank 0. The result has the shape of `local_times_s`.
 
         Between two comparisons of the clocks, the offset is interpolated. Before the first and after the last comparison, the
         offset is constant.
         """
-        return wall_s - np.interp(wall_s, self.at_s, self.offset_s)
+        return local_times_s - np.interp(local_times_s, self.at_s, self.offset_s)
 
     @property
     def drift_s(self) -> float | None:
@@ -43,7 +43,7 @@ class ComparedClock(msgspec.Struct, frozen=True, kw_only=True):
         return self.offset_s[-1] - self.offset_s[0] if len(self.offset_s) > 1 else None
 
 
-class Clocks:
+class HostClocks:
     """The clocks of the hosts of a run, and the host of each rank."""
 
     def __init__(self, events: Iterable[Event], hosts: Iterable[str]) -> None:
@@ -71,20 +71,20 @@ class Clocks:
                 offset_s=[*(clock.offset_s if clock else ()), offset.offset_s],
                 within_s=max(offset.within_s, clock.within_s if clock else 0.0),
             )
-        self.by_host = clock_by_host
+        self.clock_by_host = clock_by_host
         host_names = sorted(set(hosts))
         self._single_host = host_names[0] if len(host_names) == 1 else None
 
     def host_of(self, rank: int) -> str | None:
         """The host of a rank; None if the records do not say on which host the rank ran."""
-        candidates = [clock for clock in self.by_host.values() if clock.first_rank <= rank]
+        candidates = [clock for clock in self.clock_by_host.values() if clock.first_rank <= rank]
         return max(candidates, key=lambda clock: clock.first_rank).host if candidates else self._single_host
 
-    def correct_times(self, host: str | None, wall_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def correct_times(self, host: str | None, local_times_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert times of the clock of a host to times of the clock of rank 0's host; unchanged if the two were never
         compared."""
-        return self.by_host[host].correct_times(wall_s) if host in self.by_host else wall_s
+        return self.clock_by_host[host].correct_times(local_times_s) if host in self.clock_by_host else local_times_s
 
     def is_known(self, host: str | None) -> bool:
         """Whether times of this host can be compared with times of the other hosts of the run."""
-        return host in self.by_host or (self._single_host is not None and host == self._single_host)
+        return host in self.clock_by_host or (self._single_host is not None and host == self._single_host)

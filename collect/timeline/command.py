@@ -15,7 +15,7 @@ from collect.loading.loaded_run import LoadedRun
 from collect.timeline import perfetto
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import PHASES
-from collect.timeline.timeline import RunTimeline, act_label, build_timeline, trace_spans
+from collect.timeline.timeline import RunTimeline, act_label, build_timeline, list_trace_spans
 from shardlab.errors import InputError
 from shardlab.matrix import faults
 from shardlab.runs import instrument_span
@@ -39,9 +39,9 @@ def show_timeline(workspace: Workspace, run_name: str, file: str | None, output:
         raise InputError(
             f"{run.folder.path}: no steps and no telemetry, so there is no timeline. Allowed: a run that has begun."
         )
-    rows = _rank_rows(timeline, run.timed)
-    output.show_table(Table(f"{run_id}: medians over the timed steps", RANK_COLUMNS, rows))
-    clocks = sorted(timeline.clocks.by_host.values(), key=lambda clock: clock.first_rank)
+    rank_rows = _rank_rows(timeline, run.timed_steps)
+    output.show_table(Table(f"{run_id}: medians over the timed steps", RANK_COLUMNS, rank_rows))
+    clocks = sorted(timeline.clocks.clock_by_host.values(), key=lambda clock: clock.first_rank)
     if clocks:
         output.show_table(Table("clocks", CLOCK_COLUMNS, clocks))
     acts = [*instrument_span.read_spans(run.events)]
@@ -53,14 +53,14 @@ def show_timeline(workspace: Workspace, run_name: str, file: str | None, output:
         output.print_line(REHEARSAL_NOTE, style="yellow")
     if run.run is not None and (fault_text := faults.describe_faults(msgspec.to_builtins(run.cell.instruments))):
         output.print_line(f"on purpose, so this is no ordinary run: {fault_text}.")
-    for host in timeline.uncorrected:
+    for host in timeline.uncorrected_hosts:
         output.print_remark(f"{host}: its clock was not compared with the others, so its times are as its own clock had them.")
     document: dict[str, Any] = {
         "run": run_id,
         "rehearsal": run.is_rehearsal,
-        "ranks": rows,
+        "ranks": rank_rows,
         "clocks": [msgspec.to_builtins(clock) | {"drift_s": clock.drift_s} for clock in clocks],
-        "uncorrected": timeline.uncorrected,
+        "uncorrected": timeline.uncorrected_hosts,
         "instruments": [
             {"rank": span.rank, "host": span.host, "end_s": span.end_s} | msgspec.to_builtins(span.act) for span in acts
         ],
@@ -68,7 +68,7 @@ def show_timeline(workspace: Workspace, run_name: str, file: str | None, output:
         "faults": faults.describe_faults(msgspec.to_builtins(run.cell.instruments)) if run.run is not None else "",
     }
     if file is not None:
-        count = perfetto.write(Path(file), timeline, trace_spans(run), " (rehearsal)" * run.is_rehearsal)
+        count = perfetto.write_perfetto_file(Path(file), timeline, list_trace_spans(run), " (rehearsal)" * run.is_rehearsal)
         output.print_line(f"{count:,} events: {file} (open it with ui.perfetto.dev, which reads it in the browser)")
         document |= {"file": file, "events": count}
     output.print_document(document)
@@ -84,8 +84,8 @@ def _rank_rows(timeline: RunTimeline, steps: pl.DataFrame) -> list[dict[str, Any
     return [{"rank": row["rank"], "host": timeline.host_of(row["rank"])} | row for row in medians.sort("rank").to_dicts()]
 
 
-def _format_ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _format_ms(ms: float | None) -> str:
+    return "" if ms is None else f"{ms:.4g}"
 
 
 def _group_by_instrument(acts: Sequence[InstrumentSpan]) -> list[list[InstrumentSpan]]:

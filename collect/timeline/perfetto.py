@@ -15,62 +15,62 @@ from collect.timeline.timeline import RunTimeline, Spans
 from shardlab.files import files
 
 
-def write(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], host_suffix: str = "") -> int:
+def write_perfetto_file(path: Path, timeline: RunTimeline, profiled: Iterable[Spans], host_suffix: str = "") -> int:
     """Write the file, compressed if its name ends in .gz. Returns the number of events in the file.
 
-    profiled: the events of traces (`timeline.trace_spans`). host_suffix: follows the name of each host. Times in the file are
-    in microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch.
+    profiled: the events of traces (`timeline.list_trace_spans`). host_suffix: follows the name of each host. Times in the file
+    are in microseconds since the first moment of the timeline; `otherData.began_s` is this moment in seconds since the epoch.
     Raises WorkspaceError if the file cannot be written.
     """
     zero_s = _first_time_s(timeline)
-    count = 0
+    event_count = 0
     with files.as_workspace_error("write"):
         temporary_path = path.with_name(f".{path.name}.unfinished")
         temporary_path.unlink(missing_ok=True)
         with gzip.open(temporary_path, "xt") if path.suffix == ".gz" else temporary_path.open("x") as file:
-            metadata = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected}
+            metadata = {"run": timeline.run_id, "began_s": zero_s, "uncorrected_hosts": timeline.uncorrected_hosts}
             file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(metadata)}, "traceEvents": [\n')
             for event in _trace_events(timeline, profiled, zero_s, host_suffix):
-                file.write(f"{',' if count else ''}{json.dumps(event)}\n")
-                count += 1
+                file.write(f"{',' if event_count else ''}{json.dumps(event)}\n")
+                event_count += 1
             file.write("]}\n")
         temporary_path.replace(path)
-    return count
+    return event_count
 
 
 def _first_time_s(timeline: RunTimeline) -> float:
-    firsts = [float(entry.start_s.min()) for entry in (*timeline.steps, *timeline.instruments) if len(entry.start_s)]
-    firsts += [float(entry.at_s.min()) for entry in timeline.counters] + [moment.at_s for moment in timeline.moments]
-    return min(firsts, default=0.0)
+    first_times_s = [float(spans.start_s.min()) for spans in (*timeline.steps, *timeline.instruments) if len(spans.start_s)]
+    first_times_s += [float(spans.at_s.min()) for spans in timeline.counters] + [moment.at_s for moment in timeline.moments]
+    return min(first_times_s, default=0.0)
 
 
-def _trace_events(timeline: RunTimeline, profiled: Iterable[Spans], zero_s: float, suffix: str) -> Iterator[dict[str, Any]]:
-    processes: dict[str, int] = {}
-    rows: dict[tuple[str, str], int] = {}
+def _trace_events(timeline: RunTimeline, trace_spans: Iterable[Spans], zero_s: float, suffix: str) -> Iterator[dict[str, Any]]:
+    pid_of_host: dict[str, int] = {}
+    tid_of_row: dict[tuple[str, str], int] = {}
 
     def us(at_s: float) -> float:
         return round(1e6 * (at_s - zero_s), 3)
 
-    def process(host: str) -> Iterator[dict[str, Any]]:
-        if host not in processes:
-            processes[host] = len(processes) + 1
-            yield {"ph": "M", "name": "process_name", "pid": processes[host], "args": {"name": f"{host}{suffix}"}}
+    def name_process(host: str) -> Iterator[dict[str, Any]]:
+        if host not in pid_of_host:
+            pid_of_host[host] = len(pid_of_host) + 1
+            yield {"ph": "M", "name": "process_name", "pid": pid_of_host[host], "args": {"name": f"{host}{suffix}"}}
 
-    for spans in (*timeline.steps, *timeline.instruments, *profiled):
-        yield from process(spans.host)
-        pid = processes[spans.host]
-        tid = rows.setdefault((spans.host, spans.row), len(rows) + 1)
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": spans.row}}
+    for spans in (*timeline.steps, *timeline.instruments, *trace_spans):
+        yield from name_process(spans.host)
+        pid = pid_of_host[spans.host]
+        tid = tid_of_row.setdefault((spans.host, spans.row_name), len(tid_of_row) + 1)
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": spans.row_name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
         for name, start_s, end_s in zip(spans.names, spans.start_s.tolist(), spans.end_s.tolist(), strict=True):
-            took_us = max(round(1e6 * (end_s - start_s), 3), 0.0)
-            yield {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": us(start_s), "dur": took_us}
+            duration_us = max(round(1e6 * (end_s - start_s), 3), 0.0)
+            yield {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": us(start_s), "dur": duration_us}
     for counter in timeline.counters:
-        yield from process(counter.host)
+        yield from name_process(counter.host)
         name = f"{counter.name} ({counter.unit})"
         for at_s, value in zip(counter.at_s.tolist(), counter.values.tolist(), strict=True):
             args = {counter.unit: value}
-            yield {"ph": "C", "name": name, "pid": processes[counter.host], "ts": us(at_s), "args": args}
+            yield {"ph": "C", "name": name, "pid": pid_of_host[counter.host], "ts": us(at_s), "args": args}
     for moment in timeline.moments:
-        yield from process(moment.host)
-        yield {"ph": "i", "s": "p", "name": moment.name, "pid": processes[moment.host], "tid": 0, "ts": us(moment.at_s)}
+        yield from name_process(moment.host)
+        yield {"ph": "i", "s": "p", "name": moment.name, "pid": pid_of_host[moment.host], "tid": 0, "ts": us(moment.at_s)}

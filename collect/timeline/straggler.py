@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import msgspec
 import polars as pl
 
@@ -31,48 +33,42 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * self.late_ms / self.step_ms
 
 
-def straggler_by_phases(timed_steps: pl.DataFrame) -> Straggler | None:
+def find_straggler_by_phases(timed_steps: pl.DataFrame) -> Straggler | None:
     """Find the straggler from the times of the phases of the timed steps; None if no rank is a straggler.
 
-    timed_steps: the timed steps of all ranks, as in `LoadedRun.timed`.
+    timed_steps: the timed steps of all ranks, as in `LoadedRun.timed_steps`.
 
     A collective ends on all ranks at about the same moment, so the other ranks wait for a late rank in the next collective. So
     the first phase in which the ranks differ shows the late rank: in this phase, the late rank needs the longest, and the other
     ranks wait only in later phases. If a phase has a collective in every layer (such as the forward pass of FSDP), the phase
-    takes equally long on all ranks, and a late rank is not found; `straggler_by_traces` finds it.
+    takes equally long on all ranks, and a late rank is not found; `find_straggler_by_traces` finds it.
     """
     if timed_steps.is_empty() or timed_steps["rank"].n_unique() < 2 or timed_steps["step"].n_unique() < LEAST_STEPS:
         return None
     step_ms = float(timed_steps["step_ms"].median())  # type: ignore[arg-type]
     for phase in PHASES:
-        per_rank = timed_steps.drop_nulls(phase).group_by("rank").agg(pl.col(phase).median()).sort(phase, "rank")
-        if per_rank.height < 2:
+        median_by_rank = timed_steps.drop_nulls(phase).group_by("rank").agg(pl.col(phase).median()).sort(phase, "rank")
+        if median_by_rank.height < 2:
             continue
-        late_ms = float(per_rank[phase][-1]) - float(per_rank[phase].median())  # type: ignore[arg-type]
+        late_ms = float(median_by_rank[phase][-1]) - float(median_by_rank[phase].median())  # type: ignore[arg-type]
         if late_ms >= LEAST_SHARE * step_ms:
-            return Straggler(
-                rank=int(per_rank["rank"][-1]),
-                phase=phase.removesuffix("_ms"),
-                late_ms=late_ms,
-                step_ms=step_ms,
-                by="the first phase in which ranks differ",
-            )
+            rank, name, by = int(median_by_rank["rank"][-1]), phase.removesuffix("_ms"), "the first phase in which ranks differ"
+            return Straggler(rank=rank, phase=name, late_ms=late_ms, step_ms=step_ms, by=by)
     return None
 
 
-def straggler_by_traces(breakdowns: list[Breakdown]) -> Straggler | None:
+def find_straggler_by_traces(breakdowns: list[Breakdown]) -> Straggler | None:
     """Find the straggler from the traces of several ranks; None if no rank is a straggler.
 
     The rank that spends the least time in collectives arrives last; the other ranks spend more time there, because they wait.
     """
-    usable = [entry for entry in breakdowns if entry.rank is not None and entry.steps and entry.communication_ns]
-    if len(usable) < 2:
+    usable_breakdowns = [entry for entry in breakdowns if entry.rank is not None and entry.steps and entry.communication_ns]
+    if len(usable_breakdowns) < 2:
         return None
-    waits_ms = sorted((entry.communication_ns / entry.steps / 1e6, entry.rank or 0) for entry in usable)
-    steps_ms = sorted(entry.span_ns / entry.steps / 1e6 for entry in usable)
-    middle = len(waits_ms) // 2
-    median = waits_ms[middle][0] if len(waits_ms) % 2 else (waits_ms[middle - 1][0] + waits_ms[middle][0]) / 2
-    late_ms, step_ms = median - waits_ms[0][0], steps_ms[len(steps_ms) // 2]
+    waits_ms = sorted((entry.communication_ns / entry.steps / 1e6, entry.rank or 0) for entry in usable_breakdowns)
+    steps_ms = sorted(entry.span_ns / entry.steps / 1e6 for entry in usable_breakdowns)
+    median_ms = statistics.median(wait_ms for wait_ms, _ in waits_ms)
+    late_ms, step_ms = median_ms - waits_ms[0][0], steps_ms[len(steps_ms) // 2]
     if late_ms < LEAST_SHARE * step_ms:
         return None
     return Straggler(

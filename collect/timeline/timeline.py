@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import straggler
-from collect.timeline.clocks import Clocks
+from collect.timeline.clocks import HostClocks
 from collect.timeline.straggler import Straggler
 from collect.traces import run_traces, trace
 from shardlab.runs import instrument_span
@@ -26,7 +26,7 @@ class Spans(msgspec.Struct, frozen=True):
 
     host: str
     """The host of the row."""
-    row: str
+    row_name: str
     """The name of the row, such as `rank 0`."""
     names: list[str]
     """The name of each span."""
@@ -61,8 +61,8 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """The timeline of one run."""
 
     run_id: str
-    clocks: Clocks
-    uncorrected: list[str]
+    clocks: HostClocks
+    uncorrected_hosts: list[str]
     """The hosts whose clocks were never compared; the times of these hosts are the times of their own clocks."""
     steps: list[Spans]
     instruments: list[Spans]
@@ -77,16 +77,16 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_timeline(run: LoadedRun) -> RunTimeline:
-    """The timeline of a run, without the events of its traces, which `trace_spans` returns."""
-    host_clocks = run_clocks(run)
+    """The timeline of a run, without the events of its traces, which `list_trace_spans` returns."""
+    host_clocks = compare_host_clocks(run)
     counters = [*_host_counters(run, host_clocks)]
     hosts = {counter.host for counter in counters} | {host_clocks.host_of(rank) for rank in run.steps["rank"].unique()}
     return RunTimeline(
         run_id=run.run_id,
         clocks=host_clocks,
-        uncorrected=sorted(host or UNKNOWN for host in hosts if not host_clocks.is_known(host)),
-        steps=[*step_spans(run.steps, host_clocks)],
-        instruments=[*instrument_spans(run.events, host_clocks)],
+        uncorrected_hosts=sorted(host or UNKNOWN for host in hosts if not host_clocks.is_known(host)),
+        steps=[*list_step_spans(run.steps, host_clocks)],
+        instruments=[*list_instrument_spans(run.events, host_clocks)],
         counters=counters,
         moments=[
             Moment(event.host, event.event, float(host_clocks.correct_times(event.host, np.array([event.wall_s]))[0]))
@@ -97,26 +97,26 @@ def build_timeline(run: LoadedRun) -> RunTimeline:
     )
 
 
-def trace_spans(run: LoadedRun) -> Iterator[Spans]:
+def list_trace_spans(run: LoadedRun) -> Iterator[Spans]:
     """The events in the traces of a run, as one `Spans` for each thread of a process and each stream of a GPU.
 
     A trace that does not say when it began, or to which rank it belongs, is left out.
     """
-    host_clocks = run_clocks(run)
+    host_clocks = compare_host_clocks(run)
     for path in run_traces.select_regular_files((run.folder.path / "trace").glob("rank-*.json.gz")):
         recorded_trace = trace.read_trace(path)
         if recorded_trace.base_ns is None or recorded_trace.rank is None:
             continue
         host = host_clocks.host_of(recorded_trace.rank)
         for thread in np.unique(recorded_trace.thread):
-            rows = np.flatnonzero(recorded_trace.thread == thread)
+            event_indexes = np.flatnonzero(recorded_trace.thread == thread)
             start_s, end_s = (
-                (recorded_trace.base_ns + ns[rows]) / 1e9 for ns in (recorded_trace.start_ns, recorded_trace.end_ns)
+                (recorded_trace.base_ns + ns[event_indexes]) / 1e9 for ns in (recorded_trace.start_ns, recorded_trace.end_ns)
             )
             yield Spans(
                 host or UNKNOWN,
                 f"rank {recorded_trace.rank} profiled: {recorded_trace.labels[thread]}",
-                [recorded_trace.labels[name] for name in recorded_trace.name[rows]],
+                [recorded_trace.labels[name] for name in recorded_trace.name[event_indexes]],
                 host_clocks.correct_times(host, start_s),
                 host_clocks.correct_times(host, end_s),
             )
@@ -124,34 +124,34 @@ def trace_spans(run: LoadedRun) -> Iterator[Spans]:
 
 def find_straggler(run: LoadedRun) -> Straggler | None:
     """The straggler of a run. It is found in the traces of several ranks if there are any, else in the phases of the steps."""
-    return straggler.straggler_by_traces(run.breakdowns) or straggler.straggler_by_phases(run.timed)
+    return straggler.find_straggler_by_traces(run.breakdowns) or straggler.find_straggler_by_phases(run.timed_steps)
 
 
-def run_clocks(run: LoadedRun) -> Clocks:
+def compare_host_clocks(run: LoadedRun) -> HostClocks:
     """The clocks of the hosts of a run."""
-    return Clocks(run.events, [host.host for host in run.hosts])
+    return HostClocks(run.events, [host.host for host in run.hosts])
 
 
-def step_spans(step_records: pl.DataFrame, host_clocks: Clocks) -> Iterator[Spans]:
+def list_step_spans(step_records: pl.DataFrame, host_clocks: HostClocks) -> Iterator[Spans]:
     """The steps of the ranks, one `Spans` per rank, sorted by time. step_records: the steps of the run (`LoadedRun.steps`)."""
-    for (rank,), rows in step_records.sort("rank", "wall_s").group_by("rank", maintain_order=True):
+    for (rank,), rank_steps in step_records.sort("rank", "wall_s").group_by("rank", maintain_order=True):
         host = host_clocks.host_of(int(rank))
-        end_s = host_clocks.correct_times(host, rows["wall_s"].to_numpy())
-        begun_s = end_s - rows["step_ms"].to_numpy() / 1000
-        pairs = zip(rows["step"], rows["warmup"], rows["watched"], strict=True)
-        names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * watched}" for n, warm, watched in pairs]
-        yield Spans(host or UNKNOWN, f"rank {rank}", names, begun_s, end_s)
+        end_s = host_clocks.correct_times(host, rank_steps["wall_s"].to_numpy())
+        start_s = end_s - rank_steps["step_ms"].to_numpy() / 1000
+        step_flags = zip(rank_steps["step"], rank_steps["warmup"], rank_steps["watched"], strict=True)
+        names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * is_watched}" for n, warm, is_watched in step_flags]
+        yield Spans(host or UNKNOWN, f"rank {rank}", names, start_s, end_s)
 
 
-def instrument_spans(events: Iterable[Event], host_clocks: Clocks) -> Iterator[Spans]:
+def list_instrument_spans(events: Iterable[Event], host_clocks: HostClocks) -> Iterator[Spans]:
     """What instruments did between steps, such as saving a checkpoint. One `Spans` per rank and host, sorted by rank."""
     spans_by_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
     for span in instrument_span.read_spans(events):
         spans_by_rank.setdefault((span.rank, span.host), []).append(span)
     for (rank, host), spans in sorted(spans_by_rank.items()):
         end_s = host_clocks.correct_times(host, np.array([span.end_s for span in spans]))
-        begun_s = end_s - np.array([span.act.seconds for span in spans])
-        yield Spans(host, f"rank {rank} instruments", [act_label(span.act) for span in spans], begun_s, end_s)
+        start_s = end_s - np.array([span.act.seconds for span in spans])
+        yield Spans(host, f"rank {rank} instruments", [act_label(span.act) for span in spans], start_s, end_s)
 
 
 def act_label(act: InstrumentAct) -> str:
@@ -159,14 +159,14 @@ def act_label(act: InstrumentAct) -> str:
     return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
 
 
-def _host_counters(run: LoadedRun, host_clocks: Clocks) -> Iterator[CounterTrack]:
+def _host_counters(run: LoadedRun, host_clocks: HostClocks) -> Iterator[CounterTrack]:
     """The telemetry of all hosts: processors, memory, each GPU, and the rate of each network interface in MB/s."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[CounterTrack]:
-        known_rows = rows.drop_nulls(column)
-        if known_rows.height:
-            at_s = host_clocks.correct_times(host, known_rows["wall_s"].to_numpy())
-            yield CounterTrack(host, name, unit, at_s, known_rows[column].to_numpy() / scale)
+        known_samples = rows.drop_nulls(column)
+        if known_samples.height:
+            at_s = host_clocks.correct_times(host, known_samples["wall_s"].to_numpy())
+            yield CounterTrack(host, name, unit, at_s, known_samples[column].to_numpy() / scale)
 
     for (host,), rows in run.samples.hosts.group_by("host", maintain_order=True):
         yield from points(str(host), rows, "cpu_pct", "processors busy", "%")
@@ -179,6 +179,6 @@ def _host_counters(run: LoadedRun, host_clocks: Clocks) -> Iterator[CounterTrack
         yield from points(str(host), rows, "sm_clock_mhz", f"{gpu_name} SM clock", "MHz")
     for (host, name, _), rows in run.samples.nics.group_by("host", "name", "boot_id", maintain_order=True):
         for column, direction in (("tx_bytes", "sent"), ("rx_bytes", "received")):
-            seconds, increase = pl.col("wall_s").diff(), pl.col(column).diff()
-            rates = rows.drop_nulls(column).with_columns(rate=pl.when(increase >= 0, seconds > 0).then(increase / seconds))
+            seconds, growth = pl.col("wall_s").diff(), pl.col(column).diff()
+            rates = rows.drop_nulls(column).with_columns(rate=pl.when(growth >= 0, seconds > 0).then(growth / seconds))
             yield from points(str(host), rates, "rate", f"{name} {direction}", "MB/s", 1e6)

@@ -14,7 +14,7 @@ from collect.traces.rank_analysis import RankAnalysis
 from collect.traces.run_answers import RunAnswers
 from collect.traces.stragglers import RankWaits
 
-Kind = Literal["compute", "communication", "memory", "idle"]
+StepPartKind = Literal["compute", "communication", "memory", "idle"]
 WAITING, TRANSFER, UNMATCHED = "waiting for slow ranks", "transfer", ""
 UNKNOWN_CAUSE = "cause not recorded"
 
@@ -22,7 +22,7 @@ UNKNOWN_CAUSE = "cause not recorded"
 class StepPart(msgspec.Struct, frozen=True, order=True):
     """A part of the time of a step."""
 
-    kind: Kind
+    kind: StepPartKind
     """What the rank does in this time."""
     of: str = ""
     """For exposed communication the name of the collective, else ""."""

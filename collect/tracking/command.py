@@ -76,4 +76,4 @@ def _remove_end_values(run: tracked_run.TrackedRun) -> tracked_run.TrackedRun:
     config = {key: value for key, value in run.config.items() if key != "state"}
     began_s = run.began_s if run.began_s is not None else time.time()
     hosts = run.hosts or os.uname().nodename
-    return msgspec.structs.replace(run, config=config, points=[], metrics={}, began_s=began_s, hosts=hosts)
+    return msgspec.structs.replace(run, config=config, timed_steps=[], metrics={}, began_s=began_s, hosts=hosts)

@@ -12,7 +12,7 @@ import msgspec
 
 from collect.findings import comparability
 from collect.findings.row import CellRow
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
 from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
@@ -110,7 +110,7 @@ class Verdict(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Whether the study measured nothing itself."""
 
 
-def judge_claims(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
+def judge_claims(loaded: LoadedMatrix, measurements: Measurements) -> list[Verdict]:
     """Judge every claim of the matrix, in the order of the matrix.
 
     The test of a claim is divided into parts at each `and`. It is evaluated on random draws of the means (the errors of the
@@ -125,13 +125,13 @@ def judge_claims(loaded: Loaded, measurements: Measurements) -> list[Verdict]:
     return [_judge_claim(loaded, measurements, claim, illustrative) for claim in loaded.expansion.claims]
 
 
-def is_illustrative(loaded: Loaded) -> bool:
+def is_illustrative(loaded: LoadedMatrix) -> bool:
     """Whether the study prints numbers, but measured none of these numbers itself."""
     number_kinds = {entry.kind for entry in loaded.expansion.reported}
     return bool(number_kinds) and "measured" not in number_kinds
 
 
-def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illustrative: bool) -> Verdict:
+def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim, illustrative: bool) -> Verdict:
     verdict = Verdict(
         id=claim.id,
         says=claim.says,
@@ -168,7 +168,7 @@ def _judge_claim(loaded: Loaded, measurements: Measurements, claim: Claim, illus
             f"the cells have different instruments, and {metric_names} includes the steps that these slowed down"
         )
     loaded_cells = [measurements.cell(row) for row in cells]
-    remarks = comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells)
+    remarks = (comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells))
     verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.uncounted_traffic_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):

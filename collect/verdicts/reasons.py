@@ -11,7 +11,7 @@ from typing import Any
 
 from collect.findings import traffic
 from collect.findings.row import CellRow
-from collect.reading.load import Loaded, LoadedCell
+from collect.reading.load import LoadedCell, LoadedMatrix
 from shardlab.matrix import cell_names
 from shardlab.matrix.study import Assumed, Claim, Reported
 
@@ -64,21 +64,21 @@ def uncounted_traffic_reason(cell: LoadedCell, metric: str) -> str:
     study = cell.cell.rehearses
     if study is not None and cell.cell.nnodes == 1 < study.nnodes:
         return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
-    measured = [traffic.measure_traffic(run) for run in cell.completed] if cell.cell.nnodes > 1 else []
+    measured = [traffic.measure_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
     if any(run_traffic.rdma for run_traffic in measured if run_traffic):
         return f"the ranks sent by RDMA, whose bytes {metric} does not count"
     unknown = next((run_traffic.why for run_traffic in measured if run_traffic and run_traffic.rdma is None), "")
     return f"{metric} does not count bytes sent by RDMA, and whether it was used is not known: {unknown}" if unknown else ""
 
 
-def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names: set[str]) -> list[str]:
+def likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, metric_names: set[str]) -> list[str]:
     """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
     The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
     had to assume. metric_names: the names of the metrics that are compared.
     """
     clauses = []
-    hosts = [host for run in cell.completed for host in run.hosts]
+    hosts = [host for run in cell.completed_runs for host in run.hosts]
     gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
     has_nvlink = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
     nic_speeds_mbps = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
@@ -96,10 +96,11 @@ def likely_reasons(loaded: Loaded, cell: LoadedCell, row: CellRow, metric_names:
         if study_mbps and cell.cell.nnodes > 1 and nic_speeds_mbps and max(nic_speeds_mbps) != study_mbps:
             clauses.append(f"another network: {max(nic_speeds_mbps)} Mbit/s here, {study_mbps} Mbit/s in the study")
         for package, version in setting.software.items():
-            other_values = sorted({_base_version(run.result.versions, package) for run in cell.completed if run.result} - {""})
+            results = [run.result for run in cell.completed_runs if run.result]
+            other_values = sorted({_base_version(result.versions, package) for result in results} - {""})
             if different_versions := [other for other in other_values if not other.startswith(version)]:
                 clauses.append(f"other software: {package} {', '.join(different_versions)} here, {version} in the study")
-    if metric_names & _DATA_METRICS and any(run.result and run.result.data.get("synthetic") for run in cell.completed):
+    if metric_names & _DATA_METRICS and any(run.result and run.result.data.get("synthetic") for run in cell.completed_runs):
         clauses.append("synthetic data here")
     value_of_name = cell_names.values_by_name(row.cell.get("rehearses") or row.cell)
     for assumed_value in loaded.expansion.assumed:
@@ -115,7 +116,7 @@ def adaptation_clauses(claim_or_number: Claim | Reported) -> list[str]:
     return [f"adapted to the cluster: {claim_or_number.adapted}"] if claim_or_number.adapted else []
 
 
-def notes_at(loaded: Loaded, where: str) -> list[str]:
+def notes_at(loaded: LoadedMatrix, where: str) -> list[str]:
     """The notes of the matrix on a table, section or figure of the study. where: the place, such as `table 2`."""
     note_places = named_places(where)
     return [note.says for note in loaded.expansion.notes if note_places & named_places(note.where)]

@@ -8,7 +8,7 @@ import msgspec
 
 from collect.metric import Metric
 from collect.metrics.memory import MEMORY_KINDS
-from collect.reading.load import Loaded
+from collect.reading.load import LoadedMatrix
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
 from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
@@ -71,12 +71,12 @@ class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Notes of the matrix on this place."""
 
 
-def compare_reported_numbers(loaded: Loaded, measurements: Measurements) -> list[ReportedResult]:
+def compare_reported_numbers(loaded: LoadedMatrix, measurements: Measurements) -> list[ReportedResult]:
     """Compare every number of the study that the matrix lists with the measurements, in the order of the matrix."""
     return [_compare_reported_number(loaded, measurements, entry) for entry in loaded.expansion.reported]
 
 
-def _compare_reported_number(loaded: Loaded, measurements: Measurements, reported_entry: Reported) -> ReportedResult:
+def _compare_reported_number(loaded: LoadedMatrix, measurements: Measurements, reported_entry: Reported) -> ReportedResult:
     reported = ReportedResult(
         where=reported_entry.where,
         metric=reported_entry.metric,

@@ -11,10 +11,10 @@ import msgspec
 
 from collect.findings import columns
 from collect.findings.row import CellRow
-from collect.findings.statistics import Noise, pooled_noise
+from collect.findings.statistics import Noise, pool_noise
 from collect.loading.loaded_run import Quantity
-from collect.metric import Argument, Compared, Metric, all_metrics
-from collect.reading.load import Loaded, LoadedCell
+from collect.metric import Argument, MeanPair, Metric, all_metrics
+from collect.reading.load import LoadedCell, LoadedMatrix
 from shardlab.matrix import cell_names
 from shardlab.matrix.metric_names import STATE_METRIC as STATE_METRIC
 
@@ -62,7 +62,7 @@ class SelectedMetric(msgspec.Struct, frozen=True):
 class Measurements:
     """All results of a matrix. Claims and reported numbers look up the metrics and states of cells here."""
 
-    def __init__(self, loaded: Loaded, rows: Sequence[CellRow]) -> None:
+    def __init__(self, loaded: LoadedMatrix, rows: Sequence[CellRow]) -> None:
         self.rows = list(rows)
         self.metrics = {metric.name: metric for metric in all_metrics()}
         self._cells = {cell.id: cell for cell in loaded.cells}
@@ -146,7 +146,7 @@ class Measurements:
                 values_of_cells = [
                     [entry.value for entry in self._quantities(metric, row, argument) if entry] for row in self.rows
                 ]
-            self._noise[metric_and_argument] = pooled_noise(values_of_cells)
+            self._noise[metric_and_argument] = pool_noise(values_of_cells)
         return self._noise[metric_and_argument]
 
     def compare_values(self, selected: SelectedMetric, value: float, other_value: float) -> float | None:
@@ -189,7 +189,7 @@ class Measurements:
         self, metric: Metric, selected: SelectedMetric, other_selected: SelectedMetric, value: float, other_value: float
     ) -> Quantity | None:
         assert metric.of_cells is not None
-        return metric.of_cells(Compared(self.cell(selected.row).cell, value, self.cell(other_selected.row).cell, other_value))
+        return metric.of_cells(MeanPair(self.cell(selected.row).cell, value, self.cell(other_selected.row).cell, other_value))
 
     def _select_measured(self, metric: Metric, row: CellRow, argument: Argument | None) -> SelectedMetric:
         if metric.of_run_at is not None:
@@ -226,7 +226,7 @@ class Measurements:
 
     def _quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
-        return [metric.of_run_at(run, argument) for run in self.cell(row).completed]
+        return [metric.of_run_at(run, argument) for run in self.cell(row).completed_runs]
 
     def _no_measurement(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
         if not row.n:

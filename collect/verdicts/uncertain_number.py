@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collect.findings.statistics import standard_error, t_975
+from collect.findings.statistics import compute_standard_error, t_975
 from collect.verdicts.draws import DRAW_COUNT, Value, draw_mean, quantile
 from collect.verdicts.selection import Measurements, SelectedMetric
 
@@ -44,7 +44,7 @@ class UncertainNumber:
             self.low = self.high = self.draws = self.value
             self.how = EXACT_TEXT
             return
-        error_and_degrees = standard_error(selected.values, measurements.noise(selected.metric, selected.argument))
+        error_and_degrees = compute_standard_error(selected.values, measurements.noise(selected.metric, selected.argument))
         if error_and_degrees is None:
             self.how = ALONE_TEXT
             return

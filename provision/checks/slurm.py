@@ -38,8 +38,8 @@ def run(site: Site, target: Target) -> Outcome:
     if (fault := _describe_fault(spread_job)) or sorted(spread_job.stdout.split()) != workers:
         text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
         return Outcome(False, text, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_job.stderr)
-    if (gpus := _check_gpu_job(site, node, workers[0])) is not None:
-        return gpus
+    if (gpu_failure := _check_gpu_job(site, node, workers[0])) is not None:
+        return gpu_failure
     canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
     if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
         text = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"

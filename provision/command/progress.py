@@ -57,7 +57,7 @@ class ProgressTable(PlanObserver):
 
     def __init__(self, nodes: Sequence[str], operation_count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.rows = {name: NodeRow() for name in nodes}
-        self.operations = operation_count
+        self.operation_count = operation_count
         self._clock = clock
         self._lock = threading.Lock()
 
@@ -80,7 +80,7 @@ class ProgressTable(PlanObserver):
         progress_table.add_column("now", no_wrap=True)
         with self._lock:
             for node_name, node_row in self.rows.items():
-                progress_table.add_row(Text(node_name), *node_row.render_cells(self.operations, self._clock()))
+                progress_table.add_row(Text(node_name), *node_row.render_cells(self.operation_count, self._clock()))
         return Group(progress_table, Text(LEGEND, "dim"))
 
 

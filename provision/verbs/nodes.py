@@ -21,7 +21,7 @@ from provision.node import Node
 from provision.nodes import pretend
 from provision.operation import Operation, Site, Target
 from provision.operations.inventory import find_lease
-from provision.plan import BEGUN_CHANGES, MACHINE_OPERATION, OperationStep, converge
+from provision.plan import BEGUN_CHANGES, MACHINE_OPERATION, OperationStep, converge_site
 from provision.provider import MachinesToCreate, find_provider
 from provision.verbs import cluster_file
 from provision.verify import Finding, is_verified, verify_targets
@@ -195,7 +195,7 @@ class VerifyVerb(NodesVerb):
         steps: list[OperationStep] = []
         if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
             targets, check_names = work.targets, work.chosen_names
-            planned_steps = converge(
+            planned_steps = converge_site(
                 work.site, work.operations, targets=targets, only_names=check_names, is_dry_run=True, parallel=work.parallel
             )
             steps = [step for step in planned_steps if step.state == "administrator"]
@@ -256,7 +256,7 @@ def _make_changes(output: Output, work: NodesWork, *, is_dry_run: bool) -> list[
     if site.cluster.login is not None and not site.pretended:
         site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
     with progress.show_progress(output, [target.node.name for target in targets], len(work.operations)) as observer:
-        steps = converge(
+        steps = converge_site(
             site,
             work.operations,
             targets=targets,

@@ -150,16 +150,18 @@ def is_secret(length):
 LIMITS = {
     "samples of 100 with trouble that name a GPU": (lambda n: bool(comparability._affected_gpus(*samples(n))), (5,), (4,)),
     "delay of a straggler in a 1,000 ms step": (
-        lambda ms: straggler.straggler_by_phases(timed(ms)) is not None,
+        lambda ms: straggler.find_straggler_by_phases(timed(ms)) is not None,
         (50.0,),
         (49.9,)
     ),
-    "steps from which a straggler is found": (lambda n: straggler.straggler_by_phases(timed(500.0, n)) is not None, (3,), (2,)),
-    "values with an outlier": (lambda n: bool(statistics.outlier_indexes([1.0, 2.0, 3.0, 2.0, 99.0][5 - n :])), (5,), (4,)),
+    "steps from which a straggler is found": (
+        lambda n: straggler.find_straggler_by_phases(timed(500.0, n)) is not None, (3,), (2,)
+    ),
+    "values with an outlier": (lambda n: bool(statistics.find_outlier_indexes([1, 2, 3, 2, 99][5 - n :])), (5,), (4,)),
     # The distances from the median 10 are 0, 1, 1, 1 and x, whose median is 1: the score is 0.6745 x.
-    "distance of an outlier": (lambda x: bool(statistics.outlier_indexes([9.0, 9.0, 10.0, 11.0, 10.0 + x])), (5.19,), (5.18,)),
+    "distance of an outlier": (lambda x: bool(statistics.find_outlier_indexes([9, 9, 10, 11, 10 + x])), (5.19,), (5.18,)),
     "share of a measurement outside of its prediction": (
-        lambda measured: prediction_scores._is_within(
+        lambda measured: prediction_scores._is_within_range(
             SimpleNamespace(predicted=PredictedRange(1e6, 1.5e6, 2e6), measured=measured)
         ),
         (999_000.0, 2_001_999.0), (998_999.0, 2_002_001.0),

@@ -66,7 +66,7 @@ def test_each_profiled_cell_is_named_also_behind_an_unprofiled_family(tmp_path):
     looked.result.write_text(json.dumps(result))
     found = {cell.id: cell for cell in load.load_matrix(workspace, None).cells}
     loaded = [[found[cell.name()] for cell in family] for family in families]
-    assert instrument_cost.instrument_differences(loaded) == [f"{cells[-1].name()} (profile: steps 3 and 4)"]
+    assert instrument_cost.describe_instrument_differences(loaded) == [f"{cells[-1].name()} (profile: steps 3 and 4)"]
 
 
 def test_metrics_that_hold_all_steps_say_so():
@@ -89,7 +89,7 @@ def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):
     files.make_folder(folder.memory_file(0).parent)
     files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": list(range(moments)), "points": points})
     found = load.load_matrix(workspace, None)
-    (drawn,) = [draw_memory_timeline(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (drawn,) = [draw_memory_timeline(group) for group in figure.group_by_workload(found, summary.summarize(found, "single"))]
     assert [trace["name"] for trace in drawn.data] == ["parameter", "activation"]
     assert max(drawn.data[0]["y"]) == 4.0
     assert max(drawn.data[1]["y"]) == 99.0  # the drawn line has fewer points than the data, and still has the peak
@@ -107,7 +107,9 @@ def test_memory_over_several_steps_has_a_panel_per_category_and_a_line_per_cell(
         curves = {"schema": 1, "rank": 0, "step": 2, "steps": steps, "t_ms": [0, 500, 1500], "points": points}
         files.write_json(folder.memory_file(0), curves)
     found = load.load_matrix(workspace, None)
-    (drawn,) = [draw_categories_of_steps(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (drawn,) = [
+        draw_categories_of_steps(group) for group in figure.group_by_workload(found, summary.summarize(found, "single"))
+    ]
     assert [note["text"] for note in drawn.layout["annotations"]] == ["Parameter (MiB)", "Gradient (MiB)"]
     of_gradient = {trace["name"]: (trace["x"], trace["y"]) for trace in drawn.data if trace["yaxis"] == "y2"}
     first, second = (label for label in of_gradient)
@@ -126,7 +128,7 @@ def test_a_category_that_only_one_cell_has_is_drawn_for_that_cell(tmp_path):
         files.make_folder(folder.memory_file(0).parent)
         files.write_json(folder.memory_file(0), {"schema": 1, "rank": 0, "step": 2, "t_ms": [0, 1, 2], "points": points})
     found = load.load_matrix(workspace, None)
-    (drawn,) = [draw_memory_timeline(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    (drawn,) = [draw_memory_timeline(group) for group in figure.group_by_workload(found, summary.summarize(found, "single"))]
     shown = {(trace["name"], trace["yaxis"]) for trace in drawn.data}
     assert {name for name, axis in shown if axis == "y"} == {"parameter", "activation"}
     assert {name for name, axis in shown if axis == "y2"} == {"parameter", "gathered"}

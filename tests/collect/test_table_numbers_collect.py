@@ -109,7 +109,7 @@ def summarized(tmp_path_factory):
 
 def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit():
     row = CellRow("cell", {"strategy": "ddp", "gpus": 2}, 3, {"completed": 3}, True, None, None, estimates(), [])
-    table = columns.make_table([row])
+    table = columns.make_cell_tables([row])
     shown = {column.name: column for further in table.further for column in further.columns[1:]}
     shown |= {column.name: column for column in table.main.columns if column.name in estimates()}
     assert {name: column.heading_with_unit for name, column in shown.items()} == HEADINGS
@@ -123,7 +123,7 @@ def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summarized, tmp_path, suffix):
-    frame, path = flat_tables.summary_frame(summarized), tmp_path / f"summary.{suffix}"
+    frame, path = flat_tables.make_summary_frame(summarized), tmp_path / f"summary.{suffix}"
     if suffix == "csv":
         flat_tables.write_csv(frame, path)
         with path.open(newline="") as lines:

@@ -73,7 +73,7 @@ def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     summary = bench.json("collect", "summarize")
     page = (bench.path / "report" / "index.html").read_text()
     figures = support_report.unpack(page, "specs")
-    for title in [panel.title for panel in (*telemetry.GPU_PANELS, *telemetry.GPU)]:
+    for title in [panel.title for panel in (*telemetry.GPU_PANELS, *telemetry.SHARED_GPU_PANELS)]:
         assert f'"{title}, played"' in figures, title
     assert f"{UUIDS[0][:12]}, played" in figures + page
     assert "Played: the GPUs of single ×1" in page

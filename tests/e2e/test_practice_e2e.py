@@ -21,7 +21,7 @@ from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations.reboot import Reboot, read_boot_id
-from provision.plan import converge
+from provision.plan import converge_site
 from provision.practice import base, python
 from provision.providers import virtual
 from shardlab.cluster.address import Address
@@ -178,7 +178,7 @@ def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice)
         return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else Nothing("it was")
 
     site = Site(practice.cluster, Workspace(practice.folder), [target])
-    (step,) = converge(site, [Operation("reboot", plan)], targets=[target], only_names={"reboot"}, is_dry_run=False)
+    (step,) = converge_site(site, [Operation("reboot", plan)], targets=[target], only_names={"reboot"}, is_dry_run=False)
     assert (step.state, step.changes) == ("changed", 1), step.says
     assert target.facts[SYSTEM].boot_id == read_boot_id(node) != before
     assert practice.provision()["verified"] is True

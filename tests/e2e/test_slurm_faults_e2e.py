@@ -435,16 +435,16 @@ def test_a_cut_link_of_the_controller_ends_no_run_and_the_next_fetch_goes_on(slu
     slurm.run("head", f"mkdir -p {big.parent}; head -c {BIG_BYTES} /dev/urandom > {big}")
     arriving = tmp_path / "runs"
 
-    def count_bytes() -> int:
+    def bytes_of() -> int:
         return sum(path.stat().st_size for path in arriving.rglob("*") if path.is_file())
 
     fetching = desk.start("collect", "fetch")
-    until(lambda: count_bytes() > BIG_BYTES // 50, "a part has arrived", least_pause_s=0.01)
+    until(lambda: bytes_of() > BIG_BYTES // 50, "a part has arrived", least_pause_s=0.01)
     with cut_link(slurm, "head"):
         broken = desk.end(fetching, code=1)
         time.sleep(OUTAGE_S / 2)
     assert "run the same command again to continue" in broken.stderr
-    assert count_bytes() > BIG_BYTES // 50  # the next command goes on within the file
+    assert bytes_of() > BIG_BYTES // 50  # the next command goes on within the file
 
     # Slurm gave the node up and starts the run again, two minutes later, from its checkpoint.
     twin.until(lambda: twin.states() == ["completed"], "the run completes", HANG_S)

@@ -129,7 +129,7 @@ def test_a_spreadsheet_takes_no_text_of_a_csv_for_a_formula(workspace, tmp_path,
     formula = f"{begin}HYPERLINK(1)"
     found = load.load_matrix(workspace, None)
     found = msgspec.structs.replace(found, expansion=msgspec.structs.replace(found.expansion, name=formula))
-    export.write(export.find_export_format("csv"), found, summary.summarize(found, "single"), tmp_path / "out")
+    export.write_export(export.find_export_format("csv"), found, summary.summarize(found, "single"), tmp_path / "out")
     (matrix, *_) = pl.read_csv(tmp_path / "out" / "summary.csv")["matrix"].unique()
     assert matrix[0] == "'"
     assert matrix.endswith("HYPERLINK(1)")

@@ -192,7 +192,7 @@ def test_every_run_in_a_tracker_marks_a_rehearsal(call, tmp_path, name):
 def test_the_data_that_trackers_get_mark_a_rehearsal(workspace):
     loaded = load_matrix(workspace, None)
     tracked = [
-        *tracked_run.tracked_runs(loaded, summarize(loaded, "single")),
+        *tracked_run.list_tracked_runs(loaded, summarize(loaded, "single")),
         tracked_run.read_tracked_run(workspace, workspace.find_run(RUN))[1],
     ]
     assert [(run.config["rehearsal"], run.tags[-1]) for run in tracked] == [(True, "rehearsal")] * 5

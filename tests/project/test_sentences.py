@@ -14,7 +14,7 @@ from support_golden import same_as_golden
 
 from collect.archiving import command as archive_command
 from collect.explain import command as explain_command
-from collect.explain.explanation import UsedWindow
+from collect.explain.explanation import TimedWindow
 from collect.explain.read_file import EventPlace
 from collect.fetching import progress
 from collect.findings.instrument_cost import InstrumentCost
@@ -271,7 +271,7 @@ def sentences_of_collect():
         "collect/report/terminal.py",
         terminal.instrument_sentence(msgspec.structs.replace(cost, watched_steps=1, step_ratio=None), {"c": "x"}),
     )
-    window = UsedWindow(first_s=1_938_000_000.25, last_s=1_938_000_010.5)
+    window = TimedWindow(first_s=1_938_000_000.25, last_s=1_938_000_010.5)
     yield "collect/explain/command.py", explain_command._window_text(window)
     event = EventPlace(name="all_reduce", start_ns=1_234_567_890, duration_ns=1000)
     yield "collect/explain/command.py", explain_command._event_text(event)

@@ -11,7 +11,7 @@ from provision.facts.system import SYSTEM
 from provision.operation import LocalCall, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
-from provision.plan import PlanObserver, converge
+from provision.plan import PlanObserver, converge_site
 from provision.providers.ssh import SshNode
 from provision.verbs import nodes
 from shardlab.cluster.cluster import Cluster
@@ -43,7 +43,7 @@ def states(steps):
 
 def run(one, *operations):
     names = {operation.name for operation in operations}
-    return converge(one, operations, targets=one.targets, only_names=names, is_dry_run=False)
+    return converge_site(one, operations, targets=one.targets, only_names=names, is_dry_run=False)
 
 
 def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp_path):
@@ -88,7 +88,7 @@ def test_a_worker_whose_facts_fail_during_the_controllers_change_fails_itself():
     head.facts.answers[SERVICES.name] = RUNNING
     why = "w2: the fact 'system' cannot be read: x"
     w2.facts.answers[SYSTEM.name] = Unanswered(why, {"w2": why})
-    steps = converge(one, [slurm.CONTROLLER], targets=one.targets, only_names={"slurm-controller"}, is_dry_run=True)
+    steps = converge_site(one, [slurm.CONTROLLER], targets=one.targets, only_names={"slurm-controller"}, is_dry_run=True)
     assert states(steps) == {
         ("head", "slurm-controller"): "would change",
         ("w1", "slurm-controller"): "nothing to do",
@@ -185,7 +185,7 @@ def test_a_node_blamed_by_another_node_is_reported_as_failed():
         return Nothing("fine")
 
     one, _ = two(plan)
-    steps = converge(
+    steps = converge_site(
         one, [Operation("try", plan, once=True)], targets=one.targets, only_names={"try"}, is_dry_run=False, observer=Told()
     )
     assert ("b", "failed") in told

@@ -27,7 +27,7 @@ from provision.nodes import pretend
 from provision.operation import Change, Nothing, Site, Target, Write
 from provision.operations import datasets, packages
 from provision.operations.hosts import HOSTS
-from provision.plan import converge
+from provision.plan import converge_site
 from provision.practice import base
 from provision.provider import find_provider
 from provision.providers import cloudlab, virtual
@@ -65,7 +65,7 @@ def changes(cluster: Cluster, workspace: Workspace) -> str:
 def states(cluster: Cluster, workspace: Workspace) -> str:
     """The states in which a dry run leaves the operation that writes the names of two fresh machines."""
     made = _two_machines(cluster, workspace)
-    steps = converge(made, [HOSTS], targets=made.targets, only_names={HOSTS.name}, is_dry_run=True)
+    steps = converge_site(made, [HOSTS], targets=made.targets, only_names={HOSTS.name}, is_dry_run=True)
     return "\n".join(f"{step.node}: {step.state}" for step in steps)
 
 

@@ -11,7 +11,7 @@ from collect import figure
 from collect.report import page
 
 
-def page_figures() -> list[Callable[[figure.Group], figure.Figure | None]]:
+def page_figures() -> list[Callable[[figure.WorkloadGroup], figure.Figure | None]]:
     """What draws the figures of a report, in the order of the page."""
     return [draw for part in page.PARTS.values() for draw in part.draw_figures]
 

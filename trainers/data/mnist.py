@@ -30,7 +30,7 @@ class Mnist(ImageSet):
         image."""
         with files.as_workspace_error("read the data set"):
             pixels, labels = image_files.read_mnist(folder, split)
-        self._planes = np.frombuffer(pixels, np.uint8).reshape(-1, SIDE, SIDE)
+        self._pixels = np.frombuffer(pixels, np.uint8).reshape(-1, SIDE, SIDE)
         self._labels = np.frombuffer(labels, np.uint8)
         self._size = size
         size_note = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(
@@ -44,8 +44,8 @@ class Mnist(ImageSet):
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        planes = self._planes[indices, None]
+        pixels = self._pixels[indices, None]
         if self._size != SIDE:
-            planes = np.pad(planes, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
-        scaled = resize_images((planes * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
+            pixels = np.pad(pixels, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
+        scaled = resize_images((pixels * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
         return np.repeat(scaled, 3, axis=1), self._labels[indices].astype(np.int64)

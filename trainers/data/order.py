@@ -23,16 +23,17 @@ class DataOrder:
     """
 
     def __init__(self, item_count: int, global_batch_size: int, seed: int, short_step_items: int = 0) -> None:
-        self._whole_batches = item_count // global_batch_size  # number of steps of an epoch that have a whole global batch
+        self._full_steps = item_count // global_batch_size  # number of steps of an epoch that have a whole global batch
         # number of steps of a timed epoch, including the short step
-        self.steps_per_epoch = self._whole_batches + (short_step_items > 0)
-        if self._whole_batches == 0:
+        self.steps_per_epoch = self._full_steps + (short_step_items > 0)
+        if self._full_steps == 0:
             raise InputError(
                 f"global_batch_size: found {global_batch_size}, but the data has {item_count} items. "
                 f"Allowed: at most {item_count}."
             )
-        self._items, self._batch_size, self._seed, self._rest = item_count, global_batch_size, seed, short_step_items
-        self._current: tuple[tuple[int, int], np.ndarray] | None = None
+        self._item_count, self._batch_size = item_count, global_batch_size
+        self._seed, self._short_step_items = seed, short_step_items
+        self._current_permutation: tuple[tuple[int, int], np.ndarray] | None = None
 
     def count_timed_steps(self, cell: Cell) -> int:
         """The number of timed steps of a cell, whose length is given in steps or in epochs."""
@@ -41,12 +42,12 @@ class DataOrder:
     def with_short_step(self, rank_items: int) -> DataOrder:
         """The same order with an additional short step at the end of each timed epoch. rank_items: the number of items of one
         rank in a step; the short step has as many whole shares as the remaining items allow."""
-        leftover = self._items % self._batch_size
-        return DataOrder(self._items, self._batch_size, self._seed, leftover - leftover % rank_items)
+        leftover = self._item_count % self._batch_size
+        return DataOrder(self._item_count, self._batch_size, self._seed, leftover - leftover % rank_items)
 
     def count_items(self, phase: int, step: int) -> int:
         """The number of items in the global batch of a step. step: 0, 1, ... in the phase."""
-        return self._batch_size if self._locate_step(phase, step)[1] < self._whole_batches else self._rest
+        return self._batch_size if self._locate_step(phase, step)[1] < self._full_steps else self._short_step_items
 
     def list_batch_items(self, phase: int, step: int) -> np.ndarray:
         """The indices of the items in the global batch of a step, (count_items(phase, step),). step: 0, 1, ... in the phase."""
@@ -75,10 +76,10 @@ class DataOrder:
     def _locate_step(self, phase: int, step: int) -> tuple[int, int]:
         """The place of a step in the order of a phase: (number of its epoch, position of the step in this epoch), both from
         0."""
-        return divmod(step, self.steps_per_epoch if phase == TIMED else self._whole_batches)
+        return divmod(step, self.steps_per_epoch if phase == TIMED else self._full_steps)
 
     def _permute_items(self, phase: int, epoch: int) -> np.ndarray:
         key = (phase, epoch)
-        if self._current is None or self._current[0] != key:
-            self._current = (key, np.random.default_rng([self._seed, *key]).permutation(self._items))
-        return self._current[1]
+        if self._current_permutation is None or self._current_permutation[0] != key:
+            self._current_permutation = (key, np.random.default_rng([self._seed, *key]).permutation(self._item_count))
+        return self._current_permutation[1]

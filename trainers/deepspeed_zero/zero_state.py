@@ -31,22 +31,20 @@ def make_checkpoint_parts(engine: Any, inner_optimizer: torch.optim.Optimizer, e
         return state_parts.make_parameter_parts(named_parameters, inner_optimizer)
     if isinstance(zero_optimizer, FP16_UnfusedOptimizer):
         fp32_weights = {
-            id(low): high
-            for half, full in zip(zero_optimizer.fp16_groups, zero_optimizer.fp32_groups)
-            for low, high in zip(half, full)
+            id(low_weight): fp32_weight
+            for low_group, fp32_group in zip(zero_optimizer.fp16_groups, zero_optimizer.fp32_groups)
+            for low_weight, fp32_weight in zip(low_group, fp32_group)
         }
         return state_parts.make_parameter_parts([(name, fp32_weights[id(p)]) for name, p in named_parameters], inner_optimizer)
     shares, states = [], []
     for name, parameter in named_parameters:
-        flat_weights, start, shard_elements, begin = _locate_shard(zero_optimizer, parameter)
+        flat_weights, start, shard_elements, offset = _locate_shard(zero_optimizer, parameter)
         # the share of the last rank may end with padding
-        shard_elements = min(shard_elements, elements_by_id[id(parameter)] - begin)
+        shard_elements = min(shard_elements, elements_by_id[id(parameter)] - offset)
         if shard_elements <= 0:
             continue
-        shares.append((name, flat_weights.narrow(0, start, shard_elements), elements_by_id[id(parameter)], begin))
-        state_tensors = {
-            key: value for key, value in inner_optimizer.state[flat_weights].items() if isinstance(value, torch.Tensor)
-        }
+        shares.append((name, flat_weights.narrow(0, start, shard_elements), elements_by_id[id(parameter)], offset))
+        state_tensors = {key: v for key, v in inner_optimizer.state[flat_weights].items() if isinstance(v, torch.Tensor)}
         states.append(
             {k: v.narrow(0, start, shard_elements) if v.shape == flat_weights.shape else v for k, v in state_tensors.items()}
         )
@@ -70,8 +68,8 @@ def finish_loading(engine: Any) -> None:
     zero_optimizer = engine.optimizer
     if isinstance(zero_optimizer, FP16_UnfusedOptimizer):
         for low_group, high_group in zip(zero_optimizer.fp16_groups, zero_optimizer.fp32_groups):
-            for low, high in zip(low_group, high_group):
-                low.data.copy_(high.data)
+            for low_weight, fp32_weight in zip(low_group, high_group):
+                low_weight.data.copy_(fp32_weight.data)
     elif hasattr(zero_optimizer, "fp32_partitioned_groups_flat"):
         for group in range(len(zero_optimizer.fp32_partitioned_groups_flat)):
             zero_optimizer._reassign_or_swap_out_partitioned_parameters(group)
@@ -85,20 +83,20 @@ def _locate_shard(zero_optimizer: Any, parameter: Any) -> tuple[torch.Tensor, in
     """Where this rank's shard of a parameter is: (flat tensor of fp32 weights, index of the shard's first element in this
     tensor, number of its elements, index of its first element in the flattened parameter)."""
     if hasattr(parameter, "ds_id"):
-        group, start, count = map(int, zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)])
+        group, first_index, element_count = map(int, zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)])
         return (
             zero_optimizer.fp32_partitioned_groups_flat[group],
-            start,
-            count,
-            count * zero_optimizer._get_param_partition_rank(parameter),
+            first_index,
+            element_count,
+            element_count * zero_optimizer._get_param_partition_rank(parameter),
         )
-    groups = (
+    flat_groups = (
         zero_optimizer.fp32_groups_flat_partition
         if isinstance(zero_optimizer, BF16_Optimizer)
         else zero_optimizer.single_partition_of_fp32_groups
     )
     mapping = parameter._hp_mapping
     if mapping is None:
-        return groups[0], 0, 0, 0
-    high, low = mapping.hp_fragment_address, mapping.lp_fragment_address
-    return groups[mapping.param_group_index], high.start, low.numel, low.start
+        return flat_groups[0], 0, 0, 0
+    fp32_address, low_address = mapping.hp_fragment_address, mapping.lp_fragment_address
+    return flat_groups[mapping.param_group_index], fp32_address.start, low_address.numel, low_address.start

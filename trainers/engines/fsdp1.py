@@ -59,10 +59,10 @@ class Fsdp1Engine(ReplicatedEngine):
     def gradient_norm(self) -> float:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, perhaps on the CPU
         squares = [gradient.float().square().sum().to(self.device) for gradient in gradients]
-        square = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
+        square_sum = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
         if self._sharding != "NO_SHARD":
-            dist.all_reduce(square, group=self._fsdp_model.process_group)
-        return float(square.sqrt())
+            dist.all_reduce(square_sum, group=self._fsdp_model.process_group)
+        return float(square_sum.sqrt())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
@@ -71,17 +71,17 @@ class Fsdp1Engine(ReplicatedEngine):
     def state(self) -> State:
         if self._sharding == "NO_SHARD":
             return super().state()
-        names = {id(p): model_options.plain_name(name) for name, p in self.model.named_parameters()}
-        shards, states = [], []
+        name_by_id = {id(p): model_options.plain_name(name) for name, p in self.model.named_parameters()}
+        shards, optimizer_states = [], []
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
             # No public interface tells which part of a parameter a flat shard has, so private fields are read. The version of
             # torch is pinned, and a test resumes a run with FSDP1.
             flat = unit._handle.flat_param  # type: ignore[union-attr]
             for parameter, shard_info, shape in zip(flat._params or (), flat._shard_param_infos, flat._shapes):
                 if shard_info.in_shard:
-                    shards.append((names[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
-                    states.append(self.optimizer.state[parameter])
-        return {**state_parts.make_shard_parts(shards, states), **state_parts.make_buffer_parts(self.model)}
+                    shards.append((name_by_id[id(parameter)], parameter, shape.numel(), shard_info.intra_param_start_idx or 0))
+                    optimizer_states.append(self.optimizer.state[parameter])
+        return {**state_parts.make_shard_parts(shards, optimizer_states), **state_parts.make_buffer_parts(self.model)}
 
     def parameters(self) -> int:
         return self._block_elements + self._rest_elements
@@ -95,19 +95,19 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def effective(self) -> dict[str, Any]:
         units = FullyShardedDataParallel.fsdp_modules(self.model)
-        root = self._fsdp_model
-        prefetch, weights = root.backward_prefetch, next(self.model.parameters()).dtype
+        fsdp_model = self._fsdp_model
+        prefetch, parameter_dtype = fsdp_model.backward_prefetch, next(self.model.parameters()).dtype
         return {
             **super().effective(),
             "sharding": ", ".join(sorted({unit.sharding_strategy.name for unit in units})),
             "units": len(units),
             "shard_parameters": sum(p.numel() for p in self.model.parameters()),
-            "ranks_of_a_shard_group": cast("ProcessGroup", root.process_group).size(),
+            "ranks_of_a_shard_group": cast("ProcessGroup", fsdp_model.process_group).size(),
             "backward_prefetch": prefetch.name if prefetch else None,
-            "forward_prefetch": root.forward_prefetch,
-            "limit_all_gathers": root.limit_all_gathers,
-            "parameters_gathered_as": dtype_name(root.mixed_precision.param_dtype or weights),
-            "gradients_reduced_as": dtype_name(root.mixed_precision.reduce_dtype or weights),
+            "forward_prefetch": fsdp_model.forward_prefetch,
+            "limit_all_gathers": fsdp_model.limit_all_gathers,
+            "parameters_gathered_as": dtype_name(fsdp_model.mixed_precision.param_dtype or parameter_dtype),
+            "gradients_reduced_as": dtype_name(fsdp_model.mixed_precision.reduce_dtype or parameter_dtype),
         }
 
 

@@ -51,10 +51,10 @@ class Fsdp2Engine(FullySharded):
         if not self._offloaded:
             return super().gradient_norm()
         gradients = [cast("DTensor", p.grad) for p in self.model.parameters() if p.grad is not None]
-        square = torch.stack([g.to_local().float().square().sum() for g in gradients]).sum().to(self.device)
+        square_sum = torch.stack([gradient.to_local().float().square().sum() for gradient in gradients]).sum().to(self.device)
         mesh = gradients[0].device_mesh
-        dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # `square` is on the GPU: NCCL reduces no CPU tensors
-        return float(square.sqrt())
+        dist.all_reduce(square_sum, group=mesh.get_group(mesh.ndim - 1))  # it is on the GPU: NCCL reduces no CPU tensors
+        return float(square_sum.sqrt())
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         if not self._offloaded:
@@ -72,12 +72,12 @@ class Fsdp2Engine(FullySharded):
         return (3 if self._reshards else 2) * psi
 
     def effective(self) -> dict[str, Any]:
-        wrapped = [m for m in self.model.modules() if isinstance(m, FSDPModule)]
+        wrapped_modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         return {
             **super().effective(),
             **fsdp.read_effective_settings(self.model, activation_checkpointing.list_units(self.task, self.model)),
             "mesh": list(next(self.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
-            "prefetch": max(len(m._get_fsdp_state()._states_to_forward_prefetch) for m in wrapped),
+            "prefetch": max(len(module._get_fsdp_state()._states_to_forward_prefetch) for module in wrapped_modules),
             "parameters_on": str(next(self.model.parameters()).device),
             "shard_parameters": sum(p.to_local().numel() for p in self.model.parameters()),  # type: ignore[attr-defined]
         }

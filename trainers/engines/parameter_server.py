@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.dtypes import weight_dtype
-from trainers.parameter_server.ledger import Mode
+from trainers.parameter_server.ledger import ServerMode
 from trainers.parameter_server.server import ParameterServer
 from trainers.parameter_server.worker import WorkerEngine
 
@@ -27,7 +27,7 @@ def build_server(cell: Cell, task: Task, ranks: Ranks, *, waits: bool = False) -
     return ParameterServer(cell, task, ranks, make_mode(cell, waits=waits))
 
 
-def make_mode(cell: Cell, *, waits: bool) -> Mode:
+def make_mode(cell: Cell, *, waits: bool) -> ServerMode:
     """How servers treat pushes, which are gradients that workers send. The sections named below are sections of the study (see
     trainers/strategies/parameter_server.py).
 
@@ -37,7 +37,7 @@ def make_mode(cell: Cell, *, waits: bool) -> Mode:
     et al. (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
     staleness_bound, staleness_weighted = cell.options.get("staleness_bound"), cell.options.get("staleness_weighted", False)
-    return Mode(
+    return ServerMode(
         waits=waits,
         staleness_bound=cast("int | None", staleness_bound),
         staleness_weighted=cast("bool", staleness_weighted),

@@ -54,8 +54,8 @@ def _adopt_client_environment(request: dict[str, Any], descriptors: list[int]) -
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # otherwise gloo looks up the host name, which may fail
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(request["world_size"])
     os.chdir(request["folder"])
-    for descriptor, standard in zip(descriptors, (1, 2)):
-        os.dup2(descriptor, standard)
+    for descriptor, standard_descriptor in zip(descriptors, (1, 2)):
+        os.dup2(descriptor, standard_descriptor)
         os.close(descriptor)
 
 

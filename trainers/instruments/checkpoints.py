@@ -82,7 +82,7 @@ class Checkpoints(Instrument):
         # If the nodes share no folder, each node has its own part of a checkpoint. One rank per node creates this part and
         # gives it its final name.
         self._leads_node = run.separate_folders and ranks.local_rank == 0 and ranks.rank != 0
-        self._every = settings.interval_steps(steps_per_epoch)
+        self._interval_steps = settings.interval_steps(steps_per_epoch)
         # Parameter servers are not in the group and do not call new_group, so the group needs local synchronization. Without
         # parameter servers all ranks call new_group, and torch can give the group a safer name.
         has_servers = self._world < ranks.world_size
@@ -91,7 +91,7 @@ class Checkpoints(Instrument):
         self._group, self._saver = group, CheckpointSaver(engine, ranks.rank, self._world, ranks.device, group)
         self._train_time = train_time
         self._load_s: float | None = None
-        self._saved_step, self._saves, self._bytes, self._save_s, self._agreement_s = 0, 0, 0, 0.0, 0.0
+        self._saved_step, self._save_count, self._checkpoint_bytes, self._save_s, self._agreement_s = 0, 0, 0, 0.0, 0.0
         self._end_reason = ""  # why the run has to end; empty as long as this rank knows no reason
         self._end_signal = ""  # the name of the last signal that this rank received; empty if it received none
         self._pending_agreement: tuple[torch.Tensor, dist.Work] | None = None
@@ -140,7 +140,7 @@ class Checkpoints(Instrument):
                     self._write_event(suspension.SUSPENDED_EVENT, seconds=end - begin, ended_s=end)
                 self._write_event("resumed", step=manifest.step, run=candidate_run.run_id)
             self._saved_step = manifest.step if candidate_run is self._run_dir else 0
-            self._train_time.before_s = manifest.train_time_s if is_same_cell else 0.0
+            self._train_time.earlier_steps_s = manifest.train_time_s if is_same_cell else 0.0
             return ResumePoint(manifest.step, records)
         # If the nodes share no folder, the first node has checked a checkpoint and sent it to the other nodes. So all nodes
         # should have a usable checkpoint, and it is an error if they have none.
@@ -173,7 +173,7 @@ class Checkpoints(Instrument):
         return checkpoint.find_damage(path, manifest.files[self._rank :: self._world])
 
     def due(self, step: int) -> bool:
-        return step % self._every == 0
+        return step % self._interval_steps == 0
 
     def after(self, step: int) -> None:
         start_s, train_time_s = time.perf_counter(), self._train_time.read_seconds()
@@ -202,7 +202,7 @@ class Checkpoints(Instrument):
         self._peers.barrier()
         if self._leads_node:
             checkpoint.remove_old_checkpoints(self._run_dir.path, self._settings.keep)
-        self._saved_step, self._saves, self._bytes = step, self._saves + 1, size
+        self._saved_step, self._save_count, self._checkpoint_bytes = step, self._save_count + 1, size
         self._save_s += time.perf_counter() - start_s
 
     def ends_run(self, step: int) -> bool:
@@ -255,9 +255,9 @@ class Checkpoints(Instrument):
         loaded. agreeing_s: seconds of this rank, in all steps together, for the agreement whether to end. A collective."""
         if self._pending_agreement is not None:
             self._pending_agreement[1].wait()  # no collective may be unfinished when the process group is destroyed
-        results: dict[str, Any] = {"saves": self._saves, "agreeing_s": round(self._agreement_s, 6)}
-        if self._saves:
-            results |= {"bytes": self._bytes, "save_s": round(self._save_s / self._saves, 6)}
+        results: dict[str, Any] = {"saves": self._save_count, "agreeing_s": round(self._agreement_s, 6)}
+        if self._save_count:
+            results |= {"bytes": self._checkpoint_bytes, "save_s": round(self._save_s / self._save_count, 6)}
         # If the nodes share no folder, only the first node has the manifest.
         if self._settings.time_loading and self._saved_step and not self._run.separate_folders:
             path = checkpoint.checkpoint_path(self._run_dir.path, self._saved_step)

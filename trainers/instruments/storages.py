@@ -28,11 +28,11 @@ class TensorStorage:
 
     __slots__ = ("as_weight", "first", "nbytes", "number", "saved", "stays")
 
-    def __init__(self, number: int, nbytes: int, first: int | None) -> None:
+    def __init__(self, number: int, nbytes: int, first_change: int | None) -> None:
         self.number, self.nbytes = number, nbytes
         # The index of the storage's first change if the storage was first seen as the input of an operator; None if it was
         # first seen as an output.
-        self.first = first
+        self.first = first_change
         self.as_weight = self.saved = self.stays = False
 
 
@@ -67,14 +67,14 @@ class StorageLog(TorchDispatchMode):
         self._after_backward = False
         self.storages: list[TensorStorage] = []
         self.changes: list[StorageChange] = []
-        # The keys of `_live` are addresses of torch's StorageImpl; an address is unique as long as the storage exists.
-        self._live: dict[int, TensorStorage] = {}
+        # An address is that of torch's StorageImpl; it is unique as long as the storage exists.
+        self._storage_by_address: dict[int, TensorStorage] = {}
         self._release_callbacks: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._forward_storages: dict[int, TensorStorage] = {}  # storages that the current forward pass allocated
-        self._began = 0.0
+        self._start_s = 0.0
 
     def __enter__(self) -> StorageLog:
-        self._began = time.perf_counter()
+        self._start_s = time.perf_counter()
         # FSDP frees and allocates storages by this method, which is not an operator, so the method is replaced during the step.
         self._resize = original_resize = torch.UntypedStorage.resize_
 
@@ -92,7 +92,7 @@ class StorageLog(TorchDispatchMode):
         super().__exit__(*failure)  # type: ignore[no-untyped-call]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._release_callbacks.clear()
-        for storage in self._live.values():
+        for storage in self._storage_by_address.values():
             storage.stays = True
             if storage.first is not None:
                 self.changes[storage.first] = self.changes[storage.first]._replace(t_s=0.0, phase=OUTSIDE)
@@ -129,13 +129,13 @@ class StorageLog(TorchDispatchMode):
             self._between_passes()
 
     def _find_or_record(self, memory: torch.UntypedStorage, *, is_output: bool = False) -> TensorStorage | None:
-        if (storage := self._live.get(memory._cdata)) is not None:
+        if (storage := self._storage_by_address.get(memory._cdata)) is not None:
             return storage
         if memory.device.type != self._device.type:
             return None
         storage = TensorStorage(len(self.storages), memory.nbytes(), None if is_output else len(self.changes))
         self.storages.append(storage)
-        self._live[memory._cdata] = storage
+        self._storage_by_address[memory._cdata] = storage
         self._release_callbacks[storage.number] = weakref.ref(memory, partial(self._record_release, memory._cdata, storage))
         self._record_change(storage, storage.nbytes)
         if is_output and _find_current_phase() == FORWARD:
@@ -143,18 +143,18 @@ class StorageLog(TorchDispatchMode):
         return storage
 
     def _record_size(self, memory: torch.UntypedStorage) -> None:
-        storage = self._live.get(memory._cdata)
+        storage = self._storage_by_address.get(memory._cdata)
         if storage is not None and memory.nbytes() != storage.nbytes:
             self._record_change(storage, memory.nbytes() - storage.nbytes)
             storage.nbytes = memory.nbytes()
 
     def _record_release(self, key: int, storage: TensorStorage, _: object) -> None:
-        self._live.pop(key, None)
+        self._storage_by_address.pop(key, None)
         self._forward_storages.pop(storage.number, None)
         self._record_change(storage, -storage.nbytes)
 
     def _record_change(self, storage: TensorStorage, nbytes: int) -> None:
-        elapsed_s = time.perf_counter() - self._began if self._began else 0.0
+        elapsed_s = time.perf_counter() - self._start_s if self._start_s else 0.0
         self.changes.append(StorageChange(elapsed_s, _find_current_phase(), storage.number, nbytes))
 
 

@@ -110,7 +110,7 @@ def _record_event() -> torch.cuda.Event:
 
 
 def _sum_by_part(spans: Sequence[tuple[str, float]]) -> dict[str, float]:
-    times = dict.fromkeys(PARTS, 0.0)
+    ms_by_part = dict.fromkeys(PARTS, 0.0)
     for part, span_ms in spans:
-        times[part] += span_ms
-    return times
+        ms_by_part[part] += span_ms
+    return ms_by_part

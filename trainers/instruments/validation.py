@@ -63,12 +63,12 @@ class Validator(Instrument):
                 "Allowed: a smaller global batch, or more items."
             )
         self._cell, self._split, self._engine, self._ranks, self._peers = cell, split, engine, ranks, peers
-        self._every = settings.interval_steps(order.steps_per_epoch)
+        self._interval_steps = settings.interval_steps(order.steps_per_epoch)
         self._steps, self._may_wait, self._path = order.count_timed_steps(cell), may_wait, path
         self._last_record: ValidationRecord | None = None
 
     def due(self, step: int) -> bool:
-        return step == self._steps or (self._may_wait and step % self._every == 0)
+        return step == self._steps or (self._may_wait and step % self._interval_steps == 0)
 
     def after(self, step: int) -> None:
         if not self._may_wait:  # all ranks evaluate the parameters that servers have after the last push of the last rank

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 
-class Mode(msgspec.Struct, frozen=True):
+class ServerMode(msgspec.Struct, frozen=True):
     """How a server treats pushes."""
 
     waits: bool = False
@@ -29,30 +29,30 @@ class Ledger:
     pull_interval above 1, this includes the worker's own updates that it has not pulled.
     """
 
-    def __init__(self, worker_count: int, mode: Mode) -> None:
+    def __init__(self, worker_count: int, mode: ServerMode) -> None:
         self.mode = mode
-        self.updates = 0  # the number of updates so far, which is also the version of the parameters
+        self.update_count = 0  # the number of updates so far, which is also the version of the parameters
         self.steps = [0] * worker_count  # number of steps that each worker has pushed
-        self.pulls = 0  # number of pushes of all workers with which they pulled parameters
+        self.pull_count = 0  # number of pushes of all workers with which they pulled parameters
         self.staleness: Counter[int] = Counter()  # staleness -> number of pushes
         self.largest_lead = 0  # the most steps that a worker was ahead of the slowest worker when it began a step
         self.present_workers = set(range(worker_count))
-        self.lost: set[int] = set()
+        self.lost_workers: set[int] = set()
 
     def record_push(self, worker: int, version: int) -> float:
         """Record a push and return the weight of its gradient in the update. version: the version of the parameters with which
         the gradient was computed."""
-        staleness = self.updates - version
+        staleness = self.update_count - version
         self.staleness[staleness] += 1
         self.steps[worker] += 1
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
-    def resume_at(self, updates: int) -> None:
-        """Set the counts for a run that resumes. updates: the number of updates before the checkpoint. Each of them had
+    def resume_at(self, update_count: int) -> None:
+        """Set the counts for a run that resumes. update_count: the number of updates before the checkpoint. Each of them had
         gradients of all workers, and each worker pulled the parameters after every update."""
-        self.updates, self.pulls = updates, updates * len(self.steps)
-        self.steps = [updates] * len(self.steps)
-        self.staleness = Counter({0: self.pulls})
+        self.update_count, self.pull_count = update_count, update_count * len(self.steps)
+        self.steps = [update_count] * len(self.steps)
+        self.staleness = Counter({0: self.pull_count})
 
     def may_begin(self, worker: int) -> bool:
         """Whether a worker may begin its next step now."""
@@ -66,7 +66,7 @@ class Ledger:
         """Record that a worker has ended; no other worker waits for it any more."""
         self.present_workers.discard(worker)
         if is_lost:
-            self.lost.add(worker)
+            self.lost_workers.add(worker)
 
     def _count_steps_ahead(self, worker: int) -> int:
         return self.steps[worker] - min(self.steps[other_worker] for other_worker in self.present_workers)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HEADER_FIELDS = 4  # number of float64 values in a header: kind, a, b, c of a request; a, b, c and an unused value of a reply
 
 
-class Kind(IntEnum):
+class RequestKind(IntEnum):
     """The kinds of requests, with their numbers a, b, c. A server answers all but BYE; a worker sends one request at a time.
 
     PUSH: applies a gradient. Request: the gradient for this server's share follows; a: version of the parameters with which it
@@ -68,13 +68,13 @@ class ServerLink:
         """Begin to send a message, without waiting for the receiver. The payload must not change until the receiver has
         answered. header: up to FIELDS numbers."""
         numbers = torch.tensor([*header, *[0.0] * (HEADER_FIELDS - len(header))], dtype=torch.float64)
-        works = [dist.isend(part, dst=other_rank, group=self._group) for part in (numbers, payload) if part is not None]
-        self._pending_sends[other_rank] = [work for work in works if work is not None]
+        sends = [dist.isend(tensor, dst=other_rank, group=self._group) for tensor in (numbers, payload) if tensor is not None]
+        self._pending_sends[other_rank] = [send for send in sends if send is not None]
 
     def flush(self, other_rank: int) -> None:
         """Wait until the last message to the rank `other_rank` is sent."""
-        for work in self._pending_sends.pop(other_rank):
-            work.wait()
+        for send in self._pending_sends.pop(other_rank):
+            send.wait()
 
     def receive_header(self, other_rank: int) -> list[float]:
         """Wait for the header of the next message from the rank `other_rank` and return its numbers."""

@@ -17,8 +17,8 @@ from trainers.dtypes import dtype_name, weight_dtype
 from trainers.engine import Server
 from trainers.model import optimization
 from trainers.parameter_server import protocol
-from trainers.parameter_server.ledger import Ledger, Mode
-from trainers.parameter_server.protocol import Kind, ServerLink
+from trainers.parameter_server.ledger import Ledger, ServerMode
+from trainers.parameter_server.protocol import RequestKind, ServerLink
 from trainers.ranks import hang_dump
 from trainers.theory.term import Term
 from trainers.theory.whole_models import make_pull_term
@@ -33,13 +33,13 @@ class Request(msgspec.Struct, frozen=True):
     """A request of a worker that a thread received."""
 
     worker: int
-    kind: Kind
+    kind: RequestKind
     a: float = 0.0
-    """As in `Kind`."""
+    """As in `RequestKind`."""
     b: float = 0.0
-    """As in `Kind`."""
+    """As in `RequestKind`."""
     c: float = 0.0
-    """As in `Kind`."""
+    """As in `RequestKind`."""
     payload: torch.Tensor | None = None
     """A buffer, which the thread reuses after the answer."""
 
@@ -51,7 +51,7 @@ class ParameterServer(Server):
     each worker.
     """
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: Mode) -> None:
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, mode: ServerMode) -> None:
         """Initialize the share of the parameters from the cell's seed. Workers do the same, so no weights are sent."""
         self._link = ServerLink(ranks, worker_count=cell.gpus if mode.waits else 0)
         model = task.model().to(weight_dtype(cell.precision))
@@ -63,8 +63,8 @@ class ParameterServer(Server):
         self._optimizer = optimization.make_optimizer(cell.optimizer, [self._parameters])
         self._ledger = Ledger(cell.gpus, mode)
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._queued: dict[int, Request] = {}  # by worker: pushes that wait for the pushes of all workers, if the mode says so
-        self._unanswered: dict[int, Request] = {}  # by worker: pushes that are applied, but not answered yet
+        self._queued_pushes: dict[int, Request] = {}  # by worker: wait for the pushes of all workers, if the mode says so
+        self._unanswered_pushes: dict[int, Request] = {}  # by worker: are applied, but not answered yet
         self._meet_numbers: dict[int, torch.Tensor] = {}
 
     def serve(self) -> None:
@@ -88,41 +88,41 @@ class ParameterServer(Server):
         try:
             while True:
                 kind_code, a, b, c = self._link.receive_header(worker)
-                kind, payload = Kind(int(kind_code)), None
-                if kind is Kind.PUSH:
+                kind, payload = RequestKind(int(kind_code)), None
+                if kind is RequestKind.PUSH:
                     payload = self._link.receive(worker, gradient)
-                elif kind is Kind.RESTORE:
+                elif kind is RequestKind.RESTORE:
                     payload = self._link.receive(worker, torch.empty((2 if b else 1) * len(gradient)))
-                elif kind is Kind.MEET and a:
+                elif kind is RequestKind.MEET and a:
                     payload = self._link.receive(worker, torch.empty(int(a), dtype=torch.float64))
                 self._requests.put(Request(worker, kind, a, b, c, payload))
-                if kind is Kind.BYE:
+                if kind is RequestKind.BYE:
                     return
         except RuntimeError as error:  # the connection was closed, or no message came before gloo's timeout
             print(f"worker {worker} is lost: {error}", flush=True)  # printed to this rank's log
-            self._requests.put(Request(worker, Kind.LOST))
+            self._requests.put(Request(worker, RequestKind.LOST))
 
     def _handle_request(self, request: Request) -> None:
         hang_dump.report_progress()
         worker = request.worker
-        if request.kind is Kind.PUSH:
+        if request.kind is RequestKind.PUSH:
             self._apply_push(request)
-        elif request.kind is Kind.PULL:
+        elif request.kind is RequestKind.PULL:
             self._send_parameters(request, with_parameters=True)
-        elif request.kind is Kind.SAVE:
+        elif request.kind is RequestKind.SAVE:
             momentum = self._optimizer.state[self._parameters].get("momentum_buffer")
             self._send_reply(worker, (float(momentum is not None),), momentum)
-        elif request.kind is Kind.RESTORE:
+        elif request.kind is RequestKind.RESTORE:
             self._restore_state(request)
-        elif request.kind is Kind.ASK:
+        elif request.kind is RequestKind.ASK:
             self._send_text(worker, msgspec.json.encode(self._collect_counts()))
-        elif request.kind is Kind.MEET:
+        elif request.kind is RequestKind.MEET:
             self._meet_numbers[worker] = self._read_meet_numbers(request)
             self._answer_meets()
         else:
-            is_lost = request.kind is Kind.LOST
+            is_lost = request.kind is RequestKind.LOST
             self._ledger.record_leave(worker, is_lost=is_lost)
-            self._unanswered.pop(worker, None)
+            self._unanswered_pushes.pop(worker, None)
             if is_lost and self._ledger.mode.waits:
                 raise RuntimeError(f"worker {worker} is lost, and every update needs the gradients of all workers")
             self._answer_meets()
@@ -131,12 +131,13 @@ class ParameterServer(Server):
         """Apply the gradient of a push: at once, or, if the mode says so, when the gradients of all workers have arrived."""
         if not self._ledger.mode.waits:
             self._apply_pushes([request])
-            self._unanswered[request.worker] = request
+            self._unanswered_pushes[request.worker] = request
             return
-        self._queued[request.worker] = request
-        if self._queued.keys() == self._ledger.present_workers:
-            self._apply_pushes([self._queued[worker] for worker in sorted(self._queued)])  # a fixed order: rounding repeats
-            self._unanswered, self._queued = self._queued, {}
+        self._queued_pushes[request.worker] = request
+        if self._queued_pushes.keys() == self._ledger.present_workers:
+            # a fixed order: rounding repeats
+            self._apply_pushes([self._queued_pushes[worker] for worker in sorted(self._queued_pushes)])
+            self._unanswered_pushes, self._queued_pushes = self._queued_pushes, {}
 
     def _apply_pushes(self, pushes: list[Request]) -> None:
         """Make one update with the mean of the pushed gradients, each with its weight from the ledger."""
@@ -149,7 +150,7 @@ class ParameterServer(Server):
                 mean_gradient.add_(push.payload, alpha=self._ledger.record_push(push.worker, int(push.a)) / len(pushes))
         optimization.set_learning_rate(self._optimizer, pushes[-1].b)
         self._optimizer.step()
-        self._ledger.updates += 1
+        self._ledger.update_count += 1
 
     def _restore_state(self, request: Request) -> None:
         """Load the state from a RESTORE request. Checkpoints exist only for servers that wait for all workers, so each update
@@ -165,10 +166,10 @@ class ParameterServer(Server):
 
     def _release_workers(self) -> None:
         """Send the parameters to each worker that waits after its push and may now begin its next step."""
-        for worker in [worker for worker in self._unanswered if self._ledger.may_begin(worker)]:
+        for worker in [worker for worker in self._unanswered_pushes if self._ledger.may_begin(worker)]:
             self._ledger.record_begin(worker)
-            push = self._unanswered.pop(worker)
-            self._ledger.pulls += push.c == 1
+            push = self._unanswered_pushes.pop(worker)
+            self._ledger.pull_count += push.c == 1
             self._send_parameters(push, with_parameters=push.c == 1)
 
     def _answer_meets(self) -> None:
@@ -176,9 +177,9 @@ class ParameterServer(Server):
         MEET are in the answer too."""
         if not self._meet_numbers or not self._meet_numbers.keys() >= self._ledger.present_workers:
             return
-        rows = torch.stack([self._meet_numbers[worker] for worker in sorted(self._meet_numbers)])
+        numbers_of_workers = torch.stack([self._meet_numbers[worker] for worker in sorted(self._meet_numbers)])
         for worker in self._meet_numbers.keys() & self._ledger.present_workers:
-            self._send_reply(worker, (len(rows),), rows if rows.numel() else None)
+            self._send_reply(worker, (len(numbers_of_workers),), numbers_of_workers if numbers_of_workers.numel() else None)
         self._meet_numbers = {}
 
     def _read_meet_numbers(self, request: Request) -> torch.Tensor:
@@ -187,7 +188,7 @@ class ParameterServer(Server):
     def _send_parameters(self, request: Request, *, with_parameters: bool) -> None:
         # A copy is sent, because the next update must not change a message that is still being sent.
         parameters = self._parameters.detach().clone() if with_parameters else None
-        self._send_reply(request.worker, (self._ledger.updates,), parameters)
+        self._send_reply(request.worker, (self._ledger.update_count,), parameters)
 
     def _send_text(self, worker: int, text: bytes) -> None:
         self._send_reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
@@ -212,12 +213,12 @@ class ParameterServer(Server):
             "last_lr": group["lr"],
             "optimizer_state_dtype": ", ".join(sorted(state_dtypes)) or None,
             "elements": self._parameters.numel(),
-            "updates": ledger.updates,
+            "updates": ledger.update_count,
             "pushes_by_worker": ledger.steps,
-            "pulls": ledger.pulls,
+            "pulls": ledger.pull_count,
             "staleness_counts": dict(sorted(ledger.staleness.items())),
             "largest_lead_steps": ledger.largest_lead,
-            "workers_lost": sorted(ledger.lost),
+            "workers_lost": sorted(ledger.lost_workers),
             "waits_for_all_workers": ledger.mode.waits,
             "staleness_bound": ledger.mode.staleness_bound,
             "staleness_weighted": ledger.mode.staleness_weighted,

@@ -17,8 +17,8 @@ from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.checkpointing.state_parts import TensorPart
 from trainers.parameter_server import protocol
-from trainers.parameter_server.ledger import Mode
-from trainers.parameter_server.protocol import Kind, ServerLink
+from trainers.parameter_server.ledger import ServerMode
+from trainers.parameter_server.protocol import RequestKind, ServerLink
 from trainers.replicated import ReplicatedEngine
 from trainers.theory.term import ModelPart, Term
 from trainers.theory.whole_models import list_worker_terms, make_pull_term
@@ -38,14 +38,14 @@ class WorkerEngine(ReplicatedEngine):
     state.
     """
 
-    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, mode: Mode) -> None:
+    def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, mode: ServerMode) -> None:
         super().__init__(cell, task, ranks, model)
         self.data_ranks = cell.gpus
-        self._mode, self._steps = mode, 0
+        self._mode, self._step_count = mode, 0
         self._flatten_parameters()
         self._servers = range(cell.gpus, cell.world_size)
-        self._slices = dict(zip(self._servers, protocol.list_server_slices(self._parameters.numel(), cell.servers)))
-        self._versions = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
+        self._slice_of_server = dict(zip(self._servers, protocol.list_server_slices(self._parameters.numel(), cell.servers)))
+        self._version_of_server = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
         self._link = ServerLink(ranks, worker_count=cell.gpus if mode.waits else 0)
         self._workers = self._link.workers
         self._has_momentum = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
@@ -63,7 +63,7 @@ class WorkerEngine(ReplicatedEngine):
             parameter.grad = gradient.view_as(parameter)
         # Pulled parameters are received into this tensor. On a CPU it is the vector of parameters itself.
         on_gpu = self.device.type == "cuda"
-        self._buffer = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
+        self._receive_buffer = torch.empty_like(self._parameters, device="cpu", pin_memory=True) if on_gpu else self._parameters
         # On a GPU, gradients are first copied into this tensor: copies into pinned memory are faster than into new memory.
         self._gradient_buffer = torch.empty_like(self._gradients, device="cpu", pin_memory=True) if on_gpu else self._gradients
 
@@ -71,23 +71,23 @@ class WorkerEngine(ReplicatedEngine):
         return nullcontext()
 
     def sum_overflow(self, overflowed: torch.Tensor) -> torch.Tensor:
-        flag = overflowed.cpu()  # copied to the CPU, because the group of workers uses gloo
+        host_flag = overflowed.cpu()  # copied to the CPU, because the group of workers uses gloo
         if self._workers is not None:
-            dist.all_reduce(flag, group=self._workers)
-        return flag  # if servers do not wait for all workers, each worker has its own loss scale and skips steps alone
+            dist.all_reduce(host_flag, group=self._workers)
+        return host_flag  # if servers do not wait for all workers, each worker has its own loss scale and skips steps alone
 
     def update(self) -> None:
         if not self.may_step():  # a skipped step is not pushed, so the servers do not count it
             self._gradients.zero_()
             return
-        self._steps += 1
-        pulls = self._steps % self._mode.pull_interval == 0
-        rate = self.optimizer.param_groups[0]["lr"]
+        self._step_count += 1
+        must_pull = self._step_count % self._mode.pull_interval == 0
+        learning_rate = self.optimizer.param_groups[0]["lr"]
         gradients = self._copy_to_host(self._gradients)
-        for server, part in self._slices.items():
-            header = (Kind.PUSH, self._versions[server], rate, float(pulls))
-            self._link.send(server, header, gradients[part])
-        self._await_parameters(pulls=pulls)
+        for server, server_slice in self._slice_of_server.items():
+            header = (RequestKind.PUSH, self._version_of_server[server], learning_rate, float(must_pull))
+            self._link.send(server, header, gradients[server_slice])
+        self._await_parameters(must_pull=must_pull)
         self._gradients.zero_()
 
     def _copy_to_host(self, gradients: torch.Tensor) -> torch.Tensor:
@@ -96,15 +96,15 @@ class WorkerEngine(ReplicatedEngine):
             return gradients
         return self._gradient_buffer.copy_(gradients)
 
-    def _await_parameters(self, *, pulls: bool) -> None:
-        """Wait for the servers' answers to a push or a pull. pulls: whether new parameters come with the answers."""
-        for server, part in self._slices.items():
+    def _await_parameters(self, *, must_pull: bool) -> None:
+        """Wait for the servers' answers to a push or a pull. must_pull: whether new parameters come with the answers."""
+        for server, server_slice in self._slice_of_server.items():
             version = self._link.receive_header(server)[0]
-            if pulls:
-                self._link.receive(server, self._buffer[part])
-                self._versions[server] = version
-        if pulls and self._buffer is not self._parameters:
-            self._parameters.copy_(self._buffer)
+            if must_pull:
+                self._link.receive(server, self._receive_buffer[server_slice])
+                self._version_of_server[server] = version
+        if must_pull and self._receive_buffer is not self._parameters:
+            self._parameters.copy_(self._receive_buffer)
 
     def state(self) -> State:
         """As `Saved.state`. Every worker has the parameters. The first worker also has the momentum, which it requests from the
@@ -120,14 +120,14 @@ class WorkerEngine(ReplicatedEngine):
 
     def _request_momentum(self) -> torch.Tensor:
         momentum = torch.zeros_like(self._parameters, device="cpu")
-        for server, part in self._slices.items():
-            self._link.send(server, (Kind.SAVE,))
+        for server, server_slice in self._slice_of_server.items():
+            self._link.send(server, (RequestKind.SAVE,))
             if self._link.receive_header(server)[0]:
-                self._link.receive(server, momentum[part])
+                self._link.receive(server, momentum[server_slice])
         return momentum
 
     def numbers(self) -> dict[str, float]:
-        return {**super().numbers(), "updates": float(self._steps)}
+        return {**super().numbers(), "updates": float(self._step_count)}
 
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         self._momentum_buffer = torch.zeros_like(self._parameters, device="cpu")
@@ -137,13 +137,13 @@ class WorkerEngine(ReplicatedEngine):
         server its share of the state."""
         super().finish_loading(numbers)
         updates = numbers.get("updates", 0.0)  # absent if another strategy saved the checkpoint
-        self._steps, self._versions = int(updates), dict.fromkeys(self._servers, updates)
+        self._step_count, self._version_of_server = int(updates), dict.fromkeys(self._servers, updates)
         assert self._momentum_buffer is not None
         if self.data_rank == 0:
             parameters = self._parameters.cpu()
-            for server, part in self._slices.items():
+            for server, part in self._slice_of_server.items():
                 share = torch.cat([parameters[part], self._momentum_buffer[part]]) if self._has_momentum else parameters[part]
-                self._link.send(server, (Kind.RESTORE, updates, float(self._has_momentum)), share)
+                self._link.send(server, (RequestKind.RESTORE, updates, float(self._has_momentum)), share)
                 self._link.receive_header(server)
         self._momentum_buffer = None
 
@@ -159,8 +159,8 @@ class WorkerEngine(ReplicatedEngine):
     def refresh(self) -> None:
         if not self._mode.waits:  # other workers, and with an interval this worker, may have pushed since the last pull
             for server in self._servers:
-                self._link.send(server, (Kind.PULL,))
-            self._await_parameters(pulls=True)
+                self._link.send(server, (RequestKind.PULL,))
+            self._await_parameters(must_pull=True)
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         self.refresh()
@@ -184,7 +184,7 @@ class WorkerEngine(ReplicatedEngine):
         return {"theory": theory, "counted": psi * (pushes + counts["pulls"]) / steps}
 
     def _request_counts(self) -> dict[str, Any]:
-        self._link.send(self._servers[0], (Kind.ASK,))
+        self._link.send(self._servers[0], (RequestKind.ASK,))
         return self._receive_counts(self._servers[0])
 
     def _count_parameter_bytes(self) -> float:
@@ -192,7 +192,7 @@ class WorkerEngine(ReplicatedEngine):
 
     def effective(self) -> dict[str, Any]:
         for server in self._servers:
-            self._link.send(server, (Kind.ASK,))
+            self._link.send(server, (RequestKind.ASK,))
         counts_by_server = [self._receive_counts(server) for server in self._servers]
         # Each server counts for itself; most counts in the result are those of the first server. They include warm-up steps.
         return {
@@ -214,7 +214,7 @@ class WorkerEngine(ReplicatedEngine):
 
     def close(self) -> None:
         for server in self._servers:
-            self._link.send(server, (Kind.BYE,))
+            self._link.send(server, (RequestKind.BYE,))
             self._link.flush(server)
 
 
@@ -229,7 +229,7 @@ class ServerPeers:
         """Gather the numbers of all workers that have not ended. Every worker passes n numbers. Returns an array (workers, n)
         in float64, in the order of ranks."""
         sent_numbers = torch.tensor(numbers, dtype=torch.float64)
-        self._link.send(self._server, (Kind.MEET, len(sent_numbers)), sent_numbers if len(sent_numbers) else None)
+        self._link.send(self._server, (RequestKind.MEET, len(sent_numbers)), sent_numbers if len(sent_numbers) else None)
         gathered_numbers = torch.empty(int(self._link.receive_header(self._server)[0]), len(sent_numbers), dtype=torch.float64)
         return (self._link.receive(self._server, gathered_numbers) if gathered_numbers.numel() else gathered_numbers).numpy()
 

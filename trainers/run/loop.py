@@ -161,7 +161,7 @@ def _run_steps(
         (WARMUP, range(0 if resume_point else cell.warmup_steps)),
         (TIMED, range(first_step, order.count_timed_steps(cell))),
     )
-    maker = StepMaker(cell, task, order, engine, device, phases, delay)
+    step_maker = StepMaker(cell, task, order, engine, device, phases, delay)
     for phase, steps in phases:
         peers.barrier()  # no rank starts its timed steps before all ranks are ready
         instruments.train_time.start()
@@ -173,7 +173,7 @@ def _run_steps(
             if is_watched:
                 instruments.before(step + 1)
             is_slow = is_watched or (phase == TIMED and step < settled_step)
-            recorder.add_step(maker.make_step(phase, step, is_watched=is_slow, continues=continues and not is_watched))
+            recorder.add_step(step_maker.make_step(phase, step, is_watched=is_slow, continues=continues and not is_watched))
             if phase == WARMUP:
                 continues = True
                 continue
@@ -188,7 +188,7 @@ def _run_steps(
                 raise exception
         recorder.write_remaining()
     mark_log(nccl_log.TIMED_STEPS_END)
-    maker.close()
+    step_maker.close()
     return instruments.train_time.read_seconds()
 
 
@@ -289,9 +289,9 @@ class LateLoss:
     """
 
     def __init__(self, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._slots = [torch.empty((), pin_memory=True) for _ in range(LOSS_SLOTS)] if on_gpu else []
-        self._next = 0
+        is_on_gpu = device.type == "cuda"
+        self._slots = [torch.empty((), pin_memory=True) for _ in range(LOSS_SLOTS)] if is_on_gpu else []
+        self._next_slot = 0
 
     def start_copy(self, loss: torch.Tensor) -> torch.Tensor:
         """Start to copy a step's loss (0-dim, fp32) to the host; returns the host tensor.
@@ -300,8 +300,8 @@ class LateLoss:
         """
         if not self._slots:
             return loss
-        slot = self._slots[self._next % LOSS_SLOTS]
-        self._next += 1
+        slot = self._slots[self._next_slot % LOSS_SLOTS]
+        self._next_slot += 1
         return slot.copy_(loss, non_blocking=True)
 
 

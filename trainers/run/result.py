@@ -66,32 +66,32 @@ def write_result(
     """
     kinds = sorted(result.peak_bytes)
     peaks = [result.peak_bytes[kind] for kind in kinds]
-    rows = peers.all_gather_numbers([result.train_time_s, result.loss, *peaks, *result.step_ms])
+    numbers_by_rank = peers.all_gather_numbers([result.train_time_s, result.loss, *peaks, *result.step_ms])
     gpu_numbers = peers.all_gather_numbers(_read_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
     parameters = engine.parameters() - task.padding
     sent_bytes = same_work.communication_bytes or _sum_theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
     if ranks.rank == 0:
-        timing = _Timing.from_rows(run, result, rows, len(kinds), task.units_per_item)
+        timing = _Timing.from_rows(run, result, numbers_by_rank, len(kinds), task.units_per_item)
         # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
         earlier_steps = (resumed_from_step or 0) if not result.from_first_step else 0
         in_epochs = run.training_cell.epochs is not None and not earlier_steps
         files.write_json(run_dir.result, Result(
             schema=SCHEMA,
             run_id=run.run_id,
-            state=_judge_state(run, len(rows)),
+            state=_judge_state(run, len(numbers_by_rank)),
             rehearsal=is_rehearsal(run.training_cell, run.cluster, on_cpu=bool(np.isnan(gpu_numbers).any())),
             steps=earlier_steps + len(timing.steps_ms),
             unit=menu.find_workload_of_cell(run.training_cell).unit,
             resumed_from_step=resumed_from_step,
-            final_loss=float(np.nanmean(rows[:, 1])),
+            final_loss=float(np.nanmean(numbers_by_rank[:, 1])),
             final_accuracy=instruments.get("validation", {}).get("accuracy"),
             throughput_per_s=timing.throughput_per_s,
             step_time_ms=timing.spread_ms,
             train_time_s=timing.train_time_s,
             epoch_time_s=_sum_epoch_seconds(timing.steps_ms, steps_per_epoch) if in_epochs else None,
-            peak_memory_bytes=_find_peak_memory(kinds, rows, instruments),
+            peak_memory_bytes=_find_peak_memory(kinds, numbers_by_rank, instruments),
             parameters=parameters,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
@@ -155,13 +155,13 @@ def _sum_theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -
     """
     terms = engine.theory()
     rows = peers.all_gather_numbers([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
-    textbook = engine.textbook_bytes()
+    textbook_bytes = engine.textbook_bytes()
     server_bytes = engine.total_sent_bytes()
     if len(rows) < run.training_cell.gpus:
         return None
-    theory, wire = map(float, rows.sum(axis=0))
-    bytes_by_kind = server_bytes or {"theory": theory, "wire": wire}
-    return {**bytes_by_kind, **({"textbook": textbook * run.training_cell.gpus} if textbook is not None else {})}
+    theory_bytes, wire_bytes = map(float, rows.sum(axis=0))
+    bytes_by_kind = server_bytes or {"theory": theory_bytes, "wire": wire_bytes}
+    return {**bytes_by_kind, **({"textbook": textbook_bytes * run.training_cell.gpus} if textbook_bytes is not None else {})}
 
 
 def _list_requested_settings(run: Run) -> dict[str, Any]:
@@ -177,13 +177,13 @@ def _list_requested_settings(run: Run) -> dict[str, Any]:
     }
 
 
-def _find_peak_memory(kinds: list[str], rows: np.ndarray, instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
+def _find_peak_memory(kinds: list[str], numbers_by_rank: np.ndarray, instruments: dict[str, dict[str, Any]]) -> dict[str, int]:
     """Peak bytes of memory by kind, of the rank with the highest peak.
 
     If the instrument `memory` recorded a step, also the bytes by category (parameters, gradients, ...) at the peak of this
-    step. rows: as for `_Timing.from_rows`.
+    step. numbers_by_rank: as for `_Timing.from_rows`.
     """
-    peaks = rows[:, 2 : 2 + len(kinds)].max(axis=0)
+    peaks = numbers_by_rank[:, 2 : 2 + len(kinds)].max(axis=0)
     by_category: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
     return {kind: int(size) for kind, size in zip(kinds, peaks)} | by_category
 
@@ -209,7 +209,7 @@ def _read_gpu_numbers(device: torch.device) -> list[float]:
 def _format_gpu_names(rows: np.ndarray) -> list[str]:
     """The UUIDs of GPUs as NVML writes them (GPU-...), without duplicates. rows: for each rank its `_read_gpu_numbers`."""
     uuids: dict[str, None] = {}
-    for row in rows:
-        if not any(map(math.isnan, row)):
-            uuids[f"GPU-{uuid.UUID(bytes=b''.join(int(number).to_bytes(4) for number in row))}"] = None
+    for rank_numbers in rows:
+        if not any(map(math.isnan, rank_numbers)):
+            uuids[f"GPU-{uuid.UUID(bytes=b''.join(int(number).to_bytes(4) for number in rank_numbers))}"] = None
     return list(uuids)

@@ -117,8 +117,8 @@ class OwnTask(Task):
         """Raises InputError if two calls of `batch` for the same items return different tensors, because strategies would then
         train on different data."""
         indices = np.arange(min(2, self.source.items))
-        for first, second in zip(self.read_items(indices), self.read_items(indices), strict=True):
-            if not torch.equal(first, second):
+        for first_read, second_read in zip(self.read_items(indices), self.read_items(indices), strict=True):
+            if not torch.equal(first_read, second_read):
                 raise InputError(
                     f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each "
                     "call, so that each strategy trains on the same data: draw random items once, by a seeded torch.Generator."

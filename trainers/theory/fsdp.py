@@ -22,22 +22,23 @@ def count_reductions(cell: Cell) -> tuple[int, int]:
 def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
     """What a rank of FSDP1 holds. Gradients of a unit exist twice before they are reduced, one by one and as a flat tensor. If
     passes do not reduce gradients, the flat tensor is their sum. sharding: a name of FSDP's `ShardingStrategy`."""
-    computed, weight, passes = computed_bytes(cell.precision), weight_bytes(cell.precision), cell.gradient_accumulation_steps
+    computed_size, weight_size = computed_bytes(cell.precision), weight_bytes(cell.precision)
+    passes = cell.gradient_accumulation_steps
     division = divide_sharded(cell, parameters, reshards=sharding in RESHARDING)
     if sharding == "NO_SHARD":
-        gathers, gathered = ("blocks", computed) if computed < weight else ("nothing", 0)
+        gathers, gathered_size = ("blocks", computed_size) if computed_size < weight_size else ("nothing", 0)
         division = msgspec.structs.replace(
-            division, weight_ranks=1, gradient_ranks=1, optimizer_ranks=1, gathers=gathers, gathered_bytes=gathered
+            division, weight_ranks=1, gradient_ranks=1, optimizer_ranks=1, gathers=gathers, gathered_bytes=gathered_size
         )
-    summed = computed if count_reductions(cell)[0] < passes else division.gradient_bytes / division.gradient_ranks
-    kept_bytes = summed if passes > 1 else 0.0
-    cast_bytes = computed + weight * (1 + 1 / division.gradient_ranks) if computed < weight else 0.0
+    summed_size = computed_size if count_reductions(cell)[0] < passes else division.gradient_bytes / division.gradient_ranks
+    kept_bytes = summed_size if passes > 1 else 0.0
+    cast_bytes = computed_size + weight_size * (1 + 1 / division.gradient_ranks) if computed_size < weight_size else 0.0
     return msgspec.structs.replace(
         division,
         kept_gradient_bytes=kept_bytes,
-        unit_bytes=2 * computed,
+        unit_bytes=2 * computed_size,
         previous_unit_bytes=0,
-        rest_bytes=max(2 * computed + division.gathered_bytes, cast_bytes) + kept_bytes,
+        rest_bytes=max(2 * computed_size + division.gathered_bytes, cast_bytes) + kept_bytes,
         pass_gradient_bytes=0.0,
     )
 
@@ -45,30 +46,30 @@ def divide_fsdp1(cell: Cell, parameters: int, *, sharding: str) -> Division:
 def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     """What a rank holds of a sharded model. The gradients of a unit are computed while the buffer with the gradients of the
     unit before it, in the type of the weights, is reduced. reshards: whether blocks are freed after forward."""
-    weight, computed, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
-    on_gpu, passes = cell.options.get("offload") != "cpu", cell.gradient_accumulation_steps
-    (reductions, replica_reductions), shard = count_reductions(cell), weight / ranks if on_gpu else 0.0
-    kept_bytes, rest = 0.0, float(computed + weight)
+    weight_size, computed_size, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
+    is_on_gpu, passes = cell.options.get("offload") != "cpu", cell.gradient_accumulation_steps
+    (reductions, replica_reductions), shard_size = count_reductions(cell), weight_size / ranks if is_on_gpu else 0.0
+    kept_bytes, rest_size = 0.0, float(computed_size + weight_size)
     if reductions > 1:
-        kept_bytes, rest = shard, rest + shard
+        kept_bytes, rest_size = shard_size, rest_size + shard_size
     elif passes > 1:  # a pass adds whole gradients to those of earlier passes
-        kept_bytes, rest = weight, max(weight + 2 * computed, 2 * weight)
+        kept_bytes, rest_size = weight_size, max(weight_size + 2 * computed_size, 2 * weight_size)
     return Division(
-        weight if on_gpu else 0,
+        weight_size if is_on_gpu else 0,
         ranks,
-        weight if on_gpu else 0,
+        weight_size if is_on_gpu else 0,
         ranks,
-        computed_bytes=computed,
+        computed_bytes=computed_size,
         kept_gradient_bytes=kept_bytes,
         # `fully_shard` keeps what a pass all-reduces among replicas until the pass ends, beside the sum of earlier passes.
-        pass_gradient_bytes=shard if ranks < cell.dp and 1 < passes == replica_reductions else 0.0,
-        waiting_gradient_bytes=computed,
-        unit_bytes=computed,
-        previous_unit_bytes=weight,
-        rest_bytes=rest,
-        optimizer_ranks=ranks if on_gpu else 0,
+        pass_gradient_bytes=shard_size if ranks < cell.dp and 1 < passes == replica_reductions else 0.0,
+        waiting_gradient_bytes=computed_size,
+        unit_bytes=computed_size,
+        previous_unit_bytes=weight_size,
+        rest_bytes=rest_size,
+        optimizer_ranks=ranks if is_on_gpu else 0,
         gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
-        gathered_bytes=computed,
+        gathered_bytes=computed_size,
     )
 
 
@@ -96,18 +97,18 @@ def list_fsdp2_terms(cell: Cell, model_part: ModelPart, *, reshards: bool) -> li
 def list_sharding_terms(cell: Cell, model_part: ModelPart, *, block_gathers: int, other_gathers: int) -> list[Term]:
     """The communication of sharding in a step. block_gathers, other_gathers: how often a step gathers the parameters inside and
     outside of blocks."""
-    weight, shards, units = weight_bytes(cell.precision), cell.shards, model_part.blocks + 1
+    weight_size, shards, units = weight_bytes(cell.precision), cell.shards, model_part.blocks + 1
     gathered = model_part.block_elements * block_gathers + (model_part.elements - model_part.block_elements) * other_gathers
-    gathers, reduced = model_part.blocks * block_gathers + other_gathers, model_part.elements * weight
+    gather_calls, gradient_bytes = model_part.blocks * block_gathers + other_gathers, model_part.elements * weight_size
     reductions, replica_reductions = count_reductions(cell)
     terms = [
         Term("parameters, each time they are gathered", "all_gather", computed_bytes(cell.precision) * gathered, shards,
-             calls=gathers, hides_in="step"),
-        _make_reduction_term("gradients", "reduce_scatter", reduced, shards, units, reductions),
+             calls=gather_calls, hides_in="step"),
+        _make_reduction_term("gradients", "reduce_scatter", gradient_bytes, shards, units, reductions),
     ]  # fmt: skip
     if (replicas := cell.dp // shards) > 1:
         name = "gradients' shards among replicas"
-        term = _make_reduction_term(name, "all_reduce", reduced / shards, replicas, units, replica_reductions)
+        term = _make_reduction_term(name, "all_reduce", gradient_bytes / shards, replicas, units, replica_reductions)
         terms.append(msgspec.structs.replace(term, axis="replicas"))
     return terms
 

@@ -33,14 +33,14 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
 def _list_vocabulary_terms(cell: Cell, part: ModelPart) -> list[Term]:
     """The communication of a split embedding, head and loss (Shoeybi et al., Megatron-LM, 2019, section 3)."""
     hidden_bytes, passes = _count_hidden_bytes(cell, part)[1], cell.gradient_accumulation_steps
-    uses = (
+    exchanges = (
         ("what the split embedding writes", hidden_bytes, part.has_split_embedding),
         ("gradient of what the split head reads", hidden_bytes, part.split_logit_rows > 0),
         ("of each row of logits: the largest, the sum of exponentials, the target's", SCALAR_BYTES * part.split_logit_rows, 3),
     )
     return [
         Term(name, "all_reduce", size * calls * passes, cell.tp, calls=calls * passes, axis="tp")
-        for name, size, calls in uses
+        for name, size, calls in exchanges
         if size * calls
     ]
 
@@ -56,16 +56,16 @@ def _list_split_terms(cell: Cell, part: ModelPart) -> list[Term]:
     """The communication of a rank's split blocks in a step, over the tensor-parallel ranks (Shoeybi et al., Megatron-LM, 2019,
     section 3)."""
     (output_bytes, input_bytes), passes = _count_hidden_bytes(cell, part), cell.gradient_accumulation_steps
-    forward, backward = part.reductions or (0, 0)
+    forward_reductions, backward_reductions = part.reductions or (0, 0)
     # Recomputation stops when it has all tensors that backward needs. The last all-reduce of a block would come later, so
     # recomputation does not repeat it.
-    outputs = (forward * part.blocks + (forward - 1) * part.recomputed_blocks) * passes
-    inputs = backward * part.blocks * passes
+    output_reductions = (forward_reductions * part.blocks + (forward_reductions - 1) * part.recomputed_blocks) * passes
+    input_reductions = backward_reductions * part.blocks * passes
     return [
         Term("what row-parallel layers write, such as those of attention and of the MLP", "all_reduce",
-             output_bytes * outputs, cell.tp, calls=outputs, axis="tp"),
-        Term("gradients of what column-parallel layers read", "all_reduce", input_bytes * inputs, cell.tp,
-             calls=inputs, axis="tp"),
+             output_bytes * output_reductions, cell.tp, calls=output_reductions, axis="tp"),
+        Term("gradients of what column-parallel layers read", "all_reduce", input_bytes * input_reductions, cell.tp,
+             calls=input_reductions, axis="tp"),
     ]  # fmt: skip
 
 
@@ -73,16 +73,16 @@ def _list_sequence_terms(cell: Cell, part: ModelPart) -> list[Term]:
     """As `_list_split_terms`, with sequence parallelism: a reduce-scatter and an all-gather replace each all-reduce. Layers
     that read the same hidden state, such as q, k and v, gather it once."""
     (output_bytes, input_bytes), passes = _count_hidden_bytes(cell, part), cell.gradient_accumulation_steps
-    blocks, recomputed = part.blocks * passes, part.recomputed_blocks * passes
-    uses = (
-        ("what column-parallel layers read", "all_gather", input_bytes, 2 * (blocks + recomputed)),
+    blocks, recomputed_blocks = part.blocks * passes, part.recomputed_blocks * passes
+    exchanges = (
+        ("what column-parallel layers read", "all_gather", input_bytes, 2 * (blocks + recomputed_blocks)),
         ("its gradient", "reduce_scatter", input_bytes, 2 * blocks),
-        ("what row-parallel layers write", "reduce_scatter", output_bytes, 2 * blocks + recomputed),
+        ("what row-parallel layers write", "reduce_scatter", output_bytes, 2 * blocks + recomputed_blocks),
         ("its gradient", "all_gather", output_bytes, 2 * blocks),
         ("what leaves the blocks, and the gradient of what enters them", "all_gather", input_bytes, 2 * passes),
         ("gradients of the layer norms, once a step", "all_reduce", weight_bytes(cell.precision) * part.partial_elements, 1),
     )
-    return [Term(name, op, size * calls, cell.tp, calls=calls, axis="tp") for name, op, size, calls in uses if size]
+    return [Term(name, op, size * calls, cell.tp, calls=calls, axis="tp") for name, op, size, calls in exchanges if size]
 
 
 def _list_pipeline_terms(cell: Cell, part: ModelPart) -> list[Term]:
@@ -90,9 +90,9 @@ def _list_pipeline_terms(cell: Cell, part: ModelPart) -> list[Term]:
     messages = part.messages * cell.gradient_accumulation_steps
     sent_bytes, weight = _count_hidden_bytes(cell, part)[1] * messages, weight_bytes(cell.precision)
     name = "hidden states to the next stage and their gradients to the stage before, each micro-batch"
-    shared = "gradient of a weight that stages have in common, once a step"
+    shared_name = "gradient of a weight that stages have in common, once a step"
     return [
         Term(name, "send", sent_bytes, cell.pp, calls=messages, axis="pp"),
-        *(Term(shared, "all_reduce", elements * weight, holders, axis="pp") for elements, holders in part.tied),
+        *(Term(shared_name, "all_reduce", elements * weight, holders, axis="pp") for elements, holders in part.tied),
         Term("the loss, from the last stage to all", "broadcast", SCALAR_BYTES, cell.pp, axis="pp"),
     ]  # fmt: skip

@@ -29,11 +29,11 @@ def divide_ddp(cell: Cell, parameters: int) -> Division:
 
 def list_ddp_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
     """What a rank of DDP sends in a step: its gradients in buckets, and rank 0's buffers."""
-    itemsize = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
-    size = model_part.elements * itemsize
-    buckets = max(1, -(-size // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
+    element_bytes = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
+    gradient_bytes = model_part.elements * element_bytes
+    buckets = max(1, -(-gradient_bytes // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
     name = "gradients, all buckets of a step together: 2 (n-1)/n psi"
-    gradients = Term(name, "all_reduce", size, cell.dp, calls=buckets, hides_in="last_backward")
+    gradients = Term(name, "all_reduce", gradient_bytes, cell.dp, calls=buckets, hides_in="last_backward")
     return [gradients, *_list_buffer_terms(cell, model_part)]
 
 

@@ -31,9 +31,9 @@ def _count_bucket_elements(cell: Cell, elements: float) -> float:
 def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     """What a rank of a ZeRO stage holds: the weights are in the precision of the computation, and the optimizer keeps fp32
     copies of the rank's part of them."""
-    options, rank_count, pure = cell.options, cell.dp, cell.precision == "bf16-pure"
+    options, rank_count, is_pure = cell.options, cell.dp, cell.precision == "bf16-pure"
     computed, accumulates = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps > 1
-    summed, sent = (2 if pure else 4), count_sent_gradient_bytes(cell)
+    summed, sent = (2 if is_pure else 4), count_sent_gradient_bytes(cell)
     division = Division(
         computed,
         # Without a cast, stage 2 adds the gradients of a pass, in a buffer of their own, to those of earlier passes.
@@ -57,10 +57,10 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     )
     if stage == 0:
         # DeepSpeed reduces a flat copy of the gradients in parts of 500 million elements, and the optimizer reads them in fp32.
-        copies = computed + (4 if computed == 2 else 0)
-        step = max(copies * min(1, ALL_REDUCED_ELEMENTS / parameters), copies - computed)
-        return msgspec.structs.replace(division, bucket_elements=0, reduction_bytes=step)
-    if stage == 1 and precision.COMPUTED_IN.get(cell.precision) and not pure:
+        copied_bytes = computed + (4 if computed == 2 else 0)
+        reduction_bytes = max(copied_bytes * min(1, ALL_REDUCED_ELEMENTS / parameters), copied_bytes - computed)
+        return msgspec.structs.replace(division, bucket_elements=0, reduction_bytes=reduction_bytes)
+    if stage == 1 and precision.COMPUTED_IN.get(cell.precision) and not is_pure:
         # DeepSpeed's BF16_Optimizer has no buckets. It keeps all gradients in fp32, in addition to the 16-bit gradients.
         return msgspec.structs.replace(
             division,
@@ -75,10 +75,10 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
     if stage < 3:
         return division
     partition_size = cast("int", options["hpz_partition_size"])
-    second_copy = computed * rank_count // partition_size if partition_size > 1 else 0
+    second_copy_bytes = computed * rank_count // partition_size if partition_size > 1 else 0
     return msgspec.structs.replace(
         division,
-        weight_bytes=computed + second_copy if options["offload_param"] == "none" else 0,
+        weight_bytes=computed + second_copy_bytes if options["offload_param"] == "none" else 0,
         weight_ranks=rank_count,
         # DeepSpeed gathers parameters ahead of their use until max_live_parameters are gathered
         gathers="everything",
@@ -101,24 +101,24 @@ def list_zero_terms(cell: Cell, model_part: ModelPart, *, stage: int) -> list[Te
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
     if stage == 0:
         return [Term("gradients, once a step", "all_reduce", gradient_bytes, rank_count, calls=calls)]
-    flags = Term("gradient norm and overflow, once a step", "all_reduce", 2 * SCALAR_BYTES, rank_count)
+    flag_term = Term("gradient norm and overflow, once a step", "all_reduce", 2 * SCALAR_BYTES, rank_count)
     if stage < 3:
         # Also at stage 2, DeepSpeed all-reduces whole buckets; textbooks assume a reduce-scatter.
-        times, when = (passes, "each pass") if stage == 2 else (1, "once a step")
+        exchange_count, when = (passes, "each pass") if stage == 2 else (1, "once a step")
         updated_bytes = elements * precision.computed_bytes(cell.precision)
         return [
-            Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes * times, rank_count,
-                 calls=calls * times, hides_in=window),
+            Term(f"gradients, whole buckets to every rank, {when}", "all_reduce", gradient_bytes * exchange_count, rank_count,
+                 calls=calls * exchange_count, hides_in=window),
             Term("updated parameters, once a step", "all_gather", updated_bytes, rank_count, calls=calls),
-            flags,
+            flag_term,
         ]  # fmt: skip
-    gathers = _list_gather_terms(cell, model_part)
-    if gathers is None:
+    gather_terms = _list_gather_terms(cell, model_part)
+    if gather_terms is None:
         return None
-    quantized = model_part.matrix_elements if cell.options["quantized_gradients"] else 0
-    exact_bytes = (elements - quantized) * count_sent_gradient_bytes(cell) * passes
-    reduces = Term("gradients, each pass", "reduce_scatter", exact_bytes, rank_count, calls=calls * passes, hides_in=window)
-    return [*gathers, reduces, *_list_quantized_terms(cell, quantized), flags]
+    quantized_elements = model_part.matrix_elements if cell.options["quantized_gradients"] else 0
+    exact_bytes = (elements - quantized_elements) * count_sent_gradient_bytes(cell) * passes
+    reduce_term = Term("gradients, each pass", "reduce_scatter", exact_bytes, rank_count, calls=calls * passes, hides_in=window)
+    return [*gather_terms, reduce_term, *_list_quantized_terms(cell, quantized_elements), flag_term]
 
 
 def _list_gather_terms(cell: Cell, model_part: ModelPart) -> list[Term] | None:

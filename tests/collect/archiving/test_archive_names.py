@@ -13,7 +13,7 @@ import support_collect as support
 
 from collect import cli
 from collect.archiving import anonymous, contents
-from collect.reading.load import Loaded, load_matrix
+from collect.reading.load import LoadedMatrix, load_matrix
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
 from shardlab.files import files
@@ -50,7 +50,7 @@ def workspace(tmp_path_factory) -> Workspace:
 
 
 @pytest.fixture(scope="module")
-def loaded(workspace) -> Loaded:
+def loaded(workspace) -> LoadedMatrix:
     return load_matrix(workspace, None)
 
 

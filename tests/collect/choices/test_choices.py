@@ -173,7 +173,7 @@ def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp
     }  # fmt: skip
     assert ranked == {}
     (family,) = found.choices
-    assert family.open
+    assert family.has_choice
     (fit,) = family.more_ranks
     assert (fit.fits, fit.does_not_fit, fit.over_the_limit, fit.unknown) == (["ddp"], ["fsdp2"], ["zero1"], ["tp", "zero3"])
     first, second = choice_text.decision_tree(family)[:2]
@@ -224,7 +224,7 @@ def test_cells_of_different_work_are_never_ranked_together(tmp_path, other):
     found = summarized(tmp_path, [(DDP, THRICE), (msgspec.structs.replace(FSDP, **other), THRICE)])
     contests = [contest for family in found.choices for contest in family.contests]
     assert [len(contest.contenders) for contest in contests] == [1, 1]
-    assert not any(family.open or family.questions for family in found.choices)
+    assert not any(family.has_choice or family.questions for family in found.choices)
     assert len({choice_text.family_title(family) for family in found.choices}) == len(found.choices)
 
 
@@ -472,7 +472,7 @@ def test_the_pareto_front_has_the_points_that_no_point_dominates():
 def test_head_to_head_shows_the_contest_with_most_cells(several):
     """The figure `Head to head` shows the ranks and the batch for which most cells were measured."""
     found = summary.summarize(several, "single")
-    (group,) = figure.groups(several, found)
+    (group,) = figure.group_by_workload(several, found)
     drawn = head_to_head.draw(group)
     assert "4 ranks with batch 8" in drawn.caption
     assert [trace["name"] for trace in drawn.data] == ["front", "ddp", "fsdp2", "zero1"]
@@ -483,7 +483,7 @@ def test_the_first_figure_and_the_first_choice_show_the_same_numbers_of_nodes(tm
     cells = [support.cell(name, 2, nnodes=nodes) for nodes in (2, 1) for name in ("ddp", "fsdp2")]
     loaded = load.load_matrix(prepare(tmp_path, [(one, THRICE) for one in cells]), None)
     found = summary.summarize(loaded, "ddp")
-    (group,) = figure.groups(loaded, found)
+    (group,) = figure.group_by_workload(loaded, found)
     drawn = head_to_head.draw(group)
     assert "on 2 ranks of 2 nodes with batch 8" in drawn.caption
     (choice,) = report_start.best_choices(found)

@@ -6,7 +6,7 @@ import pytest
 import support_collect as support
 
 from collect import cli
-from collect.explain.read_files import spans_text
+from collect.explain.read_files import format_line_numbers
 from collect.metric import set_workspace_metrics
 
 
@@ -147,7 +147,7 @@ def own_count(tmp_path, reads=""):
         "from collect.loading.loaded_run import Quantity\n"
         "from collect.metric import Metric, Reads\n"
         "METRICS = (Metric(name='count', unit='steps', direction='neither', definition='Timed steps.',\n"
-        f"                  of_run=lambda run: Quantity(run.world.height, 'steps'), {reads}),)\n"
+        f"                  of_run=lambda run: Quantity(run.world_steps.height, 'steps'), {reads}),)\n"
     )
     return workspace
 
@@ -169,5 +169,5 @@ def test_a_metric_of_the_workspace_that_declares_what_it_reads_names_its_lines(t
 
 
 def test_lines_are_written_as_spans():
-    assert spans_text([3, 4, 5, 7, 9, 10]) == "3-5, 7, 9-10"
-    assert spans_text([]) is None
+    assert format_line_numbers([3, 4, 5, 7, 9, 10]) == "3-5, 7, 9-10"
+    assert format_line_numbers([]) is None

@@ -13,7 +13,7 @@ import support_traces
 
 from collect import cli
 from collect.explain import read_files
-from collect.metric import WORK, all_metrics
+from collect.metric import WORK_KINDS, all_metrics
 from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
@@ -75,7 +75,7 @@ KINDS = {
     "communication_ns": ("collectives",),
     "overlap_ns": ("compute", "collectives"),
     "memory_ns": ("memory operations",),
-    **dict.fromkeys(("non_compute_ns", "idle_ns", "span_ns", "idle"), WORK),
+    **dict.fromkeys(("non_compute_ns", "idle_ns", "span_ns", "idle"), WORK_KINDS),
     "collectives": ("collectives",),
     "calls": ("collectives",),
     "launches": ("launched work",),
@@ -268,7 +268,7 @@ def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
 
 def declared_keys(reads):
     """What a metric declares to read, in the form of `read_keys`, with the keys that explain adds."""
-    places = read_files.list_places(reads)
+    places = read_files.list_read_parts(reads)
     files_of_keys = {"run": "run.json", "result": "result.json", "hosts": "env/*.json", "prediction": "prediction.json"}
     return {name: set(places[pattern]) for name, pattern in files_of_keys.items()} | {
         "breakdown": set(reads.breakdown),
@@ -284,10 +284,11 @@ def read_keys(notes):
     keys = {name: notes.innermost(name) for name in ("run", "result", "hosts", "prediction")}
     for name in ("breakdown", "trace"):
         keys[name] = {kind for path in notes.keys.get(name, ()) if path for kind in KINDS.get(path[0], ())}
-    all_steps, timed = notes.direct & {"steps", "step_records", "recorded_steps"}, notes.direct & {"timed", "world"}
-    steps = "all" if all_steps else "timed" if timed else "undisturbed" if "undisturbed" in notes.direct else None
-    samples = ("window" if "window" in notes.all_read else "before the training") if "samples" in notes.all_read else None
-    other = {"events": {"events", "clocks", "backend", "was_suspended"}, "validation": {"validation"}}
+    all_steps = notes.direct & {"steps", "step_records", "recorded_steps"}
+    timed = notes.direct & {"timed_steps", "world_steps"}
+    steps = "all" if all_steps else "timed" if timed else "undisturbed" if "undisturbed_steps" in notes.direct else None
+    samples = ("window" if "timed_window" in notes.all_read else "before the training") if "samples" in notes.all_read else None
+    other = {"events": {"events", "clock_offsets", "backend", "was_suspended"}, "validation": {"validation"}}
     read_others = {name for name, attributes in other.items() if attributes & notes.all_read}
     return {**keys, "steps": {steps}, "samples": {samples}, "other": read_others}
 

@@ -119,11 +119,11 @@ def test_an_export_that_fails_midway_keeps_the_previous_export(hostile, tmp_path
         raise InputError("no")
 
     loaded, found = hostile
-    export.write(markdown.EXPORT, loaded, found, tmp_path / "out")
+    export.write_export(markdown.EXPORT, loaded, found, tmp_path / "out")
     before = (tmp_path / "out" / "summary.md").read_text()
-    broken = export.Export(name="x", summary="", holds=markdown.EXPORT.holds, write=fails)
+    broken = export.Export(name="x", summary="", written_names=markdown.EXPORT.written_names, write=fails)
     with pytest.raises(InputError):
-        export.write(broken, loaded, found, tmp_path / "out")
+        export.write_export(broken, loaded, found, tmp_path / "out")
     assert (tmp_path / "out" / "summary.md").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -162,7 +162,7 @@ def test_markdown_escapes_every_text(texts):
 
 def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile, tmp_path):
     loaded, found = hostile
-    export.write(markdown.EXPORT, loaded, found, tmp_path / "out")
+    export.write_export(markdown.EXPORT, loaded, found, tmp_path / "out")
     text = (tmp_path / "out" / "summary.md").read_text()
     rows = rows_of(text)
     assert rows[0][:2] == ["Strategy", "Ranks"]
@@ -230,7 +230,7 @@ def test_latex_escapes_every_text(text):
 
 def test_latex_tables_balance_and_say_what_was_run(hostile, tmp_path):
     loaded, found = hostile
-    written = export.write(latex.EXPORT, loaded, found, tmp_path / "out")
+    written = export.write_export(latex.EXPORT, loaded, found, tmp_path / "out")
     assert {path.name for path in written} >= {"summary.tex", "claims.tex", "reported.tex"}
     for path in written:
         text = path.read_text()
@@ -272,7 +272,7 @@ def test_pdflatex_typesets_special_characters_as_they_are(tmp_path):
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="pdflatex is not installed")
 def test_latex_compiles_and_fits_the_page(hostile, tmp_path):
     loaded, found = hostile
-    written = export.write(latex.EXPORT, loaded, found, tmp_path / "out")
+    written = export.write_export(latex.EXPORT, loaded, found, tmp_path / "out")
     inputs = "\n".join(rf"\input{{{path}}}" for path in written)
     head = r"\documentclass{article}\usepackage{array,booktabs,longtable}\begin{document}"
     (tmp_path / "all.tex").write_text(f"{head}\n{inputs}\n\\end{{document}}\n")

@@ -39,7 +39,7 @@ def workspace(tmp_path_factory) -> Workspace:
 @pytest.fixture(scope="module")
 def runs(workspace):
     loaded = load.load_matrix(workspace, None)
-    return {run.id: run for run in tracked_run.tracked_runs(loaded, summary.summarize(loaded, "single"))}
+    return {run.id: run for run in tracked_run.list_tracked_runs(loaded, summary.summarize(loaded, "single"))}
 
 
 @pytest.fixture
@@ -91,13 +91,13 @@ def test_a_run_is_tracked_as_it_was_recorded(runs):
     single, lost, ddp, waits = (runs[f"{cell.name()}-{tail}"] for cell, tail in (
         (SINGLE, "r1"), (DDP, "r1"), (DDP, "r1-a2"), (DDP, "r2")))  # fmt: skip
     assert [run.state for run in (single, lost, ddp, waits)] == ["completed", "oom", "completed", "planned"]
-    assert [len(run.points) for run in (single, lost, ddp, waits)] == [10, 3, 10, 0]
-    third = ddp.points[2]
+    assert [len(run.timed_steps) for run in (single, lost, ddp, waits)] == [10, 3, 10, 0]
+    third = ddp.timed_steps[2]
     slowest = max(support.step_ms(DDP, rank, 3, 1) for rank in (0, 1))
     assert third.values["step_ms"] == slowest
     assert third.values["throughput_per_s"] == pytest.approx(1000 * 2 * support.TOKENS / slowest)
     assert third.values["loss"] == pytest.approx(support.loss_at(4))
-    assert single.points[4].values.items() >= {"validation_loss": 1.5, "validation_accuracy_pct": 25.0}.items()
+    assert single.timed_steps[4].values.items() >= {"validation_loss": 1.5, "validation_accuracy_pct": 25.0}.items()
     assert ddp.config.items() >= {"strategy": "ddp", "gpus": 2, "optimizer.lr": 3e-4, "attempt": 2, "rehearsal": True}.items()
     assert (ddp.group, ddp.tags) == ("ddp ×2", ["quickstart", "ddp", "completed", "rehearsal"])
     assert ddp.metrics["throughput_per_s"] > 0
@@ -154,8 +154,8 @@ def wandb_is(folder, runs):
             if record.HasField("history")
         ]
         history = [row for row in history if "loss" in row]
-        assert [row["_step"] for row in history] == [point.step for point in wanted.points]
-        for row, point in zip(history, wanted.points, strict=True):
+        assert [row["_step"] for row in history] == [point.step for point in wanted.timed_steps]
+        for row, point in zip(history, wanted.timed_steps, strict=True):
             assert row.items() >= point.values.items()
             assert row["_timestamp"] == point.wall_s
         ended = {}
@@ -198,7 +198,7 @@ def mlflow_is(folder, runs):
         assert run.data.tags.items() >= {"group": wanted.group, "state": wanted.state}.items()
         assert {key: run.data.metrics[f"metrics/{key}"] for key in wanted.metrics} == wanted.metrics
         losses = client.get_metric_history(run.info.run_id, "loss")
-        assert [(one.step, one.value) for one in losses] == [(point.step, point.values["loss"]) for point in wanted.points]
+        assert [(one.step, one.value) for one in losses] == [(point.step, point.values["loss"]) for point in wanted.timed_steps]
     return client, experiment
 
 
@@ -219,10 +219,10 @@ def tensorboard_is(folder, runs):
         read = EventAccumulator(str(folder / name))
         read.Reload()
         for key in ("loss", "step_ms", "throughput_per_s"):
-            points = read.Scalars(key) if wanted.points else []
-            assert [(one.step, one.wall_time) for one in points] == [(point.step, point.wall_s) for point in wanted.points]
+            points = read.Scalars(key) if wanted.timed_steps else []
+            assert [(one.step, one.wall_time) for one in points] == [(point.step, point.wall_s) for point in wanted.timed_steps]
             # Values are compared approximately, because TensorBoard stores them in float32.
-            assert [one.value for one in points] == pytest.approx([point.values[key] for point in wanted.points])
+            assert [one.value for one in points] == pytest.approx([point.values[key] for point in wanted.timed_steps])
         ended = {key: read.Scalars(f"metrics/{key}")[0].value for key in wanted.metrics}
         assert ended == pytest.approx(wanted.metrics)
         told = [

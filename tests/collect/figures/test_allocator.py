@@ -69,7 +69,7 @@ def write(run_folder, content):
 
 def drawn(workspace):
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     return [draw(group) for draw in FIGURES]
 
 

@@ -41,7 +41,7 @@ ESTIMATES = {
 
 def drawn(workspace, draw, baseline="single"):
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, baseline))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, baseline))
     found = draw(group)
     assert found is None or {*found.cells} & {mark.row.id for mark in group.marks}, "a figure names the cells that it shows"
     return found, group
@@ -102,7 +102,7 @@ def test_the_parts_of_a_step_add_up_to_its_span(gpu):
     parts = [part(found, name) for name in ("compute", "exposed communication", "exposed memory operations", "idle")]
     spans = []
     for mark in group.marks[:2]:
-        runs = [run.breakdowns for run in mark.cell.completed]
+        runs = [run.breakdowns for run in mark.cell.completed_runs]
         spans.append(sum(sum(one.span_ns / one.steps for one in run) / len(run) for run in runs) / len(runs) / 1e6)
     assert parts[1][0] == 0
     assert all(value > 0 for values in parts for value in values[1:])

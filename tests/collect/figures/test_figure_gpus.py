@@ -46,7 +46,7 @@ def drawn(path, of):
     for number, host in enumerate(HOSTS):
         sampled(folder, host, lambda place, t, number=number: of(uuids[8 * number + place], 8 * number + place, t))
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "ddp"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "ddp"))
     return telemetry.draw_gpus(group), telemetry.draw_hosts(group)
 
 
@@ -130,7 +130,7 @@ def test_without_gpus_the_figure_of_gpus_is_not_drawn(tmp_path):
     support.keep(workspace, [support.cell()], repeats=1)
     support.completed(workspace, support.cell())
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     assert telemetry.draw_gpus(group) is None
 
 

@@ -157,7 +157,7 @@ def figures(tmp_path_factory):
     for build in (earlier, scales, layers, collectives, pipelines, categories, trainings):
         workspace, baseline = build(tmp_path_factory.mktemp("figures") / build.__name__)
         loaded = load.load_matrix(workspace, None)
-        groups = figure.groups(loaded, summary.summarize(loaded, baseline))
+        groups = figure.group_by_workload(loaded, summary.summarize(loaded, baseline))
         drawn = [found for draw in support_report.page_figures() for group in groups if (found := draw(group)) is not None]
         made[build.__name__] = {found.name: describe_figure(found) for found in drawn}
     return made

@@ -38,7 +38,7 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
         prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     drawn = draw_theory(group)
     bars = {
         bar["name"]: dict(zip((entry[0] for entry in bar["customdata"]), bar["x"], strict=True))
@@ -74,13 +74,13 @@ def test_cells_are_chosen_among_those_with_a_prediction(tmp_path):
         if what.gpus == 2:
             prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     assert draw_theory(group) is not None
 
 
 def test_without_predictions_there_is_no_figure(tmp_path):
     loaded = load.load_matrix(support.matrix(tmp_path), None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     assert draw_theory(group) is None
 
 
@@ -92,7 +92,7 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     predicted = Prediction(memory_by_category={"parameter": exact_range(GIB)})
     prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, "single"))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     drawn = draw_theory(group)
     assert [entry["name"] for entry in drawn.data if entry["type"] == "bar"] == ["parameter"]
     assert "xaxis2" not in drawn.layout
@@ -116,7 +116,7 @@ def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processe
             prediction_path(path).write_bytes(msgspec.json.encode(predicted))
         loaded = load.load_matrix(workspace, None)
         summarized = summary.summarize(loaded, "ddp")
-        (group,) = figure.groups(loaded, summarized)
+        (group,) = figure.group_by_workload(loaded, summarized)
         tensors = {cell.id: memory for cell in loaded.cells if (memory := tensor_memory(cell))}
         (choice,) = report_start.best_choices(summarized, tensors)
         return head_to_head.draw(group), dict(choice.best)["Least memory per rank"]

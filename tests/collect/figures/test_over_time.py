@@ -158,7 +158,7 @@ def test_a_run_without_samples_has_no_curve():
 
 def group_of(workspace, baseline="single"):
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summary.summarize(loaded, baseline))
+    (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, baseline))
     return group
 
 
@@ -225,7 +225,7 @@ def test_panels_show_the_numbers_of_the_metrics(on_gpus):
         values = known(line)
         assert values == pytest.approx([metrics[metric].value] * len(values))
         blank = [line["x0"] + place * line["dx"] for place, value in enumerate(line["y"]) if value is None]
-        first_s = steps.find_timed_window(group.marks[0].cell.completed[0].timed)[0] - support.START_S
+        first_s = steps.find_timed_window(group.marks[0].cell.completed_runs[0].timed_steps)[0] - support.START_S
         assert all(0.4 < moment + first_s < 0.9 for moment in blank)
         assert len(blank) * line["dx"] == pytest.approx(0.3, abs=2 * line["dx"] + 0.02)
         assert not line["connectgaps"]
@@ -328,7 +328,7 @@ def test_memory_by_run_is_the_largest_rank_and_blank_during_profiled_steps(tmp_p
     (line,) = memory_over_time.draw_memory_by_run(group).data
     peak = group.marks[0].row.metrics["peak_memory_bytes"].value / 2**30
     assert line["y"] == [None if step == 4 else pytest.approx(peak, rel=1e-4) for step in range(1, 11)]
-    rows = group.marks[0].cell.completed[0].timed.filter(pl.col("rank") == 0)["wall_s"]
+    rows = group.marks[0].cell.completed_runs[0].timed_steps.filter(pl.col("rank") == 0)["wall_s"]
     assert line["x"] == pytest.approx((rows - rows[0]).to_list(), abs=1e-3)
 
 

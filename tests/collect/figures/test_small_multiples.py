@@ -73,7 +73,7 @@ def test_each_strategy_has_a_panel_with_its_own_lines_and_all_others_in_grey(gro
     assert lines.keys() == set(itertools.product(STRATEGIES, names)) - missing
     of_cell = {(mark.cell.cell.strategy, f"batch {mark.cell.cell.global_batch_size}"): mark.cell for mark in group.marks}
     for place, line in lines.items():
-        assert line["y"] == of_cell[place].completed[0].world["loss"].to_list()
+        assert line["y"] == of_cell[place].completed_runs[0].world_steps["loss"].to_list()
     grey = [line for line in drawn.data if line["name"] == "other panels"]
     assert len(grey) == len(STRATEGIES)
     assert [line["y"].count(None) for line in grey] == [71, 72] + [71] * 8  # each line ends in a gap, ddp has one line less

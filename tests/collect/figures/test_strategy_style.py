@@ -121,7 +121,7 @@ def drawn(path, cells, completed):
         support.completed(workspace, cell)
     loaded = load.load_matrix(workspace, None)
     summarized = summary.summarize(loaded, "single")
-    return figure.groups(loaded, summarized), page.draw_figures(loaded, summarized)
+    return figure.group_by_workload(loaded, summarized), page.draw_figures(loaded, summarized)
 
 
 @pytest.mark.parametrize("name", ["paper1", "paper2", "paper3", "paper4", "paper5", "quickstart", "paper3-faults"])

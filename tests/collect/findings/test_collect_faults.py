@@ -111,14 +111,14 @@ def test_a_cell_with_a_fault_is_marked_in_labels_and_remarks(summarized):
     (remark,) = [said for said in summary.remarks if "not those of an ordinary run" in said]
     assert all(label in remark for label in labels if ", " in label)
     assert labels[0] not in remark.split(": ")[1].split("; ")
-    only = [row for row in summary.rows if "slowed" in str(row.flat.get("fault"))]
-    assert [column.name for column in columns.make_table(only).main.columns][:3] == ["strategy", "gpus", "fault"]
+    only = [row for row in summary.rows if "slowed" in str(row.flat_cell.get("fault"))]
+    assert [column.name for column in columns.make_cell_tables(only).main.columns][:3] == ["strategy", "gpus", "fault"]
     assert all("slowed" in label for label in columns.row_labels(only)), "also if all cells have the fault"
 
 
 def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):
     _, summary = summarized
-    fault_of = {row.id: row.flat.get("fault") for row in summary.rows}
+    fault_of = {row.id: row.flat_cell.get("fault") for row in summary.rows}
     assert [fault_of[row.baseline] == fault_of[row.id] for row in summary.rows if row.baseline] == [True] * 4
     for family in summary.choices:
         assert len({fault_of[one.cell] for contest in family.contests for one in contest.contenders}) == 1
@@ -132,7 +132,7 @@ def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
         assert table.title in text
     assert slowed.texts[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
     assert lost.texts[0][4] == ""
-    (group,) = figure.groups(loaded, summary)
+    (group,) = figure.group_by_workload(loaded, summary)
     drawn = step_parts.draw_stragglers(group)
     bars = {trace["name"]: trace["x"] for trace in drawn.data if trace["type"] == "bar"}
     assert bars["waiting for others"] == pytest.approx([0, 25, 0, 0])
@@ -148,8 +148,8 @@ def test_a_matrix_without_faults_has_neither_tables_nor_figure(tmp_path):
     loaded = load.load_matrix(workspace, None)
     summary = summarize(loaded, "ps-sync")
     assert fault_text.fault_tables(summary, summary.labels_by_cell) == []
-    assert injected_faults.fault_remarks(summary.rows) == []
-    (group,) = figure.groups(loaded, summary)
+    assert injected_faults.describe_cells_with_faults(summary.rows) == []
+    (group,) = figure.group_by_workload(loaded, summary)
     assert step_parts.draw_stragglers(group) is None
     assert scaling.draw_pull_interval(group) is None
 
@@ -166,7 +166,7 @@ def test_the_interval_of_pulls_is_an_axis_of_a_figure(tmp_path):
         }
         train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9), **counts(staleness), **found)
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summarize(loaded, "ps-sync"))
+    (group,) = figure.group_by_workload(loaded, summarize(loaded, "ps-sync"))
     drawn = scaling.draw_pull_interval(group)
     assert [trace["x"] for trace in drawn.data] == [[1, 4]] * 4
     assert [trace["y"] for trace in drawn.data[:3]] == [pytest.approx([51, 55]), [1, 5], [10, 2]]

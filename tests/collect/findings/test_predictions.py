@@ -103,9 +103,9 @@ def test_traffic_is_that_of_all_ranks_and_not_scored_for_a_pipeline(workspace):
 
 def test_energy_is_that_of_a_step(workspace):
     """The GPU draws 300 W. The expected energy of a step is computed from the times of the step records (about 59 ms)."""
-    run = load.load_matrix(workspace, None).cells[0].completed[0]
-    first, last = run.window
-    measured = WATTS * (last - first) / (run.world.height - 1)
+    run = load.load_matrix(workspace, None).cells[0].completed_runs[0]
+    first, last = run.timed_window
+    measured = WATTS * (last - first) / (run.world_steps.height - 1)
     both = [
         one.metrics["energy_over_prediction"]
         for one in summary.summarize(load.load_matrix(workspace, None), "ddp").rows[0].runs

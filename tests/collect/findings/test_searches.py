@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from support_collect import cell, completed, failed, keep, run_file
 
-from collect.findings.searches import search_results
+from collect.findings.searches import list_search_results
 from collect.reading.load import load_matrix
 from collect.report import text_tables
 from collect.summary import summarize
@@ -63,7 +63,7 @@ def test_each_try_of_a_search_is_a_row_and_one_row_has_the_largest_batch(workspa
 def test_the_report_lists_the_tries_of_a_search_in_order(workspace):
     searched(workspace)
     loaded = load_matrix(workspace, None)
-    ddp, fsdp2 = search_results(loaded.searches)
+    ddp, fsdp2 = list_search_results(loaded.searches)
     ends = "1 completed → 2 completed → 4 completed → 8 oom → 6 oom → 5 completed"
     (texts,) = text_tables.make_searches_table([ddp]).texts
     assert texts == ["ddp ×2", "gpu_batch_size, the largest that fits", "1", "the largest that fits is 5", ends]

@@ -13,24 +13,24 @@ from shardlab.matrix.expression import Expression, ExpressionError
 
 
 def test_noise_is_pooled_over_the_cells_that_were_repeated():
-    found = statistics.pooled_noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # relative variance: (2 (2/12)² + 0) / 3
-    assert (found.degrees, found.cells) == (3, 2)
-    assert found.relative == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
-    assert statistics.pooled_noise([[1.0], [2.0]]) is None
-    assert statistics.standard_error([100.0], found) == (pytest.approx(100 * found.relative), 3)
-    assert statistics.standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
-    assert statistics.standard_error([100.0], None) is None
-    assert statistics.standard_error([0.0], found) is None
-    assert statistics.standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
+    found = statistics.pool_noise([[10.0, 12.0, 14.0], [100.0], [50.0, 50.0]])  # relative variance: (2 (2/12)² + 0) / 3
+    assert (found.degrees_of_freedom, found.cell_count) == (3, 2)
+    assert found.relative_deviation == pytest.approx((2 * (2 / 12) ** 2 / 3) ** 0.5)
+    assert statistics.pool_noise([[1.0], [2.0]]) is None
+    assert statistics.compute_standard_error([100.0], found) == (pytest.approx(100 * found.relative_deviation), 3)
+    assert statistics.compute_standard_error([10.0, 12.0, 14.0], found) == (pytest.approx(2 / 3**0.5), 2)
+    assert statistics.compute_standard_error([100.0], None) is None
+    assert statistics.compute_standard_error([0.0], found) is None
+    assert statistics.compute_standard_error([1.0, 3.0], None) == (pytest.approx(1.0), 1)
     # The standard deviation of two repeats has only one degree of freedom, so it is very uncertain. The pooled noise of all
     # cells is used instead.
-    assert statistics.standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative / 2**0.5), 3)
+    assert statistics.compute_standard_error([1.0, 3.0], found) == (pytest.approx(2 * found.relative_deviation / 2**0.5), 3)
 
 
 def test_outliers_are_reported_and_kept():
-    assert statistics.outlier_indexes([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
-    assert statistics.outlier_indexes([10.0, 10.1, 13.0]) == []
-    assert statistics.outlier_indexes([]) == []
+    assert statistics.find_outlier_indexes([10.0, 10.1, 9.9, 10.05, 13.0]) == [4]
+    assert statistics.find_outlier_indexes([10.0, 10.1, 13.0]) == []
+    assert statistics.find_outlier_indexes([]) == []
     times = (10.0, 10.1, 9.9, 10.05, 13.0)
     runs = [RunRow(f"r{place}", place, 1, "completed", "", {"train_time_s": time}) for place, time in enumerate(times)]
     values = [run.metrics["train_time_s"] for run in runs]
@@ -52,7 +52,7 @@ def test_two_cells_that_are_the_same_are_rarely_distinguished(n):
         values = {}
         for name in ("a()", "b()"):
             drawn = [luck.gauss(100, 1) for _ in range(n)]
-            error, degrees = statistics.standard_error(drawn, statistics.pooled_noise([drawn]))
+            error, degrees = statistics.compute_standard_error(drawn, statistics.pool_noise([drawn]))
             values[name] = draws.draw_mean(sum(drawn) / n, error, degrees, f"{name} {trial}")
         wrong += not 0.025 < draws.share_of_draws(test, values) < 0.975
     assert wrong <= 400 * 0.05 + 13  # 5 % of 400 pairs, plus three standard deviations of this count
@@ -71,7 +71,7 @@ def test_two_cells_that_differ_by_ten_standard_deviations_are_distinguished(n, l
         values = {}
         for name, mean in (("a()", 100), ("b()", 110)):
             drawn = [luck.gauss(mean, 1) for _ in range(n)]
-            error, degrees = statistics.standard_error(drawn, statistics.pooled_noise([drawn]))
+            error, degrees = statistics.compute_standard_error(drawn, statistics.pool_noise([drawn]))
             values[name] = draws.draw_mean(sum(drawn) / n, error, degrees, f"{name} {trial}")
         right += draws.share_of_draws(test, values) > 0.975
     assert right >= least

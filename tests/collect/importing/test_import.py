@@ -331,7 +331,7 @@ def test_steps_as_json_lines_and_of_the_trainer_are_read(tmp_path):
     text = '{"event": "start"}\n' + "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3, "loss"\n'
     run = imported(tmp_path, {"steps.jsonl": text})
     assert run.steps.select("rank", "step", "step_ms").rows() == [(0, 1, 100), (0, 2, 84), (1, 1, 100), (1, 2, 86)]
-    assert (run.cell.gpus, run.world["step_ms"].to_list(), run.world["units"].to_list()) == (2, [100, 86], [1, 1])
+    assert (run.cell.gpus, run.world_steps["step_ms"].to_list(), run.world_steps["units"].to_list()) == (2, [100, 86], [1, 1])
     assert run.run.imported[0].unread_lines == 2
     state = {
         "log_history": [

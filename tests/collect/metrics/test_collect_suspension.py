@@ -83,7 +83,7 @@ def test_a_suspension_between_two_steps_removes_no_step(workspace):
             lines.write(msgspec.structs.replace(record, wall_s=record.wall_s + 60 * (record.step > 5 and not record.warmup)))
     support.event(folder, "stood_still", records[6].wall_s - support.START_S + 59, seconds=58)
     (cell,) = load_matrix(workspace, None).cells
-    assert not cell.runs[1].timed["watched"].any()
+    assert not cell.runs[1].timed_steps["watched"].any()
     assert not {"train_time_s", "epoch_time_s"} & set(compute_quantities(cell.runs[1]))
 
 

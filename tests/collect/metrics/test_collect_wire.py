@@ -110,5 +110,7 @@ def test_uncertain_clocks_of_several_hosts_widen_the_bounds():
     near = ClockOffset(0.001, 0.0005)
     far = ClockOffset(0.4, 0.0005)
     assert wire.wire_difference(loaded(0.03125, nnodes=2)) is None
-    assert wire.wire_difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": near}})).value == pytest.approx(0)
-    assert wire.wire_difference(loaded(0.03125, nnodes=2, clocks={"h": {"start": near, "end": far}})) is None
+    assert wire.wire_difference(
+        loaded(0.03125, nnodes=2, clock_offsets={"h": {"start": near, "end": near}})
+    ).value == pytest.approx(0)
+    assert wire.wire_difference(loaded(0.03125, nnodes=2, clock_offsets={"h": {"start": near, "end": far}})) is None

@@ -20,7 +20,7 @@ from collect.drawing.traces import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
 from collect.loading.loaded_run import Quantity
-from collect.metric import Compared, all_metrics
+from collect.metric import MeanPair, all_metrics
 from collect.metrics import (
     bubble,
     checkpoints,
@@ -365,7 +365,7 @@ def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():
 
 def test_the_loss_of_the_world_weighs_ranks_by_their_units():
     assert final_loss(measured(TWO_RANKS)).value == pytest.approx(2.0)
-    assert steps.join_world_steps(measured(TWO_RANKS).timed)["loss"].to_list() == pytest.approx([2.5, 2.0])
+    assert steps.join_world_steps(measured(TWO_RANKS).timed_steps)["loss"].to_list() == pytest.approx([2.5, 2.0])
 
 
 def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
@@ -511,14 +511,14 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
     strong, weak = support.cell("ddp", 4, micro_batch_size=2), support.cell("ddp", 4, global_batch_size=32, micro_batch_size=8)
     other = support.cell("ddp", 4, global_batch_size=64, micro_batch_size=16)
     for what, kind in ((strong, "strong"), (weak, "weak")):
-        compared = Compared(what, 300.0, single, 100.0)
+        compared = MeanPair(what, 300.0, single, 100.0)
         assert (scaling.speed_up(compared).value, scaling.speed_up(compared).kind) == (pytest.approx(3), kind)
         assert (scaling.scaling_efficiency(compared).value, scaling.scaling_efficiency(compared).unit) == (
             pytest.approx(75),
             "%",
         )
-    assert scaling.speed_up(Compared(other, 300.0, single, 100.0)) is None
-    assert scaling.scaling_efficiency(Compared(strong, 300.0, single, 0.0)) is None
+    assert scaling.speed_up(MeanPair(other, 300.0, single, 100.0)) is None
+    assert scaling.scaling_efficiency(MeanPair(strong, 300.0, single, 0.0)) is None
 
 
 def test_the_interval_is_students():
@@ -556,11 +556,11 @@ def test_no_degree_of_freedom_has_no_quantile():
 )
 def test_a_host_whose_sampler_ended_early_is_reported_to_lack_samples(times, incomplete, coverage_pct):
     seen = measured(WINDOW, [sample(9, host="b"), sample(10, host="b"), *(sample(time) for time in times)])
-    found = {entry.host: entry for entry in telemetry.compute_coverage("r", seen.timed, seen.samples, ["a"], {}, {}, {})}
+    found = {entry.host: entry for entry in telemetry.compute_coverage("r", seen.timed_steps, seen.samples, ["a"], {}, {}, {})}
     entry = found["a"]
     assert (entry.samples, entry.incomplete, entry.coverage_pct) == (len(times), incomplete, pytest.approx(coverage_pct))
     assert found["b"].incomplete == "no samples in the last 10.0 s"  # b has samples, but ["a"] does not list it
-    nothing_timed = telemetry.compute_coverage("r", seen.timed.clear(), seen.samples, ["a"], {}, {}, {})
+    nothing_timed = telemetry.compute_coverage("r", seen.timed_steps.clear(), seen.samples, ["a"], {}, {}, {})
     assert [entry.incomplete for entry in nothing_timed] == ["", ""]
 
 
@@ -707,8 +707,8 @@ def test_ranks_that_share_a_model_count_their_units_once():
         rank: [StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=1.0, units=64, step_ms=500.0)] for rank in range(4)
     }
     frames = steps.build_step_frames(steps.RecordedSteps(records, ranks=4, data_ranks=2))
-    assert frames.timed["units"].sum() == 128
-    assert frames.world["loss"].to_list() == [1.0]
+    assert frames.timed_steps["units"].sum() == 128
+    assert frames.world_steps["loss"].to_list() == [1.0]
 
 
 def test_memory_when_memory_ran_out_is_that_of_the_rank_that_says_the_most(tmp_path, capsys):

@@ -19,7 +19,7 @@ FUNCTIONS = {metric.name: metric.of_run for metric in network.METRICS}
 
 
 def covered(run, ends=None, clocks=None):
-    (entry,) = telemetry.compute_coverage("r", run.timed, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
+    (entry,) = telemetry.compute_coverage("r", run.timed_steps, run.samples, [], ends or {}, clocks or {}, run.clock_steps)
     return entry
 
 

@@ -16,7 +16,7 @@ from shardlab.workspace.workspace import Workspace
 
 
 def every(workspace) -> list[LoadedRun]:
-    return [run for cell in load.load_matrix(workspace, None).cells for run in (*cell.runs, *cell.earlier)]
+    return [run for cell in load.load_matrix(workspace, None).cells for run in (*cell.runs, *cell.earlier_attempts)]
 
 
 @pytest.fixture

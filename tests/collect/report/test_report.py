@@ -251,16 +251,16 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
         support.completed(workspace, what, gpu=True)
     found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
-    table = {column.name: column for column in columns.make_table(summarized.rows).main.columns}
+    table = {column.name: column for column in columns.make_cell_tables(summarized.rows).main.columns}
     assert (table["peak_memory_bytes"].heading, table["peak_memory_bytes"].unit) == ("Peak GPU memory", "GiB")
     assert float(table["gpu_pct"].text(summarized.rows[0]).value) == pytest.approx(81, abs=0.3)
     assert [table["speed_up"].text(row).remark for row in summarized.rows] == ["strong", "strong", "strong", "weak"]
     assert columns.row_labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
-    (group,) = figure.groups(found, summarized)
+    (group,) = figure.group_by_workload(found, summarized)
     lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw_scaling(group).data}
     assert lines["ddp"][0] == [2, 4]
     assert lines["ideal"] == ([1, 4], [1, 4])
-    (group,) = figure.groups(found, summary.summarize(found, "ddp"))
+    (group,) = figure.group_by_workload(found, summary.summarize(found, "ddp"))
     lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw_scaling(group).data}
     assert lines["ideal"] == ([1, 4], [0.5, 2])
     assert lines["ddp"][1][0] == 1
@@ -275,7 +275,7 @@ def test_the_axes_of_the_throughput_figure_hold_every_cell_and_interval(tmp_path
             support.completed(workspace, what, repeat)
     found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
-    (group,) = figure.groups(found, summarized)
+    (group,) = figure.group_by_workload(found, summarized)
     drawn = cell_rows.draw_throughput(group)
     widest = max(row.metrics["throughput_per_s"].high for row in summarized.rows)
     assert widest < drawn.layout["xaxis"]["range"][1] < 1.2 * widest
@@ -290,7 +290,7 @@ def test_a_throughput_is_shown_with_half_of_its_interval(tmp_path):
         support.completed(workspace, support.cell(), repeat)
     (row,) = summary.summarize(load.load_matrix(workspace, None), "single").rows
     estimate = row.metrics["throughput_per_s"]
-    (column,) = [one for one in columns.make_table([row]).main.columns if one.name == "throughput_per_s"]
+    (column,) = [one for one in columns.make_cell_tables([row]).main.columns if one.name == "throughput_per_s"]
     half = float(column.text(row).remark.removeprefix("± ").replace(",", ""))
     assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
@@ -303,7 +303,7 @@ def test_differing_units_are_shown_beside_each_number(tmp_path):
     run = support.completed(workspace, image)
     run.result.write_text(run.result.read_text().replace('"tokens"', '"images"'))
     summarized = summary.summarize(load.load_matrix(workspace, None), "single")
-    table = {column.name: column for column in columns.make_table(summarized.rows).main.columns}
+    table = {column.name: column for column in columns.make_cell_tables(summarized.rows).main.columns}
     assert table["throughput_per_s"].unit == ""
     assert [table["throughput_per_s"].text(row).remark for row in summarized.rows] == ["tokens/s", "images/s"]
     assert "seq_len" not in table
@@ -317,7 +317,7 @@ def test_a_baseline_of_several_units_gives_no_ideal(tmp_path):
     runs = [support.completed(workspace, what, repeat) for what in (support.cell(), ddp) for repeat in (1, 2)]
     runs[0].result.write_text(runs[0].result.read_text().replace('"tokens"', '"images"'))
     found = load.load_matrix(workspace, None)
-    (group,) = figure.groups(found, summary.summarize(found, "single"))
+    (group,) = figure.group_by_workload(found, summary.summarize(found, "single"))
     drawn = cell_rows.draw_throughput(group)
     assert drawn.data[1]["x"] == []
 
@@ -604,8 +604,8 @@ def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp
     """The exported table has the same columns for a workspace without runs."""
     workspace = Workspace(tmp_path)
     support.keep(workspace, [support.cell()])
-    empty = flat_tables.summary_frame(summary.summarize(load.load_matrix(workspace, None), "single"))
-    assert empty.schema == flat_tables.summary_frame(summary.summarize(loaded, "single")).schema
+    empty = flat_tables.make_summary_frame(summary.summarize(load.load_matrix(workspace, None), "single"))
+    assert empty.schema == flat_tables.make_summary_frame(summary.summarize(loaded, "single")).schema
 
 
 def test_labels_name_each_value_of_a_users_own_key_alike():
@@ -625,7 +625,7 @@ def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
         for step, share in ((5, 0.5), (10, 0.75)):
             lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
     found = load.load_matrix(workspace, None)
-    drawn = [training.draw_accuracy(group) for group in figure.groups(found, summary.summarize(found, "single"))]
+    drawn = [training.draw_accuracy(group) for group in figure.group_by_workload(found, summary.summarize(found, "single"))]
     (line,) = drawn[0].data
     assert line["y"] == [50.0, 75.0]
     assert line["x"][0] == pytest.approx(sum(support.step_ms(validated, 0, step, 1) for step in range(1, 6)) / 1000)
@@ -639,7 +639,7 @@ def test_epochs_are_drawn_with_their_running_average_and_spread(tmp_path):
         support.completed(workspace, with_epochs, repeat, found={"epoch_time_s": [4.0, 2.0, 3.0]})
         support.completed(workspace, without, repeat)
     found = load.load_matrix(workspace, None)
-    (group,) = figure.groups(found, summary.summarize(found, "single"))
+    (group,) = figure.group_by_workload(found, summary.summarize(found, "single"))
     dots, line = training.draw_epoch_time(group).data
     assert (dots["x"], dots["y"]) == ([1, 2, 3], [4, 2, 3])
     assert line["y"] == [4, 3, 3]

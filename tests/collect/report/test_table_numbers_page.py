@@ -69,7 +69,7 @@ def profiled(cell):
         overlap_ns=1, kernels=[], collectives=[EventTally("all_reduce", 3, 7_002_000)],
     )  # fmt: skip
     traces = SimpleNamespace(answers=RunAnswers(ranks), analyses=ranks, exact=[exact])
-    return SimpleNamespace(id=cell, completed=[SimpleNamespace(traces=traces)])
+    return SimpleNamespace(id=cell, completed_runs=[SimpleNamespace(traces=traces)])
 
 
 def coverage(host, samples, share_pct, gap_s, incomplete):
@@ -85,14 +85,14 @@ def tables(tmp_path_factory):
     found = summary.summarize(loaded, "single")
     cell, baseline = found.rows[1].id, found.rows[0].id
     one = SimpleNamespace(cells=[profiled(cell)])
-    found.collectives, found.groups = trace_tables.list_collectives(one), trace_answers.group_traffic(one)
+    found.collectives, found.groups = trace_tables.list_collectives(one), trace_answers.list_group_traffic(one)
     found.work = trace_changes.list_work(one)
     found.advice = [
         CellAdvice(cell=cell, n=3, subject="fusion", text="Fuse them.", saves_at_most_ns=3_007_000, share_pct=12.34)
     ]
-    found.waiting, found.phases = trace_answers.rank_waiting(one), trace_details.phase_times(one)
-    found.layers, found.device_memory = trace_details.layer_times(one), trace_details.device_memories(one)
-    found.matrix_products, found.attention = trace_details.matrix_products(one), trace_details.attention_uses(one)
+    found.waiting, found.phases = trace_answers.list_rank_waiting(one), trace_details.list_phase_times(one)
+    found.layers, found.device_memory = trace_details.list_layer_times(one), trace_details.list_device_memories(one)
+    found.matrix_products, found.attention = trace_details.list_matrix_products(one), trace_details.list_attention_uses(one)
     idle = {
         "idle_host_ms": 5.003,
         "idle_launching_ms": 0.7013,
@@ -101,7 +101,7 @@ def tables(tmp_path_factory):
         "launch_delay_us": 17.03,
     }
     metrics = {name: SimpleNamespace(value=value, n=3) for name, value in idle.items()}
-    found.idle = trace_details.idle_times([SimpleNamespace(id=cell, metrics=metrics)])
+    found.idle = trace_details.list_idle_times([SimpleNamespace(id=cell, metrics=metrics)])
     found.rounding = [Rounding(cell, "idle_pct", "%", 3, 2.203, 3.907, 1.704)]
     part = PartDifference(part="compute", label="compute", time_ns=11_003_000, against_ns=5_002_000, difference_ns=6_001_000)
     step = StepDifference(per="step", time_ns=13_006_000, against_ns=9_007_000, difference_ns=3_999_000, parts=[part])

@@ -15,7 +15,7 @@ from collect.reading import load
 from collect.sources import steps
 from collect.summary import summarize
 from collect.timeline import perfetto, straggler, timeline
-from collect.timeline.clocks import Clocks
+from collect.timeline.clocks import HostClocks
 from collect.traces.breakdown import Breakdown
 from shardlab.runs import instrument_span
 from shardlab.runs.record import CLOCK_EVENT, SCHEMA, Event, GpuSample, LineWriter, NicSample, Sample, StepRecord
@@ -70,8 +70,8 @@ def by(host, true_s):
 def test_steps_that_end_together_on_two_hosts_have_equal_corrected_times(run):
     """After the correction of clocks, steps that ended together on two hosts have equal times."""
     found = timeline.build_timeline(LoadedRun.read(run))
-    assert not found.uncorrected
-    assert [(spans.host, spans.row) for spans in found.steps] == [
+    assert not found.uncorrected_hosts
+    assert [(spans.host, spans.row_name) for spans in found.steps] == [
         ("node0", "rank 0"), ("node0", "rank 1"), ("node1", "rank 2"), ("node1", "rank 3"),
     ]  # fmt: skip
     for spans in found.steps:
@@ -94,21 +94,21 @@ def test_a_played_gpu_is_marked_in_the_timeline(run):
 def test_a_host_without_a_clock_comparison_is_reported(run):
     run.events_file("rank-00002").unlink()
     found = timeline.build_timeline(LoadedRun.read(run))
-    assert found.uncorrected == ["node1"]
+    assert found.uncorrected_hosts == ["node1"]
 
 
 @pytest.mark.parametrize("damage", [{"offset_s": "5"}, {"offset_s": None}, {"within_s": [1]}])
 def test_a_damaged_comparison_is_no_comparison(damage):
-    assert not Clocks([compared("node1", 2, START_S, 5.0, data=damage)], []).is_known("node1")
+    assert not HostClocks([compared("node1", 2, START_S, 5.0, data=damage)], []).is_known("node1")
 
 
 def test_ranks_are_on_the_host_whose_first_rank_is_nearest_below():
     """The events name only the first rank of each host. The next ranks belong to the same host."""
-    found = Clocks(clocks(), [])
+    found = HostClocks(clocks(), [])
     assert [found.host_of(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
-    assert Clocks([], ["only"]).host_of(7) == "only"
-    assert Clocks([], ["a", "b"]).host_of(0) is None
-    assert found.by_host["node1"].drift_s == pytest.approx(0.2)
+    assert HostClocks([], ["only"]).host_of(7) == "only"
+    assert HostClocks([], ["a", "b"]).host_of(0) is None
+    assert found.clock_by_host["node1"].drift_s == pytest.approx(0.2)
 
 
 def timed(*ranks):
@@ -123,7 +123,7 @@ def timed(*ranks):
         ]
         for rank, parts in enumerate(ranks)
     }  # fmt: skip
-    return steps.build_step_frames(steps.RecordedSteps(records, len(ranks), len(ranks))).timed
+    return steps.build_step_frames(steps.RecordedSteps(records, len(ranks), len(ranks))).timed_steps
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def timed(*ranks):
     ],
 )
 def test_the_straggler_is_late_in_the_first_phase_that_differs(ranks, rank, phase):
-    found = straggler.straggler_by_phases(timed(*ranks))
+    found = straggler.find_straggler_by_phases(timed(*ranks))
     assert (found.rank, found.phase, found.late_ms) == (rank, phase, pytest.approx(15))
     assert found.share_pct == pytest.approx(15)
 
@@ -143,7 +143,7 @@ def test_the_straggler_is_late_in_the_first_phase_that_differs(ranks, rank, phas
 @pytest.mark.parametrize("ranks", [[(1, 30, 60, 9)] * 3, [(1, 30, 60, 9)], [(1, 32, 58, 9), (1, 30, 60, 9)]])
 def test_small_differences_and_a_single_rank_make_no_straggler(ranks):
     """No rank is a straggler if it is late by less than 5 % of a step, or if there is only one rank."""
-    assert straggler.straggler_by_phases(timed(*ranks)) is None
+    assert straggler.find_straggler_by_phases(timed(*ranks)) is None
 
 
 def profiled(rank, communication_ms, span_ms=100):
@@ -154,10 +154,10 @@ def profiled(rank, communication_ms, span_ms=100):
 
 
 def test_the_rank_that_waits_least_in_collectives_is_the_straggler():
-    found = straggler.straggler_by_traces([profiled(0, 40), profiled(1, 41), profiled(2, 10), profiled(3, 40)])
+    found = straggler.find_straggler_by_traces([profiled(0, 40), profiled(1, 41), profiled(2, 10), profiled(3, 40)])
     assert (found.rank, found.late_ms) == (2, pytest.approx(30))
-    assert straggler.straggler_by_traces([profiled(0, 40), profiled(1, 41)]) is None
-    assert straggler.straggler_by_traces([profiled(0, 40)]) is None
+    assert straggler.find_straggler_by_traces([profiled(0, 40), profiled(1, 41)]) is None
+    assert straggler.find_straggler_by_traces([profiled(0, 40)]) is None
 
 
 @pytest.mark.parametrize("name", ["timeline.json", "timeline.json.gz"])
@@ -190,11 +190,11 @@ def test_profiled_events_are_on_the_same_clock(run, tmp_path):
     head = {"distributedInfo": {"rank": 2}, "baseTimeNanoseconds": int(by("node1", START_S) * 1e9)}
     with gzip.open(run.path / "trace" / "rank-00002.json.gz", "wt") as handle:
         json.dump(head | {"traceEvents": [event]}, handle)
-    (spans,) = timeline.trace_spans(LoadedRun.read(run))
-    assert (spans.host, spans.row, spans.names) == ("node1", "rank 2 profiled: 7", ["gemm"])
+    (spans,) = timeline.list_trace_spans(LoadedRun.read(run))
+    assert (spans.host, spans.row_name, spans.names) == ("node1", "rank 2 profiled: 7", ["gemm"])
     assert spans.start_s == pytest.approx([START_S + 7], abs=0.02)
     found = timeline.build_timeline(LoadedRun.read(run))
-    perfetto.write(tmp_path / "t.json", found, [spans])
+    perfetto.write_perfetto_file(tmp_path / "t.json", found, [spans])
     (written,) = [event for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if event["name"] == "gemm"]
     assert written["dur"] == pytest.approx(1000, abs=3)  # in us; the clock of node1 runs 0.2 % too fast
 
@@ -213,7 +213,7 @@ def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
             for damage in ({"when": "during"}, {"step": None}, {"name": "x" * 65}):
                 lines.write(saved(rank, host, START_S + 41, 0.5, damage=damage))
     found = timeline.build_timeline(LoadedRun.read(run))
-    assert [(spans.host, spans.row, spans.names) for spans in found.instruments] == [
+    assert [(spans.host, spans.row_name, spans.names) for spans in found.instruments] == [
         ("node0", "rank 0 instruments", ["checkpoint after step 3"]),
         ("node1", "rank 2 instruments", ["checkpoint after step 3"]),
     ]
@@ -254,7 +254,7 @@ def drawn(tmp_path, *ranks, acts=()):
     support.environment(folder)
     support.finish(folder, 3.0)
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
+    (group,) = figure.group_by_workload(loaded, summarize(loaded, "ddp"))
     return timelines.draw_steps(group)
 
 
@@ -300,7 +300,7 @@ def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
     cell = run.read_run().cell
     support.keep(workspace, [cell], repeats=1)
     loaded = load.load_matrix(workspace, None)
-    (group,) = figure.groups(loaded, summarize(loaded, "ddp"))
+    (group,) = figure.group_by_workload(loaded, summarize(loaded, "ddp"))
     found = timelines.draw_run(group)
     bars = {trace["name"]: trace for trace in found.data if trace["type"] == "bar"}
     assert bars["steps"]["y"] == [f"rank {rank}" for rank in range(4) for _ in range(10)]

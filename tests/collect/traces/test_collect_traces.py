@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collect import summary
 from collect.cli import main
-from collect.metric import Compared, all_metrics
+from collect.metric import MeanPair, all_metrics
 from collect.metrics import operators
 from collect.reading import load
 from collect.traces import trace
@@ -291,35 +291,35 @@ POSITIVE = st.floats(1e-3, 1e6)
 @given(POSITIVE, POSITIVE, st.floats(0.01, 100))
 def test_metrics_of_two_cells_scale_and_invert_as_their_unit_says(value, against, scale):
     for metric in OF_CELLS:
-        found = metric.of_cells(Compared(DDP, value, SINGLE, against))
-        scaled = metric.of_cells(Compared(DDP, scale * value, SINGLE, scale * against))
-        same = metric.of_cells(Compared(SINGLE, value, SINGLE, value))
+        found = metric.of_cells(MeanPair(DDP, value, SINGLE, against))
+        scaled = metric.of_cells(MeanPair(DDP, scale * value, SINGLE, scale * against))
+        same = metric.of_cells(MeanPair(SINGLE, value, SINGLE, value))
         linear = metric.unit == "ms" or metric.name in ("compute_loss_pct", "accuracy_gain_pct")
         assert (found.unit, found.kind) == (metric.unit, "strong")
         assert scaled.value == pytest.approx(found.value * (scale if linear else 1), rel=1e-6, abs=1e-6 * max(1, scale))
         assert same.value == {"x": 1, "ms": 0}.get(metric.unit, 100 if metric.name in RATIOS else 0)
         if linear:
-            assert metric.of_cells(Compared(SINGLE, against, DDP, value)).value == pytest.approx(-found.value)
+            assert metric.of_cells(MeanPair(SINGLE, against, DDP, value)).value == pytest.approx(-found.value)
         other = support.cell("ddp", 2, global_batch_size=12, micro_batch_size=3, gradient_accumulation_steps=2)
-        assert metric.of_cells(Compared(other, value, SINGLE, against)) is None
+        assert metric.of_cells(MeanPair(other, value, SINGLE, against)) is None
 
 
 def test_gain_saving_and_loss_equal_values_computed_by_hand():
     """The metrics of two cells equal percentages and differences that were computed by hand."""
 
     def one(name, value, against):
-        return METRICS[name].of_cells(Compared(DDP, value, SINGLE, against)).value
+        return METRICS[name].of_cells(MeanPair(DDP, value, SINGLE, against)).value
 
     assert one("speed_gain_pct", 113.0, 100.0) == pytest.approx(13)
     assert one("memory_change_pct", 7e9, 10e9) == pytest.approx(-30)
     assert one("memory_share_pct", 8e9, 12e9) == pytest.approx(66.67, abs=0.01)
     assert one("memory_efficiency_pct", 4e9, 12e9) == pytest.approx(300)
-    assert METRICS["memory_efficiency_pct"].of_cells(Compared(DDP, 0, SINGLE, 1)) is None
+    assert METRICS["memory_efficiency_pct"].of_cells(MeanPair(DDP, 0, SINGLE, 1)) is None
     assert one("compute_loss_pct", 97.36, 97.87) == pytest.approx(0.51)
     assert one("additional_idle_ms", 79.9, 67.4) == pytest.approx(12.5)
     assert one("additional_non_compute_ms", 105.3, 80.0) == pytest.approx(25.3)
     assert one("overhead_ms", 7010.3, 6915.4) == pytest.approx(94.9)
-    assert METRICS["speed_gain_pct"].of_cells(Compared(DDP, 1, SINGLE, 0)) is None
+    assert METRICS["speed_gain_pct"].of_cells(MeanPair(DDP, 1, SINGLE, 0)) is None
 
 
 def gemms(*us, other=0):

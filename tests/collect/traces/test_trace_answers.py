@@ -41,7 +41,7 @@ def workspace(tmp_path_factory):
 def results(workspace):
     loaded = load.load_matrix(workspace, None)
     told = summary.summarize(loaded, "single")
-    (group,) = figure.groups(loaded, told)
+    (group,) = figure.group_by_workload(loaded, told)
     return loaded, told, group
 
 
@@ -65,7 +65,7 @@ def values(run):
 def test_trace_metrics_equal_the_values_of_the_generator(results):
     """The metrics equal the values with which support_ranks generated the traces."""
     loaded, _, _ = results
-    (run, _) = loaded.cells[1].completed
+    (run, _) = loaded.cells[1].completed_runs
     ranks = support.run(5, size=2)
     found = values(run)
     calls = [call for rank in ranks for call in rank.calls if call[0] == "all_reduce"]
@@ -91,7 +91,7 @@ def test_trace_metrics_equal_the_values_of_the_generator(results):
 
 def test_a_run_without_traces_has_no_trace_metric(results):
     loaded, _, _ = results
-    (run,) = loaded.cells[2].completed
+    (run,) = loaded.cells[2].completed_runs
     names = ("idle_host_ms", "launch_delay_us", "waiting_ms", "waiting_pct", "collective_skew_us", "bus_bandwidth_gb_per_s",
              "algorithm_bandwidth_gb_per_s", "hidden_pct", "phase_ms")  # fmt: skip
     assert {name: values(run)[name] for name in names} == dict.fromkeys(names)
@@ -125,7 +125,7 @@ def test_the_parts_of_the_difference_sum_to_it(results):
     assert sum(trace["x"][0] for trace in bars) == pytest.approx(found.step.difference_ns / 1e6)
     spans = []
     for cell in loaded.cells[:2]:
-        ranks = [one for run in cell.completed for one in run.traces.analyses]
+        ranks = [one for run in cell.completed_runs for one in run.traces.analyses]
         spans.append(sum(one.span_ns for one in ranks) // sum(one.steps for one in ranks))
     assert (found.step.time_ns, found.step.against_ns) == (spans[1], spans[0])
     assert sum(one.difference_ns for one in found.step.parts) == spans[1] - spans[0]
@@ -147,12 +147,12 @@ def test_tables_of_the_report_are_per_step_and_rank(results):
     assert [row.rank for row in rows] == [0, 1]
     assert [row.waited_ms for row in rows] == pytest.approx([sum(each) / 4e6 for each in waited])
     assert {row.n for row in rows} == {2}
-    assert trace_answers.step_difference(loaded.cells[2], loaded.cells[0]) is None
+    assert trace_answers.compare_steps_with_baseline(loaded.cells[2], loaded.cells[0]) is None
 
 
 def test_the_command_gives_the_answers_as_json(workspace, tmp_path, capsys):
     loaded = load.load_matrix(workspace, None)
-    single, ddp = (cell.completed[0].run_id for cell in loaded.cells[:2])
+    single, ddp = (cell.completed_runs[0].run_id for cell in loaded.cells[:2])
     assert main(["trace", ddp, "--against", single, "--json", "--workspace", str(workspace.path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {one["group"]["name"] for one in found["collectives"]} == {"3"}

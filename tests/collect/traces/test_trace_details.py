@@ -32,7 +32,7 @@ def workspace(tmp_path_factory):
 def results(workspace):
     loaded = load.load_matrix(workspace, None)
     told = summary.summarize(loaded, "single")
-    (group,) = figure.groups(loaded, told)
+    (group,) = figure.group_by_workload(loaded, told)
     return loaded, told, group
 
 
@@ -79,7 +79,7 @@ def test_the_tables_are_per_step_and_rank(results):
 def test_the_metrics_of_trace_details_have_their_values(results):
     loaded, _, _ = results
     metrics = {metric.name: metric for metric in all_metrics()}
-    run, without = loaded.cells[1].completed[0], loaded.cells[2].completed[0]
+    run, without = loaded.cells[1].completed_runs[0], loaded.cells[2].completed_runs[0]
     for name, of, value, unit in (
         ("layer_ms", "Linear_1", (23 + 43) / 1e6, "ms"),
         ("attention_ms", "flash", 13 / 1e6, "ms"),
@@ -129,7 +129,7 @@ def test_the_page_has_the_tables(workspace, results):
 
 def test_collect_trace_prints_the_tables_of_details(workspace, results, capsys):
     loaded, _, _ = results
-    run = loaded.cells[1].completed[0].run_id
+    run = loaded.cells[1].completed_runs[0].run_id
     assert main(["trace", run, "--json", "--workspace", str(workspace.path)]) == 0
     for rank in json.loads(capsys.readouterr().out)["ranks"]:
         assert [layer["name"] for layer in rank["layers"]] == ["Model_0", "Linear_0", "Linear_1"]

@@ -70,7 +70,7 @@ def following(workspace, folder, tracker, *more, **environment):
 
 def as_exported(workspace):
     loaded = load.load_matrix(workspace, None)
-    return {run.id: run for run in tracked_run.tracked_runs(loaded, summary.summarize(loaded, "single"))}
+    return {run.id: run for run in tracked_run.list_tracked_runs(loaded, summary.summarize(loaded, "single"))}
 
 
 def events_of(workspace, run_id):
@@ -100,7 +100,7 @@ def test_all_trackers_hold_the_run_as_its_export_does(workspace, whole, monkeypa
         said, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, said
     runs, place = as_exported(workspace), workspace.path / "track"
-    assert runs[run_id].points[-1].values["validation_loss"] == 1.5
+    assert runs[run_id].timed_steps[-1].values["validation_loss"] == 1.5
     wandb_is(place / "wandb", runs)
     tensorboard_is(place / "tensorboard", runs)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -167,9 +167,9 @@ def test_points_are_those_of_the_export_however_records_come(workspace, whole):
     for point in found:
         if not any(name.startswith("system/") for name in point.values):
             steps.setdefault(point.step, {}).update(point.values)
-            assert point.wall_s == as_exported(workspace)[played.folder.run_id].points[point.step - 1].wall_s
+            assert point.wall_s == as_exported(workspace)[played.folder.run_id].timed_steps[point.step - 1].wall_s
     (run,) = as_exported(workspace).values()
-    assert steps == {point.step: pytest.approx(point.values) for point in run.points}
+    assert steps == {point.step: pytest.approx(point.values) for point in run.timed_steps}
 
 
 def test_unknown_runs_and_trackers_are_refused(workspace, whole):

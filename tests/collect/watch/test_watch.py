@@ -100,7 +100,7 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
     folder = running(workspace, done=20)
     found = series(folder)
     found.read_new()
-    world = steps.join_world_steps(LoadedRun.read(folder).timed)
+    world = steps.join_world_steps(LoadedRun.read(folder).timed_steps)
     numbers, losses = found.curves[LOSS][""].points()
     assert numbers == world["step"].to_list()
     assert losses == pytest.approx(world["loss"].to_list())

@@ -13,7 +13,7 @@ from provision.command import progress
 from provision.fact import Facts
 from provision.nodes.local_node import LocalNode
 from provision.operation import LocalCall, Nothing, Operation, Site, Target
-from provision.plan import OperationStep, PlanObserver, converge
+from provision.plan import OperationStep, PlanObserver, converge_site
 from shardlab.terminal.console import Output
 
 
@@ -85,7 +85,7 @@ def test_by_default_all_nodes_are_changed_at_once():
     nodes = targets(20)
     all_there = threading.Barrier(20, timeout=HANG_S)
     operation = Operation("meet", lambda site, target: [LocalCall("meet the others", all_there.wait)])
-    steps = converge(Site(None, None, nodes), [operation], targets=nodes, only_names={"meet"}, is_dry_run=False)
+    steps = converge_site(Site(None, None, nodes), [operation], targets=nodes, only_names={"meet"}, is_dry_run=False)
     assert {one.state for one in steps} == {"changed"}
 
 
@@ -104,7 +104,7 @@ def test_parallel_limits_the_nodes_that_are_changed_at_once():
 
     nodes, seen, pair = targets(8), Seen(), threading.Barrier(2, timeout=HANG_S)
     operation = Operation("meet", lambda site, target: Nothing(str(pair.wait())))
-    converge(
+    converge_site(
         Site(None, None, nodes), [operation], targets=nodes, only_names={"meet"}, is_dry_run=False, parallel=2, observer=seen
     )
     assert seen.most == 2

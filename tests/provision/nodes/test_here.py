@@ -18,7 +18,7 @@ from provision.cli import main
 from provision.fact import Facts
 from provision.nodes.local_node import LocalNode
 from provision.operation import LocalCall, Operation, Site, Target
-from provision.plan import converge
+from provision.plan import converge_site
 from provision.verify import Finding, is_verified
 from shardlab import extras
 
@@ -295,9 +295,9 @@ def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
     operation = Operation("two", lambda site, target: [LocalCall(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
     site = Site(None, None, [])
     target = Target(LocalNode(), Facts(LocalNode()))
-    (dry,) = converge(site, [operation], targets=[target], only_names={"two"}, is_dry_run=True)
+    (dry,) = converge_site(site, [operation], targets=[target], only_names={"two"}, is_dry_run=True)
     assert (dry.state, dry.changes, made) == ("would change", 2, [])
-    (done,) = converge(site, [operation], targets=[target], only_names={"two"}, is_dry_run=False)
+    (done,) = converge_site(site, [operation], targets=[target], only_names={"two"}, is_dry_run=False)
     assert (done.says, done.state, made) == (dry.says, "changed", [1, 1])
 
 

@@ -16,7 +16,7 @@ from provision.nodes.local_node import LocalNode
 from provision.operation import Nothing, RunCommand, Site
 from provision.operations import inventory, space
 from provision.operations.environment import SOFTWARE
-from provision.plan import converge
+from provision.plan import converge_site
 from provision.providers import slurm
 from provision.verbs import nodes as verbs
 from shardlab.cluster import cluster
@@ -168,7 +168,7 @@ def test_a_change_is_planned_anew_from_the_present_state_of_all_environments(tmp
     assert other.facts[ENVIRONMENT].packages is None
     mark = RunCommand("mark", ["sh", "-c", f"echo 0123 > {tmp_path}/packages.made"], root=False)
     operation = msgspec.structs.replace(SOFTWARE, plan=lambda site, target: [mark])
-    converge(site, [operation], targets=site.targets, only_names={SOFTWARE.name}, is_dry_run=False)
+    converge_site(site, [operation], targets=site.targets, only_names={SOFTWARE.name}, is_dry_run=False)
     assert other.facts[ENVIRONMENT].packages == "0123"
 
 

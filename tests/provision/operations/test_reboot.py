@@ -6,7 +6,7 @@ import pytest
 from provision.fact import Facts, Unanswered
 from provision.operation import Nothing, Operation, Site, Target, shell_change
 from provision.operations.reboot import BOOT_ID, Reboot
-from provision.plan import converge
+from provision.plan import converge_site
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.remote.remote import CommandOutput, Unreachable
@@ -49,12 +49,12 @@ def test_a_reboot_that_does_not_end_says_so(after, says):
 
 
 def restarted(wanted):
-    """Lets `converge` run one operation. wanted: maps a boot id to the plan of the operation at this boot."""
+    """Lets `converge_site` run one operation. wanted: maps a boot id to the plan of the operation at this boot."""
     machine = Machine()
     target = Target(machine, Facts(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])
     one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
-    (step,) = converge(one, [operation], targets=[target], only_names={"it"}, is_dry_run=False)
+    (step,) = converge_site(one, [operation], targets=[target], only_names={"it"}, is_dry_run=False)
     return machine, step
 
 

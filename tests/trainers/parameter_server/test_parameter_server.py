@@ -16,7 +16,7 @@ from jobs.planning.resolve import Capacity, resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Optimizer
-from trainers.parameter_server.ledger import Ledger, Mode
+from trainers.parameter_server.ledger import Ledger, ServerMode
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import choose_device
 
@@ -406,14 +406,14 @@ def test_servers_are_additional_ranks_beside_the_workers(tmp_path):
 
 def test_the_ledger_gives_age_lead_and_weight_of_a_push():
     """The ledger counts how stale each gradient is, how far a worker may be ahead, and the weight of each gradient."""
-    ledger = Ledger(3, Mode(staleness_bound=1, staleness_weighted=True))
+    ledger = Ledger(3, ServerMode(staleness_bound=1, staleness_weighted=True))
     for worker, version, weight in ((0, 0, 1.0), (1, 0, 1 / 2), (0, 1, 1 / 2), (1, 0, 1 / 4)):
         assert ledger.record_push(worker, version) == weight
-        ledger.updates += 1
+        ledger.update_count += 1
     assert ledger.staleness == {0: 1, 1: 2, 3: 1}
     # Workers 0 and 1 must wait, because each is two steps ahead of worker 2.
     assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]
     ledger.record_leave(2, is_lost=True)
     assert ledger.may_begin(0)
     assert ledger.may_begin(1)
-    assert (ledger.lost, ledger.present_workers) == ({2}, {0, 1})
+    assert (ledger.lost_workers, ledger.present_workers) == ({2}, {0, 1})
