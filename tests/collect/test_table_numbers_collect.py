@@ -165,7 +165,7 @@ def test_collect_fetch_shows_the_known_number_in_every_column(tmp_path, monkeypa
     fetch_command.fetch_and_print(Workspace(tmp_path), [], output, must_prune=False, is_confirmed=False)
     assert output.rows_of[""] == [
         {
-            "Run": "RUN", "State": "completed", "Files (n)": "1,013", "Size (KiB)": "6,835", "Hashed (n)": "17",
+            "#": "", "Run": "RUN", "State": "completed", "Files (n)": "1,013", "Size (KiB)": "6,835", "Hashed (n)": "17",
             "Truncated files (n)": "5", "Corrupt lines (n)": "3",
         }
     ]  # fmt: skip
