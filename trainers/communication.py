@@ -19,7 +19,7 @@ from trainers.theory.term import FACTORS, WIRE_FACTORS
 from trainers.theory.term import Term as Term  # engines of workspaces import it from here
 
 
-class StartedCollective(msgspec.Struct, frozen=True):
+class CountedCall(msgspec.Struct, frozen=True):
     """One collective that a rank started."""
 
     op: str
@@ -38,14 +38,14 @@ class StartedCollective(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def count_collectives() -> Iterator[list[StartedCollective]]:
+def count_collectives() -> Iterator[list[CountedCall]]:
     """Count the collectives that this rank starts in the `with` block. Yields a list, to which each collective is appended.
 
     All collectives that go through torch's dispatcher are counted: the collectives of DDP's buckets, FSDP, tensor and pipeline
     parallelism and DeepSpeed, and direct calls of torch.distributed. Counting slows every operator down, so it must not be used
     in a timed step.
     """
-    calls: list[StartedCollective] = []
+    calls: list[CountedCall] = []
 
     class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,18 +61,16 @@ def count_collectives() -> Iterator[list[StartedCollective]]:
         yield calls
 
 
-def _identify_collective(operator: Any, args: Any) -> StartedCollective | None:
+def _identify_collective(operator: Any, args: Any) -> CountedCall | None:
     """The collective that an operator starts, or None if it is not a collective."""
     namespace, _, name = operator._schema.name.partition("::")
     if namespace == "c10d" and name in _C10D_COLLECTIVES:
         collective, argument_index = _C10D_COLLECTIVES[name]
-        return StartedCollective(collective, _count_payload_bytes(args[argument_index]), _find_group_size(args))
+        return CountedCall(collective, _count_payload_bytes(args[argument_index]), _find_group_size(args))
     if namespace == "_c10d_functional" and name in _FUNCTIONAL_COLLECTIVES:
         collective, grows_with_ranks = _FUNCTIONAL_COLLECTIVES[name]
         rank_count = _find_group_size_by_name(args)
-        return StartedCollective(
-            collective, _count_payload_bytes(args[0]) * (rank_count if grows_with_ranks else 1), rank_count
-        )
+        return CountedCall(collective, _count_payload_bytes(args[0]) * (rank_count if grows_with_ranks else 1), rank_count)
     return None
 
 

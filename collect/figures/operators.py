@@ -82,8 +82,8 @@ def draw_differences(group: WorkloadGroup) -> Figure | None:
     values = [value for cell_bars in bars for value in cell_bars["x"]]
     lowest, highest = min(0, *values), max(0, *values)
     room = DIFFERENCE_ROOM * (highest - lowest)
-    ends = [lowest - room if lowest else -room / 4, highest + room]
-    x_axis = make_axis("additional ms per step", range=ends, zeroline=True, nticks=5)
+    x_range = [lowest - room if lowest else -room / 4, highest + room]
+    x_axis = make_axis("additional ms per step", range=x_range, zeroline=True, nticks=5)
     caption = (
         f"Time per step minus that of the cell's baseline ({group.baseline}); bars left of 0: less time than the baseline. "
         f"Mean over profiled ranks and repeats. At most {MOST_NAMES} names, those that differ most. The time of an operator "

@@ -18,7 +18,7 @@ from support_aside import why_not
 from support_e2e import HANG_S, until
 
 from shardlab.runs.record import Sample, read_lines
-from trainers.communication import StartedCollective
+from trainers.communication import CountedCall
 
 WHY = why_not() or (None if shutil.which("ip") else "there is no `ip` (Debian: iproute2)")
 pytestmark = pytest.mark.skipif(WHY is not None, reason=WHY or "")
@@ -118,7 +118,7 @@ def test_an_all_reduce_is_seen_on_the_wire(hosts, tmp_path):
         for sampler in samplers:
             sampler.send_signal(signal.SIGTERM)
             sampler.wait()
-    expected = TIMES * StartedCollective("all_reduce", PAYLOAD, len(HOSTS)).wire_bytes("gloo")
+    expected = TIMES * CountedCall("all_reduce", PAYLOAD, len(HOSTS)).wire_bytes("gloo")
     for words, file in zip(at, files, strict=True):
         besides = sent_besides(words, expected) if tolerance == HEADERS[OF_A_CARD] else 0
         assert expected <= sent(seen(file)) <= (1 + tolerance) * expected + besides

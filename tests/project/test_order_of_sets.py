@@ -16,7 +16,7 @@ ALLOWED = {
     ("collect/archiving/anonymous.py", "(*KEPT_WORDS, *words)"): "becomes a set",
     ("collect/archiving/anonymous.py", "{word: _standalone_pattern(word)"): "the patterns are joined the longest first",
     ("collect/archiving/anonymous.py", "{b'\"%b\"' % word"): "the patterns are joined the longest first",
-    ("collect/figures/memory_parts.py", "{name: sum("): "the figure reads the categories by name, in a fixed order",
+    ("collect/figures/memory_parts.py", "{category: sum("): "the figure reads the categories by name, in a fixed order",
     ("collect/figures/operators.py", "for name in pair.cell_uses.keys() | "): "the names are sorted at the end",
     ("collect/findings/columns.py", "''.join(kinds)"): "is used only if there is one kind",
     ("collect/findings/trace_tables.py", "for name in cell_uses.keys() | "): "the caller sorts the differences",

@@ -37,7 +37,7 @@ IN_TEXTS = {
     ("collect/explain/command.py", "event.start_ns % 1000"): "the three decimals of a time in us",
     (
         "collect/figures/why_slower.py",
-        "notation.format_number(abs(step.difference_ns) / 1000000.0, 3)",
+        "notation.format_number(abs(difference.difference_ns) / 1000000.0, 3)",
     ): "the axis has the unit",
     ("collect/timeline/command.py", "1000 * clock.offset_s[0]"): "the column has the unit",
     ("collect/timeline/command.py", "1000 * clock.within_s"): "the column has the unit",

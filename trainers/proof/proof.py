@@ -314,8 +314,10 @@ def _is_finite(result: Trajectory) -> bool:
 
 def _measure_differences(result: Trajectory, reference: Trajectory) -> tuple[float, float, float]:
     """The largest differences of losses and of gradient norms, and the distance of the parameters."""
-    loss_difference = _find_largest_difference(result.losses, reference.losses)
-    norm_difference = _find_largest_difference(result.gradient_norms, reference.gradient_norms)
+    loss_difference, norm_difference = (
+        _find_largest_difference(result.losses, reference.losses),
+        _find_largest_difference(result.gradient_norms, reference.gradient_norms),
+    )
     return loss_difference, norm_difference, _measure_parameter_distance(result, reference)
 
 
@@ -342,7 +344,7 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     peers = engine.training_peers(ranks)
     order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), make_clock(ranks.device)
     start_parameters = engine.whole_parameters()
-    losses, gradient_norms, calls = [], [], list[communication.StartedCollective]()
+    losses, gradient_norms, calls = [], [], list[communication.CountedCall]()
     for step in range(steps):
         slices = order.list_micro_batches(
             PROOF, step, slice_index=engine.data_rank, slice_count=engine.data_ranks, micro_batch_size=cell.micro_batch_size
@@ -390,7 +392,7 @@ def _serve_steps(server: Server, steps: int, backend: str) -> Trajectory:
     )  # fmt: skip
 
 
-def _count_collectives_if(is_on: bool) -> AbstractContextManager[list[communication.StartedCollective]]:
+def _count_collectives_if(is_on: bool) -> AbstractContextManager[list[communication.CountedCall]]:
     return communication.count_collectives() if is_on else nullcontext([])
 
 

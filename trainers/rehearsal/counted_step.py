@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import sdpa_backward_flop, sdpa_flop
 
 from trainers import communication
-from trainers.communication import StartedCollective
+from trainers.communication import CountedCall
 from trainers.instruments.memory_timeline import CATEGORIES
 from trainers.instruments.step_memory import StepMemory
 from trainers.instruments.storages import StorageLog
@@ -36,7 +36,7 @@ class CountedStep(NamedTuple):
     the second half of backward, and everything else, such as the update. The peak of the step is the largest of these peaks."""
     memory_after: Memory
     """Bytes by category after the step."""
-    calls: list[tuple[StartedCollective, float]]
+    calls: list[tuple[CountedCall, float]]
     """Each collective, with the number of its starts per step."""
     flops: float
     """Floating-point operations per step."""

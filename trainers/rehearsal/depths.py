@@ -12,7 +12,7 @@ import msgspec
 from shardlab.matrix.cell import Cell
 from shardlab.runs.rehearsed import RehearsedCollective
 from trainers import menu
-from trainers.communication import StartedCollective
+from trainers.communication import CountedCall
 from trainers.rehearsal.counted_step import CountedStep, Memory
 
 MOST_WHOLE_BLOCKS = 12  # a model with at most this many blocks per rank is rehearsed at its own depth
@@ -81,7 +81,7 @@ class DepthLine:
         return CountedStep(peaks, memory, deep_step.calls, self.extrapolate(shallow_step.flops, deep_step.flops))
 
     def extrapolate_collectives(
-        self, shallower_calls: dict[StartedCollective, float], deeper_calls: dict[StartedCollective, float]
+        self, shallower_calls: dict[CountedCall, float], deeper_calls: dict[CountedCall, float]
     ) -> tuple[RehearsedCollective, ...]:
         """The collectives of a step at the cell's depth, from how often each collective starts at the two depths.
 
@@ -93,28 +93,28 @@ class DepthLine:
             return to_rehearsed_collectives(
                 {call: self.extrapolate(shallower_calls[call], times) for call, times in deeper_calls.items()}
             )
-        summed: dict[StartedCollective, float] = {}
+        summed: dict[CountedCall, float] = {}
         for op, group_size in {(call.op, call.ranks) for call in deeper_calls}:
             times, nbytes = (
                 self.extrapolate(count(shallower_calls, op, group_size), count(deeper_calls, op, group_size))
                 for count in (_count_calls, _sum_bytes)
             )
             if times > 0:
-                summed[StartedCollective(op, round(nbytes / times), group_size)] = times
+                summed[CountedCall(op, round(nbytes / times), group_size)] = times
         return to_rehearsed_collectives(summed)
 
 
-def to_rehearsed_collectives(calls: Mapping[StartedCollective, float]) -> tuple[RehearsedCollective, ...]:
+def to_rehearsed_collectives(calls: Mapping[CountedCall, float]) -> tuple[RehearsedCollective, ...]:
     """Convert the collectives of a step to the type of the result. calls: for each collective, how often it starts."""
     ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
     return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
 
 
-def _count_calls(calls: dict[StartedCollective, float], operation: str, group_size: int) -> float:
+def _count_calls(calls: dict[CountedCall, float], operation: str, group_size: int) -> float:
     return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size)))
 
 
-def _sum_bytes(calls: dict[StartedCollective, float], operation: str, group_size: int) -> float:
+def _sum_bytes(calls: dict[CountedCall, float], operation: str, group_size: int) -> float:
     return float(
         sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size))
     )

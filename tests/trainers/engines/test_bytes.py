@@ -15,7 +15,7 @@ import torch
 from support_planner import cell
 from support_sent_bytes import BY_HAND, PSI
 
-from trainers.communication import StartedCollective
+from trainers.communication import CountedCall
 from trainers.parallel.mesh_model import MeshModel
 from trainers.parameter_server.ledger import ServerMode
 from trainers.parameter_server.server import ParameterServer
@@ -37,13 +37,13 @@ from trainers.theory.term import ModelPart, Term
     ],
 )
 def test_a_rank_sends_the_bytes_of_the_ring_algorithm(op, sent):
-    assert StartedCollective(op, 1200, 4).sent_bytes == sent
+    assert CountedCall(op, 1200, 4).sent_bytes == sent
     assert Term("", op, 1200, 4, times=2).sent_bytes == 2 * sent
     assert Term("", op, 1200, 1).sent_bytes == (1200 if op == "send" else 0)
     assert op in term.FACTORS
     on_gloo = 2 * sent if op == "reduce_scatter" else sent  # gloo executes reduce_scatter as an all-reduce
-    assert StartedCollective(op, 1200, 4).wire_bytes("gloo") == Term("", op, 1200, 4).wire_bytes("gloo") == on_gloo
-    assert StartedCollective(op, 1200, 4).wire_bytes("nccl") == sent
+    assert CountedCall(op, 1200, 4).wire_bytes("gloo") == Term("", op, 1200, 4).wire_bytes("gloo") == on_gloo
+    assert CountedCall(op, 1200, 4).wire_bytes("nccl") == sent
 
 
 # Makes three steps as rank 0 of 4 with torch's fake process group, whose collectives move no data. Counts the bytes of the last

@@ -15,7 +15,7 @@ from support_e2e import HANG_S, Bench
 from support_long import only_long
 from support_network_namespace import apart
 
-from trainers.communication import StartedCollective
+from trainers.communication import CountedCall
 
 RANKS = 3
 PAYLOAD = 12_000_000  # bytes; must be a multiple of RANKS and of four
@@ -75,7 +75,7 @@ def measured():
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_ranks_send_the_bytes_of_the_ring_factor_on_the_wire(measured, op):
     senders = 1 if op == "send" else RANKS
-    assert measured[op] == pytest.approx(senders * StartedCollective(op, PAYLOAD, RANKS).wire_bytes("gloo"), rel=0.03)
+    assert measured[op] == pytest.approx(senders * CountedCall(op, PAYLOAD, RANKS).wire_bytes("gloo"), rel=0.03)
 
 
 class Alone(Bench):
