@@ -50,6 +50,7 @@ class RetryVerb(JobsVerb):
         render_context = render.make_render_context(
             "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args)
         )
+        options = shared_options.read_submit_options(invocation, render_context)
         retried = [
             decision.run
             for decision in submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
@@ -70,7 +71,7 @@ class RetryVerb(JobsVerb):
             return decisions
 
         has_training = any(run.traces is None for run in retried) or not retried
-        code = sending.submit_runs(invocation, render_context, decide, has_training=has_training)
+        code = sending.submit_runs(invocation, render_context, options, decide, has_training=has_training)
         return code if all_tidy else max(code, 1)
 
 

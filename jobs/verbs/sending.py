@@ -19,7 +19,7 @@ from jobs.status.reconcile import Status
 from jobs.submission import lease_schedule, preflight, submit
 from jobs.submission.backlog import Backlog
 from jobs.submission.submit import RunDecision
-from jobs.verbs import shared_options, views, watch
+from jobs.verbs import views, watch
 from shardlab.cluster.lease import Lease
 from shardlab.errors import InputError
 from shardlab.matrix.cell import AnyCell
@@ -46,6 +46,7 @@ class SubmitPlan(msgspec.Struct, frozen=True):
 def submit_runs(
     invocation: Invocation,
     context: RenderContext,
+    options: SubmitOptions,
     decide: Callable[[], list[RunDecision]],
     plan: MatrixPlan | None = None,
     *,
@@ -58,7 +59,7 @@ def submit_runs(
     nothing was submitted.
     """
     out, workspace, arguments = invocation.out, invocation.workspace, invocation.arguments
-    options, backlog = shared_options.read_submit_options(invocation, context), None
+    backlog = None
     if getattr(arguments, "dry_run", False):
         return _print_dry_run(invocation, _plan_submission(invocation, decide(), context, options, plan))
     must_run_here(context, allow_login_node=arguments.here, has_training=has_training)

@@ -68,10 +68,11 @@ class TraceRunsVerb(JobsVerb):
         render_context = msgspec.structs.replace(
             render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts_by_cell
         )
+        options = shared_options.read_submit_options(invocation, render_context)
         on_controller.must_suit_cluster(render_context.where, workspace)
         submit.check_runs(workspace, cells, repeats, render_context)
         decide = partial(submit.decide_runs, workspace, cells, repeats, render_context)
-        exit_code = sending.submit_runs(invocation, render_context, decide, has_training=False)
+        exit_code = sending.submit_runs(invocation, render_context, options, decide, has_training=False)
         out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
         return exit_code
 
