@@ -144,8 +144,7 @@ def source_copied_faster(_first_source_copy, monkeypatch):
     test_frozen_source.py is."""
 
     def copy_again(new_folder):
-        new_folder.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["cp", "--archive", _first_source_copy, new_folder], check=True)
+        subprocess.run(["cp", "--archive", f"{_first_source_copy}/.", new_folder], check=True)
 
     monkeypatch.setattr(frozen_source, "_copy_source", copy_again)
 
