@@ -43,6 +43,10 @@ FOCUSED = """(what) => {
 LOST = """() => [...document.querySelectorAll('a[tabindex="-1"]')].filter((link) =>
   !link.closest('tr').querySelector(`a[href="${link.getAttribute('href')}"]:not([tabindex])`)).length"""
 DEAD = """() => [...document.querySelectorAll('a[href^="#"]')].filter((link) => !document.querySelector(link.hash)).length"""
+# OUTSIDE lists the buttons that reach over the right edge of their table, so that the table scrolls although all is visible.
+OUTSIDE = """() => [...document.querySelectorAll('.sort')].filter((button) =>
+  button.getBoundingClientRect().right > button.closest('table').getBoundingClientRect().right + 1)
+  .map((button) => button.ariaLabel)"""
 # UNREACHABLE lists the areas that scroll sideways although neither they nor anything inside can have the focus, or that have
 # the focus but no name.
 UNREACHABLE = """() => [...document.querySelectorAll('main *, nav *')].filter((one) =>
@@ -122,6 +126,13 @@ def test_the_checks_of_the_report_notice_requests_missing_figures_and_faint_text
         found.found("() => { document.querySelector('h1').style.color = '#999'; }")
         assert [said.partition(":")[0] for said in found.found(support_browser.FAINT)] == ["2.8 to 1"]
         assert any("Content Security Policy" in complaint for complaint in found.complaints)
+
+
+def test_no_button_of_a_heading_makes_its_table_wider(show, report):
+    found = show(report)
+    found.fold(False)
+    assert found.page.locator(".sort").count() > 5
+    assert found.found(OUTSIDE) == []
 
 
 def test_a_figure_has_a_name_and_says_in_words_what_it_shows(show, report):
