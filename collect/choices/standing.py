@@ -1,4 +1,7 @@
-"""Ranks the cells of a contest by one criterion, and finds the cells that are not significantly worse than the best cell."""
+"""Ranks the cells of a contest by one criterion, and finds the cells that are not significantly worse than the best cell.
+
+The level of error and the fewest repeats stand in collect/findings/statistics.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ import numpy as np
 
 from collect.findings import comparability
 from collect.findings.row import CellRow
-from collect.findings.statistics import compute_standard_error, t_975
+from collect.findings.statistics import ERROR_LEVEL, compute_standard_error, t_975
 from collect.metric import Metric
-from collect.verdicts.claims import ERROR_LEVEL
 from collect.verdicts.draws import DRAW_COUNT, DrawnValues, draw_mean, half_width
 from collect.verdicts.selection import Measurements
 

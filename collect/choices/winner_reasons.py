@@ -11,7 +11,7 @@ from collect.reading.load import LoadedMatrix
 
 _SPEED = "throughput_per_s"
 _MOST_PARTS = 3  # the most parts of a step that a reason names
-_LEAST_SHARE = 5  # percent: a part with a smaller share of the difference is not named
+_LEAST_SHARE_PCT = 5  # a part with a smaller share of the difference is not named
 
 
 def explain_winners(loaded: LoadedMatrix, families: Sequence[ChoiceFamily]) -> list[CellDifference]:
@@ -42,5 +42,5 @@ def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:
     if step is None or step.difference_ns >= 0:
         return ""
     shares = [(part.label, 100 * part.difference_ns / step.difference_ns) for part in step.parts]
-    named = [f"{label}, {share:.0f} %" for label, share in shares if share >= _LEAST_SHARE][:_MOST_PARTS]
+    named = [f"{label}, {share:.0f} %" for label, share in shares if share >= _LEAST_SHARE_PCT][:_MOST_PARTS]
     return f"less time in {'; '.join(named)} of the difference between profiled steps" if named else ""

@@ -25,7 +25,9 @@ from shardlab.matrix import faults
 from shardlab.matrix.cell import STRATEGY_OPTIONS, AnyCell, Role, keys_with_role
 from shardlab.matrix.gradient_sync import describe_difference
 
-LEAST_SHARE = 0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
+LEAST_TROUBLE_SHARE = (
+    0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
+)
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
 _VARIABLE_KEYS = keys_with_role(
     Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING
@@ -208,10 +210,10 @@ def _error_clauses(samples: pl.DataFrame) -> list[str]:
 
 
 def _affected_gpus(trouble_samples: pl.DataFrame, all_samples: pl.DataFrame) -> str:
-    """The UUIDs of the GPUs that have at least LEAST_SHARE of their samples in `trouble_samples`.
+    """The UUIDs of the GPUs that have at least LEAST_TROUBLE_SHARE of their samples in `trouble_samples`.
 
     trouble_samples: the samples with a certain trouble. all_samples: all samples.
     """
     sample_counts = dict(all_samples["uuid"].value_counts().iter_rows())
     trouble_counts = trouble_samples["uuid"].value_counts().iter_rows()
-    return ", ".join(sorted(uuid for uuid, count in trouble_counts if count >= LEAST_SHARE * sample_counts[uuid]))
+    return ", ".join(sorted(uuid for uuid, count in trouble_counts if count >= LEAST_TROUBLE_SHARE * sample_counts[uuid]))

@@ -1,4 +1,7 @@
-"""Computes estimates from the repeats of a cell: mean, median, the interval of the mean, and the scatter of the repeats."""
+"""Decides how certain the mean of a cell's repeats is: fewest repeats, level of error, interval and scatter.
+
+Which cells are called the fastest, by these: collect/choices/standing.py. Which claims hold: collect/verdicts/claims.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+LEAST_REPEATS = 3  # with this many repeats or more, the interval of a mean is computed from the scatter of these repeats
+ERROR_LEVEL = 0.025  # the probability of error on each side of an interval, as in two-sided 95 % intervals; T_975 is for it
 # Upper 2.5 % points of Student's t for 1 to 30 degrees of freedom: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
 T_975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
@@ -105,14 +110,14 @@ def pool_noise(values_by_cell: Iterable[Sequence[float]]) -> Noise | None:
 def compute_standard_error(values: Sequence[float], noise: Noise | None) -> tuple[float, int] | None:
     """(standard error of the mean of `values`, degrees of freedom), or None if the scatter of the values is not known.
 
-    With three or more values, the error is computed from the scatter of these values. With one or two values, it is computed
+    With LEAST_REPEATS or more values, the error is computed from the scatter of these values. With one or two values, it is computed
     from the relative scatter that is pooled over all repeated cells, if this scatter is known and the mean is not 0; otherwise
     from the scatter of the two values.
 
     noise: the pooled scatter (`pool_noise`).
     """
     n, mean = len(values), statistics.fmean(values)
-    if n < 3 and noise and mean:
+    if n < LEAST_REPEATS and noise and mean:
         return noise.relative_deviation * abs(mean) / math.sqrt(n), noise.degrees_of_freedom
     return (compute_deviation(values, mean) / math.sqrt(n), n - 1) if n > 1 else None
 

@@ -10,7 +10,7 @@ import polars as pl
 from collect.traces.breakdown import Breakdown
 
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")  # the times of the phases, in their order in a step
-LEAST_SHARE = 0.05  # a rank that is late by less than this share of a step is not a straggler
+LEAST_LATE_SHARE = 0.05  # a rank that is late by less than this share of a step is not a straggler
 LEAST_STEPS = 3
 
 
@@ -51,7 +51,7 @@ def find_straggler_by_phases(timed_steps: pl.DataFrame) -> Straggler | None:
         if median_by_rank.height < 2:
             continue
         late_ms = float(median_by_rank[phase][-1]) - float(median_by_rank[phase].median())  # type: ignore[arg-type]
-        if late_ms >= LEAST_SHARE * step_ms:
+        if late_ms >= LEAST_LATE_SHARE * step_ms:
             rank, name, by = int(median_by_rank["rank"][-1]), phase.removesuffix("_ms"), "the first phase in which ranks differ"
             return Straggler(rank=rank, phase=name, late_ms=late_ms, step_ms=step_ms, by=by)
     return None
@@ -69,7 +69,7 @@ def find_straggler_by_traces(breakdowns: list[Breakdown]) -> Straggler | None:
     steps_ms = sorted(entry.span_ns / entry.steps / 1e6 for entry in usable_breakdowns)
     median_ms = statistics.median(wait_ms for wait_ms, _ in waits_ms)
     late_ms, step_ms = median_ms - waits_ms[0][0], steps_ms[len(steps_ms) // 2]
-    if late_ms < LEAST_SHARE * step_ms:
+    if late_ms < LEAST_LATE_SHARE * step_ms:
         return None
     return Straggler(
         rank=waits_ms[0][1], phase="compute", late_ms=late_ms, step_ms=step_ms, by="the least time in collectives, from traces"

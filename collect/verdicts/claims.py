@@ -12,6 +12,7 @@ import msgspec
 
 from collect.findings import comparability
 from collect.findings.row import CellRow
+from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS
 from collect.reading.load import LoadedMatrix
 from collect.verdicts import draws, part_text, reasons
 from collect.verdicts.draws import Value
@@ -23,8 +24,6 @@ from shardlab.matrix.expression import MAX_LENGTH, Expression, ExpressionError
 from shardlab.matrix.study import Claim
 
 VerdictWord = Literal["reproduced", "contradicted", "undecided", "ambiguous", "not run"]
-LEAST_REPEATS = 3  # with this many repeats or more, the interval of a mean is computed from the scatter of these repeats
-ERROR_LEVEL = 0.025  # the probability of error on each side of an interval, as in two-sided 95 % intervals
 
 
 class ClaimNumber(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collect.findings.statistics import compute_standard_error, t_975
+from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, t_975
 from collect.verdicts.draws import DRAW_COUNT, Value, draw_mean, quantile
 from collect.verdicts.selection import Measurements, SelectedMetric
 
@@ -49,7 +49,7 @@ class UncertainNumber:
             self.how = ALONE_TEXT
             return
         error_of_mean, freedom_degrees = error_and_degrees
-        self.how = POOLED_TEXT if self.n < 3 and freedom_degrees != self.n - 1 else ""
+        self.how = POOLED_TEXT if self.n < LEAST_REPEATS and freedom_degrees != self.n - 1 else ""
         self.low = self.value - t_975(freedom_degrees) * error_of_mean
         self.high = self.value + t_975(freedom_degrees) * error_of_mean
         argument_text = "" if selected.argument is None else f" {selected.argument}"
@@ -88,7 +88,7 @@ class UncertainNumber:
         # value grows as its divisor goes to 0, so such a draw gets the largest value of the other draws.
         largest_draw = max(defined_draws)
         filled_draws = np.array([largest_draw if value is None else value for value in compared_draws])
-        self.low, self.high = quantile(filled_draws, 0.025), quantile(filled_draws, 0.975)
+        self.low, self.high = quantile(filled_draws, ERROR_LEVEL), quantile(filled_draws, 1 - ERROR_LEVEL)
         self.draws = self.low if self.low == self.high else filled_draws
 
 

@@ -143,7 +143,7 @@ SENTENCES = [
     ("telemetry.md", f"if they are {sample_cache.LEAST_NEW_BYTES // 1024} KiB or more"),
     ("telemetry.md", f"at most {sample_cache.MOST_CACHE_BYTES // GIB} GiB"),
     ("telemetry.md", f"at most {WORDS[node_processes.MOST_SAMPLER_STARTS - 1]} times"),
-    ("timeline.md", f"differ by less than {100 * straggler.LEAST_SHARE:g} % of a step"),
+    ("timeline.md", f"differ by less than {100 * straggler.LEAST_LATE_SHARE:g} % of a step"),
     ("timeline.md", f"too few steps (at least {straggler.LEAST_STEPS} on 2 ranks)"),
     ("trace-answers.md", {(0,): "the default is rank 0 alone"}[tuple(default_of(cell.Profile, "ranks"))]),
     ("watch.md", f"at most {WORDS[live_page.MOST_RUNS]} runs"),
