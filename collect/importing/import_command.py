@@ -249,9 +249,9 @@ def _list_remarks(logs: Sequence[ReadLog], options: ImportOptions, gpus: int, st
     return remarks
 
 
-def _find_span(log_rows: LogRows) -> tuple[float, float] | None:
+def _find_span(rows: LogRows) -> tuple[float, float] | None:
     """The first and the last time in a log; None if it has none."""
-    times = [wall_s for _, wall_s in log_rows.samples] + [row.wall_s for row in log_rows.steps if row.wall_s is not None]
+    times = [wall_s for _, wall_s in rows.samples] + [row.wall_s for row in rows.steps if row.wall_s is not None]
     return (min(times), max(times)) if times else None
 
 
