@@ -110,7 +110,7 @@ def pool_noise(values_by_cell: Iterable[Sequence[float]]) -> Noise | None:
 def compute_standard_error(values: Sequence[float], noise: Noise | None) -> tuple[float, int] | None:
     """(standard error of the mean of `values`, degrees of freedom), or None if the scatter of the values is not known.
 
-    With LEAST_REPEATS or more values, the error is computed from the scatter of these values. With one or two values, it is computed
+    With LEAST_REPEATS or more values, the error is computed from the scatter of these values. With fewer, it is computed
     from the relative scatter that is pooled over all repeated cells, if this scatter is known and the mean is not 0; otherwise
     from the scatter of the two values.
 

@@ -500,7 +500,7 @@ def test_the_first_figure_and_the_first_choice_show_the_same_numbers_of_nodes(tm
 
 def test_the_page_and_the_terminal_name_the_choice_and_link_its_runs(tmp_path, capsys):
     workspace = prepare(tmp_path, [(DDP, THRICE), (FSDP, THRICE)], failures=[(ZERO1, OOM, {})], rehearsal=True)
-    assert main(["summarize", "--workspace", str(workspace.path)]) == 0
+    assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
     assert "which strategy to choose" in shown
     assert choice_text.CAUTION in shown
