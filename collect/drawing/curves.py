@@ -64,7 +64,7 @@ def rate_readings(samples: pl.DataFrame, counter: str, *device: str) -> pl.DataF
     return rows.select("run", "device", since_s="before_wall_s", until_s="wall_s", value=growth_per_s)
 
 
-def growth_readings(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
+def measure_growth(samples: pl.DataFrame, counter: str) -> pl.DataFrame:
     """The growth of a counter of network interfaces since 0 s, with the same columns as `level_readings`.
 
     The value is unknown from the moment when the counter went backwards or the host was booted again. counter: the name of the

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import STRETCHES, Combination, growth_readings, join_devices, level_readings, rate_readings
+from collect.drawing.curves import STRETCHES, Combination, join_devices, level_readings, measure_growth, rate_readings
 from collect.drawing.panels import curve_traces, draw_panels
 from collect.figure import PLAYED, SERIES, Figure, WorkloadGroup, count_left_out, escape, order_by_visibility, played_note
 from collect.loading.loaded_run import LoadedRun
@@ -140,7 +140,7 @@ TOTAL_SENT_PANEL = TelemetryPanel(
     "All bytes sent on the network since the first timed step (MB)",
     MB,
     "sum",
-    lambda samples: growth_readings(select_network_samples(samples.nics), "tx_bytes"),
+    lambda samples: measure_growth(select_network_samples(samples.nics), "tx_bytes"),
 )
 LOOPBACK_PANEL = TelemetryPanel(
     "Sent over loopback, within a host (MB/s)",

@@ -80,7 +80,7 @@ def compare_losses_of_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> 
     if differences:
         largest = max(differences, key=lambda loss_difference: loss_difference.difference)
         comparison.max_difference, comparison.at_step = largest.difference, largest.step
-        comparison.relative = largest.difference / largest.size if largest.size else None
+        comparison.relative = largest.difference / largest.mean_absolute_loss if largest.mean_absolute_loss else None
     return comparison
 
 
@@ -91,7 +91,7 @@ class LossDifference(NamedTuple):
     """The step with the largest difference."""
     difference: float
     """The absolute difference of the two losses at this step."""
-    size: float
+    mean_absolute_loss: float
     """The mean of the absolute values of the two losses at this step."""
     steps: int
     """Number of steps that have a loss in both runs."""

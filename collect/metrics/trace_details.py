@@ -31,7 +31,7 @@ def layer_time(run: LoadedRun, module: str) -> Quantity | None:
     return Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
 
 
-def profiled_peak(run: LoadedRun) -> Quantity | None:
+def find_profiled_peak(run: LoadedRun) -> Quantity | None:
     """The most memory that any rank had allocated on a device in the profiled steps, in bytes. None if no trace records memory.
 
     If a trace records the memory of a GPU, the memory of CPUs is not considered.
@@ -42,7 +42,7 @@ def profiled_peak(run: LoadedRun) -> Quantity | None:
     return Quantity(max(peak_bytes), "bytes", device_kind) if peak_bytes else None
 
 
-def profiled_reserved(run: LoadedRun) -> Quantity | None:
+def find_profiled_reserved(run: LoadedRun) -> Quantity | None:
     """The most memory that the allocator of any rank had reserved on a GPU in the profiled steps, in bytes.
 
     None if the trace of any rank does not record reserved memory.
@@ -100,7 +100,7 @@ METRICS = (
         direction="lower is better",
         definition="Most memory that the allocator of a GPU had allocated in the profiled steps, over the profiled ranks; on a "
         "CPU: most that was allocated since the recording began. Needs `instruments: {profile: {memory: true}}`.",
-        of_run=profiled_peak,
+        of_run=find_profiled_peak,
         reads=Reads(trace=("allocations", "profiler steps")),
     ),
     Metric(
@@ -109,7 +109,7 @@ METRICS = (
         direction="lower is better",
         definition="Most memory that the allocator of a GPU had reserved in the profiled steps, over the profiled ranks. Needs "
         "`instruments: {profile: {memory: true}}`.",
-        of_run=profiled_reserved,
+        of_run=find_profiled_reserved,
         reads=Reads(trace=("allocations", "profiler steps")),
     ),
     Metric(

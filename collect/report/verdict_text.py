@@ -118,7 +118,7 @@ def reported_lines(summary: Summary, labels: Mapping[str, str]) -> list[Reported
     labels: {id of a cell: its label}.
     """
     shared_reasons = common_reasons(summary)
-    return [_reported_line(entry, labels, shared_reasons) for entry in summary.reported]
+    return [_make_reported_line(entry, labels, shared_reasons) for entry in summary.reported]
 
 
 def uses_pooled_noise(summary: Summary) -> bool:
@@ -139,7 +139,7 @@ def reported_counts(summary: Summary) -> str:
     return f"reported numbers: {len(summary.reported)} printed, {measured_count} measured here, {comparison_text}"
 
 
-def _reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reasons: Sequence[str]) -> ReportedLine:
+def _make_reported_line(entry: ReportedResult, labels: Mapping[str, str], shared_reasons: Sequence[str]) -> ReportedLine:
     measured_text = spread = ""
     if isinstance(entry.measured, str):
         measured_text = entry.measured

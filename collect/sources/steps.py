@@ -118,8 +118,8 @@ def select_undisturbed(timed_steps: pl.DataFrame, world: pl.DataFrame) -> pl.Dat
 def _aggregate_world(timed_steps: pl.DataFrame, *keys: str) -> pl.DataFrame:
     # A rank without data has no loss, and neither has a step of a script that did not tell it.
     units_with_loss = pl.col("units").filter(pl.col("loss").is_not_null()).sum()
-    weighted_loss_sum = (pl.col("loss") * pl.col("units")).sum() / units_with_loss
-    loss = pl.when(units_with_loss > 0).then(weighted_loss_sum).otherwise(None)
+    weighted_mean_loss = (pl.col("loss") * pl.col("units")).sum() / units_with_loss
+    loss = pl.when(units_with_loss > 0).then(weighted_mean_loss).otherwise(None)
     return (
         timed_steps.group_by(keys)
         .agg(step_ms=pl.col("step_ms").max(), units=pl.col("units").sum(), loss=loss, wall_s=pl.col("wall_s").max())

@@ -256,7 +256,7 @@ def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mappin
         part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in part_calls})
         unit_of_call = {number.call: number.unit for number in verdict.numbers}
         if side_numbers := _test_sides(test):
-            part.left_unit, part.right_unit = (_side_unit(side, unit_of_call) or "" for side in side_numbers)
+            part.left_unit, part.right_unit = (_infer_unit(side, unit_of_call) or "" for side in side_numbers)
         if part_calls <= known_values.keys():
             part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in part_calls})
             part.left_interval, part.right_interval = draws.side_intervals(
@@ -356,7 +356,7 @@ def _test_sides(test: ast.expr) -> list[ast.expr]:
     return [test.left, test.comparators[0]] if isinstance(test, ast.Compare) else []
 
 
-def _side_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
+def _infer_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
     """The unit of one side of a comparison; "x" for a ratio, "" for a plain number, None if the unit is not known.
 
     unit_of_call: {text of a call: unit of its value}.
@@ -367,9 +367,9 @@ def _side_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
         case ast.Constant():
             return ""
         case ast.UnaryOp(operand=operand):
-            return _side_unit(operand, unit_of_call)
+            return _infer_unit(operand, unit_of_call)
         case ast.BinOp(left=left, op=op, right=right):
-            left_unit, right_unit = _side_unit(left, unit_of_call), _side_unit(right, unit_of_call)
+            left_unit, right_unit = _infer_unit(left, unit_of_call), _infer_unit(right, unit_of_call)
             if isinstance(op, ast.Div) and left_unit == right_unit and left_unit:
                 return "x"
             if right_unit == "" and not isinstance(op, ast.Pow):

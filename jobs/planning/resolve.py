@@ -164,7 +164,7 @@ def _resolve_cell(
         return None
     strategy, workload = menus.strategies[draft.strategy], menus.workloads[draft.workload]
     option_values = _fill_options(draft, strategy, workload, menus, add_problem)
-    _check_switches(draft, strategy, add_problem)
+    _check_supported_switches(draft, strategy, add_problem)
     for key, sentence in command_cells.find_variable_faults(draft).items():
         add_problem(key, sentence)
     for setting in draft.set:
@@ -334,7 +334,7 @@ def _fill_degrees(draft: Draft, strategy: Strategy, add_problem: AddProblem) -> 
     return {name: known_degrees.get(name) or 1 for name in given_degrees}
 
 
-def _check_switches(draft: Draft, strategy: Strategy, add_problem: AddProblem) -> None:
+def _check_supported_switches(draft: Draft, strategy: Strategy, add_problem: AddProblem) -> None:
     """Add a problem for each switch that the strategy does not support. If such a switch were ignored, the cells that are
     compared would not do the same work."""
     used_switches = {

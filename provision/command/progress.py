@@ -84,7 +84,7 @@ class ProgressTable(PlanObserver):
         return Group(progress_table, Text(LEGEND, "dim"))
 
 
-class ProgressLines(PlanObserver):
+class ProgressLinePrinter(PlanObserver):
     """Prints a line for each operation that changed something, failed, or needs an administrator."""
 
     def __init__(self, output: Output) -> None:
@@ -104,7 +104,7 @@ def show_progress(output: Output, nodes: Sequence[str], operation_count: int) ->
     Without a terminal, a line is printed for each operation that changed something, failed, or needs an administrator.
     """
     if not output.remarks.is_terminal:
-        yield ProgressLines(output)
+        yield ProgressLinePrinter(output)
         return
     progress = ProgressTable(nodes, operation_count)
     with Live(progress, console=output.remarks.console, refresh_per_second=4, transient=True):

@@ -82,7 +82,7 @@ def _stage_in_job(site: Site, target: Target, data_set: DataSet, request_json: s
     )
     changes.append(Write(f"send the request to stage {data_set.name}", request_path, request_json.encode(), 0o600, ""))
     changes.append(Write(f"send the script that stages {data_set.name}", script_path, script_text.encode(), 0o755, ""))
-    return [*changes, jobs.submit_script(f"{state.says}, in a job", script_path, log_path, STAGE_S)]
+    return [*changes, jobs.make_script_submission(f"{state.says}, in a job", script_path, log_path, STAGE_S)]
 
 
 def _make_request(site: Site, data_set: DataSet) -> str:

@@ -151,7 +151,9 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
     if environment.build == "login":
         changes.append(_user_command("install the packages on the login node", ["bash", script_path], INSTALL_S))
     else:
-        changes.append(jobs.submit_script("install the packages in a job", script_path, f"{folder}/install.log", INSTALL_S))
+        changes.append(
+            jobs.make_script_submission("install the packages in a job", script_path, f"{folder}/install.log", INSTALL_S)
+        )
     return changes
 
 

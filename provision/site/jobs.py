@@ -51,7 +51,7 @@ class SubmitScript(RunCommand, frozen=True):
             raise Unanswered(error_sentence, dict.fromkeys(error.reasons_by_node, error_sentence)) from None
 
 
-def submit_script(description: str, script_path: str, log_path: str, limit_s: float) -> RunCommand:
+def make_script_submission(description: str, script_path: str, log_path: str, limit_s: float) -> RunCommand:
     """The change that submits a script as a job and waits until the job ends. log_path: the path of the job's log."""
     return SubmitScript(description, ["sh", "-c", SUBMIT_AND_WAIT, "submit", script_path, log_path], limit_s, root=False)
 

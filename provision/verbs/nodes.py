@@ -39,7 +39,7 @@ ROOT_HINT = "send the commands that `provision CLUSTER.yaml plan` prints to an a
 RERUN_HINT = "fix the problem that this operation reports and run the same command again; it continues from there"
 
 
-class NodesWork(NamedTuple):
+class NodesVerbInput(NamedTuple):
     """The work of a verb on the nodes of a cluster."""
 
     site: Site
@@ -77,7 +77,7 @@ class NodesVerb(Verb):
             parser.add_argument("--here", action="store_true", help=here_help)
         console.add_trust_option(parser)
 
-    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         """Carry out the verb on the nodes. Returns (the steps of the operations, the results of the checks)."""
         raise NotImplementedError
 
@@ -125,9 +125,9 @@ class NodesVerb(Verb):
                 operations = [bring_up, *operations]
             targets = [target for target in site.targets if target.node.name in limited_names]
             most_parallel = getattr(arguments, "parallel", None)
-            return self._carry_out_and_show(output, NodesWork(site, targets, operations, chosen_names, most_parallel))
+            return self._carry_out_and_show(output, NodesVerbInput(site, targets, operations, chosen_names, most_parallel))
 
-    def _carry_out_and_show(self, output: Output, work: NodesWork) -> int:
+    def _carry_out_and_show(self, output: Output, work: NodesVerbInput) -> int:
         find_lease(work.site)  # an unreadable lease raises an error here, before anything is changed
         with interruption.handle_interruption([target.node for target in work.site.targets], lambda: len(BEGUN_CHANGES)):
             steps, findings = self.carry_out(output, work)
@@ -150,7 +150,7 @@ class ApplyVerb(NodesVerb):
     example = "provision cluster.yaml --limit node0"
     starts_ranks = True
 
-    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         steps = _make_changes(output, work, is_dry_run=False)
         return steps, _run_checks(output, work, steps, replaces=False)
 
@@ -168,7 +168,7 @@ class PlanChangesVerb(NodesVerb):
         parser.add_argument("--pretend", type=Path, metavar="FACTS.json", help=pretend_help)
         parser.add_argument("--check", action="store_true", help="may be written in place of the verb plan")
 
-    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         return _make_changes(output, work, is_dry_run=True), []
 
 
@@ -179,7 +179,7 @@ class FactsVerb(NodesVerb):
     example = "provision cluster.yaml facts --json"
     may_change = has_operations = False
 
-    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         map_targets(work.targets, _ask_all_facts)
         return [], []
 
@@ -191,7 +191,7 @@ class VerifyVerb(NodesVerb):
     example = "provision cluster.yaml verify"
     starts_ranks = True
 
-    def carry_out(self, output: Output, work: NodesWork) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         steps: list[OperationStep] = []
         if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
             targets, check_names = work.targets, work.chosen_names
@@ -250,7 +250,7 @@ def _make_targets(file_cluster: Cluster, nodes: Sequence[Node], pretend_path: Pa
     return [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in node_facts]
 
 
-def _make_changes(output: Output, work: NodesWork, *, is_dry_run: bool) -> list[OperationStep]:
+def _make_changes(output: Output, work: NodesVerbInput, *, is_dry_run: bool) -> list[OperationStep]:
     """Make the changes of the operations, or only plan them (dry), with a live table; print and return the steps."""
     site, targets = work.site, work.targets
     if site.cluster.login is not None and not site.pretended:
@@ -270,7 +270,7 @@ def _make_changes(output: Output, work: NodesWork, *, is_dry_run: bool) -> list[
     return steps
 
 
-def _run_checks(output: Output, work: NodesWork, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
+def _run_checks(output: Output, work: NodesVerbInput, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
     """Run the checks on the nodes on which no operation failed or waits for an administrator. Returns all results.
 
     replaces: whether the measured times of all-reduces replace all earlier times in the inventory.

@@ -65,7 +65,7 @@ def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp
     }
     assert steps[0].says == ["not changed: the inventory describes all nodes, and w2 cannot be asked"]
     assert "10.0.0.3: cannot be reached" in steps[1].says[0]
-    work = nodes.NodesWork(one, [worker], [], set(), None)
+    work = nodes.NodesVerbInput(one, [worker], [], set(), None)
     (finding,) = nodes._run_checks(Output(), work, steps, replaces=False)
     assert (finding.node, finding.outcome.says.startswith("inventory failed: ")) == ("w2", True)
     assert "10.0.0.3: cannot be reached" in finding.outcome.says

@@ -36,12 +36,12 @@ def tokenize_texts(text_files: list[Path], token_file: Path, tokenizer: str) -> 
         if token_file.exists() and token_file.samefile(text_file):
             raise InputError(f"--out: {token_file} is also one of the input texts. Allowed: another file.")
     if tokenizer == "bytes":
-        vocabulary, pieces = 256, _read_byte_tokens(text_files)
+        vocabulary_size, pieces = 256, _read_byte_tokens(text_files)
     else:
-        vocabulary, encode = _load_tokenizer(Path(tokenizer))
+        vocabulary_size, encode = _load_tokenizer(Path(tokenizer))
         pieces = (encode(piece) for text_file in text_files for piece in _split_at_line_ends(text_file))
-    token_count = tokens.write_token_file(token_file, pieces, vocabulary)
-    return f"{token_file}: {token_count} tokens, with ids from 0 to {vocabulary - 1}"
+    token_count = tokens.write_token_file(token_file, pieces, vocabulary_size)
+    return f"{token_file}: {token_count} tokens, with ids from 0 to {vocabulary_size - 1}"
 
 
 def _read_byte_tokens(text_files: Iterable[Path]) -> Iterator[np.ndarray]:
@@ -64,10 +64,10 @@ def _load_tokenizer(path: Path) -> tuple[int, Callable[[str], np.ndarray]]:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001  # the library raises no other type
         raise InputError(f"--tokenizer: {path}: cannot be read: {error}. Allowed: bytes, or a tokenizer.json.") from None
-    vocabulary = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    if not vocabulary:
+    vocabulary_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    if not vocabulary_size:
         raise InputError(f"--tokenizer: {path}: its vocabulary is empty.")
-    return vocabulary, lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
+    return vocabulary_size, lambda piece: np.array(tokenizer.encode(piece, add_special_tokens=False).ids, np.uint32)
 
 
 def _split_at_line_ends(text_file: Path) -> Iterator[str]:

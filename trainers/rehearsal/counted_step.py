@@ -45,7 +45,7 @@ class CountedStep(NamedTuple):
 def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock, *, period: int) -> CountedStep:
     """Make `period` steps on fake tensors (which have shapes, but no memory), and record them. Earlier steps must have
     allocated the optimizer's state."""
-    memory, operations = StepMemory(engine, DEVICE, _SectionLog), _Operations()
+    memory, operations = StepMemory(engine, DEVICE, _SectionLog), _FlopCounter()
     for tensor in list_live_fake_tensors():
         memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
@@ -93,7 +93,7 @@ def _compute_peaks(log: _SectionLog, find_category: Callable[[int], str]) -> tup
     return peaks, sizes
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the floating-point operations of matrix products, convolutions and attention, by the formulas of torch.
 
     torch's FlopCounterMode is not used: for a tensor that is split over ranks (DTensor), it counts the operations of all ranks,

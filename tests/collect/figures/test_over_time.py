@@ -97,7 +97,7 @@ def test_gpus_and_hosts_are_aggregated_as_in_their_metrics():
 def test_growth_is_of_all_interfaces_since_0_s_and_ends_where_a_counter_began_anew():
     one = [nic(t, 100 * t + 7, "a") for t in range(-5, 50)]
     other = [nic(t, 200 * t + 9000 if t < 30 else 0, "b") for t in range(-5, 50)]
-    points = dict(curve_of(curves.growth_readings(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum"))
+    points = dict(curve_of(curves.measure_growth(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum"))
     assert {moment: value for moment, value in points.items() if moment < 29.5} == pytest.approx(
         {place + 0.5: 300 * (place + 1) for place in range(29)}
     )

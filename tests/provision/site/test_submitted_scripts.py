@@ -37,7 +37,7 @@ class RejectingLogin:
 )
 def test_a_job_of_provision_that_slurm_rejects_names_the_keys(words, advice):
     with pytest.raises(Unanswered) as caught:
-        jobs.submit_script("install", "/s/install.sh", "/s/log", 5).make(RejectingLogin(words))
+        jobs.make_script_submission("install", "/s/install.sh", "/s/log", 5).make(RejectingLogin(words))
     assert str(caught.value) == f"login: install: {words}{advice}"
     assert caught.value.reasons_by_node == {"login": str(caught.value)}
 
@@ -63,7 +63,7 @@ def test_while_a_job_of_provision_waits_the_reason_is_printed_once(tmp_path, mon
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SCRIPT", script)
     monkeypatch.setattr(jobs, "ASK_S", 0.05)
-    change = jobs.submit_script("install", script, f"{tmp_path}/log", 60)
+    change = jobs.make_script_submission("install", script, f"{tmp_path}/log", 60)
     if kind == "packages":
         argv = ["sh", "-c", site_environment.SUBMIT_AND_SHOW, "submit", str(tmp_path), "exit"]
         change = PackageCheck("install", argv, tmp_path, 60, "", job_script=script)
