@@ -1,4 +1,4 @@
-"""Measures the difference between a node's clock and this machine's clock."""
+"""Measures how far a node's clock is from this machine's clock, and decides how far it may be (MOST_OFFSET_S)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The drivers that each generation of NVIDIA GPUs needs, and the builds of the pinned torch that support it.
 
+No build is chosen here: a node gets pip's default or that of the wheelhouse (provision/operations/environment.py).
+
 Sources:
 - device ids: the PCI ID database (pci.ids)
 - open and proprietary kernel modules: NVIDIA's driver installation guide, "Kernel Modules", and NVIDIA's announcement that

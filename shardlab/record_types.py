@@ -38,7 +38,9 @@ AbsolutePath = Annotated[
     str, limit_text(r"^/[A-Za-z0-9._/-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / -")
 ]
 RunId = Annotated[str, msgspec.Meta(pattern=RUN_ID_PATTERN)]
-MatrixName = RunId  # the name of a matrix, or of the runs that analyse one folder of traces
+MatrixName = (
+    RunId  # the name of a matrix or of analysed traces, in records; what users may write: MatrixFile.name in matrix/matrix.py
+)
 # a host name, an address, a node of Slurm
 HostName = Annotated[
     str, limit_text(HOST_PATTERN, "letters, digits and the signs . _ : -, beginning with a letter, digit or _")

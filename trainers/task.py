@@ -1,4 +1,4 @@
-"""The interface of a task: the model, the data and the loss that a rank trains."""
+"""The interface of a task: the model, its blocks (the units of sharding and checkpointing), the data and the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which cells may be compared: cells that do the same work in different ways.
+"""Decides which cells may be compared, those that do the same work in different ways, and which cell is a cell's baseline.
 
 It also finds runs whose GPUs were shared or throttled, because their cells are not compared. Here the keys of cells decide.
 Whether a strategy really did the same work is proven when it runs (trainers/proof/proof.py); cells of two matrices are compared

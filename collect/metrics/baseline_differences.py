@@ -1,4 +1,7 @@
-"""Metrics that are differences between two cells: a cell and its baseline, or a cell and another cell that a study names."""
+"""Metrics that are differences between two cells: a cell and its baseline, or a cell and another cell that a study names.
+
+Which cell is the baseline: collect/findings/comparability.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Predicts a run of a cell: memory, whether it fits, time, GPU hours, energy, cost and bottleneck, as far as they are known."""
+"""Predicts a run of a cell: memory, whether it fits, time, GPU hours, energy, cost and bottleneck, as far as they are known.
+
+Which share of a GPU's memory counts as usable: `usable` in jobs/planner/terms.yaml.
+"""
 
 from __future__ import annotations
 

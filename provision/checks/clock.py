@@ -1,4 +1,7 @@
-"""Checks that the clocks of the nodes agree: munge rejects messages with a wrong time, and records are compared by time."""
+"""Checks that the clocks of the nodes agree: munge rejects messages with a wrong time, and records are compared by time.
+
+How far they may differ: provision/clock.py.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from provision import clock
 from provision.check import Outcome
 from provision.checks import all_reduce, gpus, torch, transport
 from provision.checks.node_proof import MEET_S, NodeProof, Proofs
@@ -13,7 +14,6 @@ from shardlab.cluster import slurm_waiting
 from shardlab.cluster.all_reduce import MeasuredAllReduce, bus_bandwidth
 from shardlab.remote.remote import CommandOutput
 
-MOST_CLOCK_S = 1.0  # allowed difference of the nodes' clocks; with a larger difference, the times of one run cannot be compared
 LEAST_FREE_BYTES = 10 << 30
 LEAST_INODES = 20_000
 
@@ -129,7 +129,7 @@ def _check_all_reduce(rank_output: CommandOutput) -> Outcome:
     report = all_reduce.read_report(rank_output)
     if report.wrong:
         return Outcome(False, f"the all-reduce between nodes gave {report.wrong} wrong sums", "do not train here")
-    if report.clock_spread_s is not None and report.clock_spread_s > MOST_CLOCK_S:
+    if report.clock_spread_s is not None and report.clock_spread_s > clock.MOST_OFFSET_S:
         return Outcome(
             False, f"the clocks of the nodes differ by {report.clock_spread_s:.1f} s", "tell the administrators of the site"
         )

@@ -1,4 +1,7 @@
-"""Makes the same Python environment on all nodes: the tested packages and shardlab's source, each identified by a digest."""
+"""Makes the same Python environment on all nodes: the tested packages and shardlab's source, each identified by a digest.
+
+The build of torch is that of the wheelhouse, or pip's default for the version in constraints.txt.
+"""
 
 from __future__ import annotations
 

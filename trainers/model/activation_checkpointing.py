@@ -1,6 +1,7 @@
 """Activation checkpointing: some blocks do not keep activations from forward to backward, but recompute them in backward.
 
-After Chen et al., Training deep nets with sublinear memory cost, 2016.
+After Chen et al., Training deep nets with sublinear memory cost, 2016. `list_units` also says which blocks FSDP and ZeRO shard
+as units.
 """
 
 from __future__ import annotations

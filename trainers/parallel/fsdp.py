@@ -1,4 +1,7 @@
-"""What engines with PyTorch's FSDP have in common: the mesh of replicas; the passes, bytes and settings of `fully_shard`."""
+"""What engines with PyTorch's FSDP have in common: the mesh of replicas; the passes, bytes and settings of `fully_shard`.
+
+Which blocks are sharded as units: `blocks` of a task (trainers/task.py).
+"""
 
 from __future__ import annotations
 

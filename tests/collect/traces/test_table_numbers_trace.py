@@ -72,9 +72,13 @@ def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
     group = [ProcessGroup("3", (0, 1, 2, 3), 4)]
     names = ("all_reduce", "all_gather")
     sent = [calls.bytes_sent_for_message(name, 64_000_000, 4) for name in names]
-    calls = [CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, [], size) for name, size in zip(names, sent, strict=True)]
+    timed_calls = [
+        CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, [], size) for name, size in zip(names, sent, strict=True)
+    ]
     output = support_tables.PrintedTables()
-    answer_tables.print_answer_tables(output, RunAnswers([analysis(0, (), groups=group, calls=calls, idle=None, idle_ns=0)]))
+    answer_tables.print_answer_tables(
+        output, RunAnswers([analysis(0, (), groups=group, calls=timed_calls, idle=None, idle_ns=0)])
+    )
     rows = output.rows_of["collectives by process group, all ranks together"]
     columns = ("Collective", "Message (MiB)", "Sent (MiB)", "Algorithm bandwidth (GB/s)", "Bus bandwidth (GB/s)")
     assert sorted(tuple(row[name] for name in columns) for row in rows) == [
