@@ -49,8 +49,8 @@ if test -x "@/between"; then
 fi
 if test -e "@/sent"; then sh -c "$*" | tee -a "@/sent"; exit; fi
 if test "$(wc -l < "@/connections")" != "$which"; then exec sh -c "$*"; fi
-if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=bytes_of status=none; kill -9 $$; }; fi
-sh -c "$*" | { dd bs=64K count="$bytes" iflag=bytes_of status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
+if test "$what" = cut; then sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 $$; }; fi
+sh -c "$*" | { dd bs=64K count="$bytes" iflag=count_bytes status=none; kill -9 "$SHARDLAB_TEST_PID"; cat; }
 """
 # A Python script that runs the command `collect fetch`. It can kill the command just before it touches a file of its workspace.
 COMMAND = """

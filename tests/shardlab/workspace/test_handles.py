@@ -89,7 +89,7 @@ def test_json_and_the_page_have_handles_and_a_retry_says_what_it_leaves(tmp_path
     assert [row["handle"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["c1", "c2"]
     page = (workspace.report / "index.html").read_text()
     assert 'ddp</a><span class="spread"> c1</span>' in page
-    assert "c2.1</span>" in page
+    assert "c2.1</th>" in page
     assert "relative to single" not in page  # no cell has the strategy single
     assert jobs(["retry", "c1", *place, "--trust"]) == 0
     assert "not retried: 1 completed. The states that are retried: --only failed," in capsys.readouterr().out
