@@ -162,6 +162,11 @@ def set_workspace_metrics(metrics: Sequence[Metric]) -> None:
     _workspace_metrics[:] = metrics
 
 
+def is_workspace_metric(name: str) -> bool:
+    """Whether the workspace defines the metric, as the last call of `set_workspace_metrics` says."""
+    return any(metric.name == name for metric in _workspace_metrics)
+
+
 @cache
 def _shipped_metrics() -> tuple[Metric, ...]:
     return tuple(metric for module in registry.load_plugins("collect.metrics") for metric in module.METRICS)

@@ -285,7 +285,7 @@ def _build_formula(metric: Metric, estimate: Estimate, terms: Sequence[Explained
         return f"{metric.name} = {value_text}, from the means of {metric.compares}: {term_texts}"
     known_runs = [run for run in runs if run.value is not None]
     if len(known_runs) == 1:
-        return f"{metric.name} = {value_text}, the value of the only completed repeat"
+        return f"{metric.name} = {value_text}, the value of the only repeat that has one"
     value_unit = estimate.unit if estimate.unit == "bytes" else ""  # other units are only written after the mean
     value_sum = " + ".join(verdict_text.format_quantity(run.value, value_unit) for run in known_runs if run.value is not None)
     mean_formula = f"{metric.name} = ({value_sum}) / {len(known_runs)} = {value_text}"

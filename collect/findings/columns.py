@@ -13,7 +13,7 @@ import msgspec
 
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
-from collect.metric import MetricColumn, all_metrics
+from collect.metric import MetricColumn, all_metrics, is_workspace_metric
 from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Table, Text
 
@@ -34,6 +34,7 @@ _USUAL_KEYS = (
 # the same in all rows.
 _FIRST_METRICS = ("throughput_per_s", "peak_memory_bytes", "step_time_ms", "speedup")
 _USUAL_PRIORITY = len(_FIRST_METRICS)
+_OWN_PRIORITY = 1  # of metrics that the workspace defines: who wrote one wants to see it
 _OWN_KEYS = ("set.", "env.")  # the beginnings of keys that a user names
 _SIZE_KEYS = ("gpus", "global_batch_size", "batch")  # batch: the constant batch size of a line of cells
 # The states of runs that are shown in colour, the most serious first: a row has the style of its first state.
@@ -256,7 +257,7 @@ def _metric_columns(rows: Sequence[CellRow], table_name: str) -> list[Column[Cel
     table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table_name]
     table_metrics.sort(key=lambda pair: pair[0].place)
     return [
-        _metric_column(metric.name, column, estimates, place)
+        _metric_column(metric.name, column, estimates, _OWN_PRIORITY if is_workspace_metric(metric.name) else place)
         for place, (column, metric) in enumerate(table_metrics, _USUAL_PRIORITY + 1)
         if (estimates := [row.metrics[metric.name] for row in rows if metric.name in row.metrics])
     ]
