@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -40,6 +40,9 @@ class PlanObserver:
     def record_start(self, node: str, operation: str) -> None:
         """Called when an operation begins on a node."""
 
+    def record_change(self, node: str, description: str) -> None:
+        """Called before the operation makes a change on the node."""
+
     def record_end(self, step: OperationStep) -> None:
         """Called when an operation has ended on a node. step: the result of the operation."""
 
@@ -75,7 +78,7 @@ def converge_site(
 
             def work(target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed) -> OperationStep:
                 observer.record_start(target.node.name, operation.name)
-                step = _carry_out_on_node(site, target, operation, only_names, blamed_nodes, is_dry_run=is_dry_run)
+                step = _carry_out_on_node(site, target, operation, only_names, blamed_nodes, observer, is_dry_run=is_dry_run)
                 if not IS_STOPPING.is_set():  # not shown after an interruption, which makes steps fail
                     observer.record_end(step)
                 return step
@@ -131,7 +134,14 @@ class BlamedNodes:
 
 
 def _carry_out_on_node(
-    site: Site, target: Target, operation: Operation, only_names: set[str], blamed: BlamedNodes, *, is_dry_run: bool
+    site: Site,
+    target: Target,
+    operation: Operation,
+    only_names: set[str],
+    blamed: BlamedNodes,
+    observer: PlanObserver,
+    *,
+    is_dry_run: bool,
 ) -> OperationStep:
     node = target.node
     if operation.name not in only_names:
@@ -144,7 +154,7 @@ def _carry_out_on_node(
             if (waiting_step := _administrator_step(site, node, operation, planned_changes, is_dry_run=is_dry_run)) is not None:
                 return waiting_step
             if not isinstance(planned_changes, Nothing) and not is_dry_run:
-                _make_changes(node, planned_changes, done)
+                _make_changes(node, _observe_changes(node, planned_changes, observer), done)
                 _continue_after_reboot(site, target, operation, done)
             break
         except (Unanswered, Unreachable) as error:
@@ -189,7 +199,13 @@ def _administrator_step(
     return None
 
 
-def _make_changes(node: Node, changes: Sequence[Change], made_changes: list[Change]) -> None:
+def _observe_changes(node: Node, changes: Sequence[Change], observer: PlanObserver) -> Iterator[Change]:
+    for change in changes:
+        observer.record_change(node.name, change.description)
+        yield change
+
+
+def _make_changes(node: Node, changes: Iterable[Change], made_changes: list[Change]) -> None:
     for change in changes:
         if IS_STOPPING.is_set():
             raise Unanswered(f"{node.name}: this program was interrupted")

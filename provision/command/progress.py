@@ -31,24 +31,26 @@ LEGEND = "+ changed   = nothing to do   ! needs an administrator   x failed   - 
 
 
 class NodeRow(msgspec.Struct):
-    """The progress of a node: the states of its finished operations, the operation that runs now, and when this operation
-    began."""
+    """The progress of a node: the states of its finished operations, the operation and the change that run now, and when this
+    operation began."""
 
     states: list[State] = []
     running: str | None = None
+    change: str = ""
     since: float = 0.0
     changes: int = 0
 
     def render_cells(self, operation_count: int, now_s: float) -> tuple[Text, str, str]:
         """The row of the table for this node.
 
-        Returns (one letter for each operation, the number of changes, the running operation with its time in seconds).
+        Returns (one letter for each operation, the number of changes, the running operation with its time in seconds and its
+        present change).
         """
         state_letters = Text()
         for state in self.states:
             state_letters.append(*LETTER_AND_STYLE[state])
         state_letters.append("." * (operation_count - len(self.states)), "dim")
-        running_text = f"{self.running}  {now_s - self.since:.0f} s" if self.running else ""
+        running_text = f"{self.running}  {now_s - self.since:.0f} s  {self.change}".rstrip() if self.running else ""
         return state_letters, str(self.changes or ""), running_text
 
 
@@ -63,7 +65,11 @@ class ProgressTable(PlanObserver):
 
     def record_start(self, node: str, operation: str) -> None:
         with self._lock:
-            self.rows[node].running, self.rows[node].since = operation, self._clock()
+            self.rows[node].running, self.rows[node].since, self.rows[node].change = operation, self._clock(), ""
+
+    def record_change(self, node: str, description: str) -> None:
+        with self._lock:
+            self.rows[node].change = description
 
     def record_end(self, step: OperationStep) -> None:
         with self._lock:
@@ -77,7 +83,7 @@ class ProgressTable(PlanObserver):
         progress_table.add_column("node")
         progress_table.add_column("operations", no_wrap=True)
         progress_table.add_column("changes", justify="right")
-        progress_table.add_column("now", no_wrap=True)
+        progress_table.add_column("now", no_wrap=True, overflow="ellipsis")
         with self._lock:
             for node_name, node_row in self.rows.items():
                 progress_table.add_row(Text(node_name), *node_row.render_cells(self.operation_count, self._clock()))

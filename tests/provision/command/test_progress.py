@@ -45,11 +45,12 @@ def test_the_progress_has_a_row_per_node_and_a_letter_per_operation():
     table.record_end(step("head", "space", "nothing to do"))
     table.record_end(step("head", "packages", "changed", 2))
     table.record_start("head", "hosts")
+    table.record_change("head", "write /etc/hosts")
     table.record_end(step("w1", "space", "failed"))
     table.record_end(step("w1", "packages", "not reached"))
     assert drawn(table) == [
         "node   operations  changes  now",
-        "head   =+..              2  hosts  11 s",
+        "head   =+..              2  hosts  11 s  write /etc/hosts",
         "w1     x ..",
         "[red]  ....",
         "+ changed   = nothing to do   ! needs an administrator   x failed   - excluded",
@@ -87,6 +88,23 @@ def test_by_default_all_nodes_are_changed_at_once():
     operation = Operation("meet", lambda site, target: [LocalCall("meet the others", all_there.wait)])
     steps = converge_site(Site(None, None, nodes), [operation], targets=nodes, only_names={"meet"}, is_dry_run=False)
     assert {one.state for one in steps} == {"changed"}
+
+
+def test_an_observer_hears_of_each_change_before_it_is_made():
+    class Heard(PlanObserver):
+        def __init__(self):
+            self.events = []
+
+        def record_change(self, node, description):
+            self.events.append(f"{node}: {description}")
+
+    heard = Heard()
+    changes = [LocalCall(name, lambda name=name: heard.events.append(f"made {name}")) for name in ("one", "two")]
+    operation = Operation("both", lambda site, target: changes)
+    converge_site(
+        Site(None, None, targets(1)), [operation], targets=targets(1), only_names={"both"}, is_dry_run=False, observer=heard
+    )
+    assert heard.events == ["w0: one", "made one", "w0: two", "made two"]
 
 
 def test_parallel_limits_the_nodes_that_are_changed_at_once():
