@@ -194,7 +194,7 @@ def _version(text: str | None) -> str | None:
 def _record_cell(cell: LoadedCell, nodes: int) -> CellRecord:
     run = cell.runs[-1]
     logs = [run.folder.rank_log(rank) for rank in range(run.cell.gpus)] if run.completed else []
-    logged_bytes = nccl_bytes.count_step_bytes(logs, run.world.height if run.completed else 0)
+    logged_bytes = nccl_bytes.count_step_bytes(logs, run.world_steps.height if run.completed else 0)
     numbers = _measure(run, nodes, logged_bytes) if run.completed else {}
     nccl = run.nccl_transports if run.run is not None else None
     transports: dict[str, int] = {}
@@ -219,7 +219,7 @@ def _measure(run: LoadedRun, nodes: int, logged_bytes: LoggedBytes) -> dict[str,
         numbers |= {"loss_difference": work.loss_difference, "parameter_difference": work.parameter_difference}
     if run.breakdowns and all(breakdown.source == "gpu" for breakdown in run.breakdowns):
         numbers |= {name: quantities.get(name) for name in CUPTI_METRICS}
-    window_steps = run.world.height - 1  # a window begins at the end of the first timed step
+    window_steps = run.world_steps.height - 1  # a window begins at the end of the first timed step
     for name in LINK_METRICS if window_steps > 0 else ():
         if name in quantities and (nodes > 1 or name in ("nvlink_bytes", "pcie_bytes")):
             numbers[name] = quantities[name] / window_steps

@@ -85,7 +85,7 @@ def test_three_ranks_with_uneven_data_do_the_work_of_one(bench, tmp_path, more):
     records = {rank: run_dir.steps(rank).records for rank in range(RANKS)}
     last = [records[rank][-1] for rank in range(RANKS)]
     assert [(record.step, record.units, record.loss is None) for record in last] == [(4, 2, False), (4, 2, False), (4, 0, True)]
-    world = build_step_frames(RecordedSteps(records, RANKS, RANKS)).world
+    world = build_step_frames(RecordedSteps(records, RANKS, RANKS)).world_steps
     assert world["units"].to_list() == [6, 6, 6, 4]
     assert np.abs(world["loss"].to_numpy() - expected[-4:]).max() < ROUNDING
     for rank in range(RANKS):
