@@ -1,7 +1,7 @@
 """The order of the operations, and then of the checks, with the reason for each place.
 
-On which nodes an operation acts, its own function `plan` says (provision/operations); `converge` of provision/plan.py applies
-it to all nodes at the same time.
+On which nodes an operation acts, its own function `plan` says (provision/operations); `converge_site` of provision/plan.py
+applies it to all nodes at the same time.
 """
 
 from __future__ import annotations

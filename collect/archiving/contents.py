@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from collect.archiving import secret_scan
 from collect.reading.load import LoadedMatrix
 from shardlab.errors import ShardlabError
 from shardlab.files import files, plugin_source
@@ -50,6 +51,7 @@ class ArchivedCommand(msgspec.Struct, frozen=True):
     copy: Path
     """The frozen copy of the folder in the workspace."""
     bytes: int
+    """What the copy adds to the archive, before compression."""
 
 
 def choose_files(
@@ -61,7 +63,7 @@ def choose_files(
     commands take of it. Raises ShardlabError if the files that every archive needs are together larger than the limit.
     """
     sources, left_out = _choose_run_files(loaded)
-    sources += _choose_matrix_files(loaded, left_out)
+    sources += _choose_matrix_files(workspace, loaded, left_out)
     sources += _choose_code_files(workspace)
     for group, patterns in DISPENSABLE_GROUPS:
         if bytes_of_commands + sum(file.bytes for file in sources) <= most_bytes:
@@ -109,9 +111,9 @@ def _choose_run_files(loaded: LoadedMatrix) -> tuple[list[ArchiveSource], list[L
     return sources, left_out
 
 
-def _choose_matrix_files(loaded: LoadedMatrix, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
+def _choose_matrix_files(workspace: Workspace, loaded: LoadedMatrix, left_out: list[LeftOutFile]) -> list[ArchiveSource]:
     """The matrix file, and the model files that it names. If it cannot be read, the reason is added to `left_out`."""
-    path = Path(loaded.expansion.path)
+    path = workspace.path / loaded.expansion.path
     try:
         loaded_matrix = matrix_file.load_matrix(path)
     except ShardlabError as error:
@@ -127,25 +129,30 @@ def choose_commands(
     """Choose the folders of commands whose files go into an archive, as they were submitted last. Returns (these folders, those
     that are left out with the reasons)."""
     try:
-        workload_of_command = matrix_file.load_matrix(Path(loaded.expansion.path)).commands
+        workload_of_command = matrix_file.load_matrix(workspace.path / loaded.expansion.path).commands
     except ShardlabError:  # `choose_files` says so
         workload_of_command = {}
     digest_of_command = {
         cell.cell.workload: cell.cell.workload_code for cell in loaded.cells if cell.cell.command and cell.cell.workload_code
     }
-    commands, left_out = [], []
+    commands: list[ArchivedCommand] = []
+    left_out: list[LeftOutFile] = []
     for name, workload in workload_of_command.items():
         digest = digest_of_command.get(name)
         copy = command_copies.find_copy(workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
         if anonymous:
             left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
-        elif digest is None or not copy.is_dir():
+        elif digest is None or not command_copies.is_intact(copy, digest):
             left_out.append(
-                LeftOutFile(workload.folder, None, f"this workspace has no copy of the files of the command {name}")
+                LeftOutFile(workload.folder, None, f"this workspace has no undamaged copy of the files of the command {name}")
             )
+        elif (secret := secret_scan.find_secret(copy, command_copies.list_copy(copy))) is not None:
+            why = f"the files of the command {name} seem to have a secret: {secret}"
+            left_out.append(LeftOutFile(workload.folder, None, why))
         else:
             stated_keys = (workload.folder, workload.exclude, workload.include, workload.name)
-            size = sum(path.lstat().st_size for path in copy.rglob("*"))
+            is_chosen = any(command.sent_folder.digest == digest for command in commands)  # two commands may have one folder
+            size = 0 if is_chosen else sum(path.lstat().st_size for path in copy.rglob("*"))
             commands.append(ArchivedCommand(SentFolder(*stated_keys, name=name, digest=digest), copy, size))
     return commands, left_out
 

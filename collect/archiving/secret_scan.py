@@ -11,7 +11,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from shardlab.errors import InputError
@@ -98,6 +98,13 @@ def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
     if secrets:
         summary = f"no archive was written, because {len(secrets)} file(s) seem to have a secret:"
         raise InputError("\n  ".join([summary, *secrets[:MOST_NAMED_FILES]]) + REMOVAL_HELP)
+
+
+def find_secret(folder: Path, names: Iterable[str]) -> str | None:
+    """The place of the first secret in files of a folder; None if no file has one. names: of the files, relative to the folder;
+    links are not followed."""
+    places = (_find_secrets(_read_blocks(folder / name), name) for name in names if not (folder / name).is_symlink())
+    return next(chain.from_iterable(places), None)
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:

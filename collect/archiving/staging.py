@@ -78,9 +78,9 @@ def pack_commands(folder: Path, loaded: LoadedMatrix, commands: Sequence[Archive
     if not commands:
         return
     files.make_folder(folder / archive.COMMANDS_FOLDER)
-    for command in commands:
-        packed_files = command_copies.pack_files(command.copy, command_copies.list_copy(command.copy))
-        files.write_new(folder / archive.COMMANDS_FOLDER / f"{command.sent_folder.digest}.tar.gz", packed_files)
+    for digest, copy in {command.sent_folder.digest: command.copy for command in commands}.items():
+        packed_files = command_copies.pack_files(copy, command_copies.list_copy(copy))
+        files.write_new(folder / archive.COMMANDS_FOLDER / f"{digest}.tar.gz", packed_files)
     matrix_path = folder / contents.MATRIX_FOLDER / Path(loaded.expansion.path).name
     files.write_new(sent_folders_path(matrix_path), files.encode_json([command.sent_folder for command in commands]))
 

@@ -57,7 +57,8 @@ def _list_compute(loaded: Trace, activities: Activities) -> _Events:
 
 def _list_allocations(loaded_trace: Trace, activities: Activities) -> _Events:
     devices = memory_use.select_device_events(loaded_trace)
-    counted_devices = [device for device in devices if device[0] != memory_use.CPU_DEVICE] or devices  # as in `profiled_peak`
+    # as in `find_profiled_peak`
+    counted_devices = [device for device in devices if device[0] != memory_use.CPU_DEVICE] or devices
     rows = [row for _, start_rows, step_rows in counted_devices for row in (*start_rows, *step_rows)]
     return [EventPlace(MEMORY_EVENT_NAME, at_ns, 0) for at_ns in np.sort(loaded_trace.details.memory.at_ns[rows]).tolist()]
 

@@ -7,8 +7,8 @@ is already submitted.
 
 from __future__ import annotations
 
-import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -23,12 +23,11 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix import command
 from shardlab.matrix.matrix import Matrix
-from shardlab.plugins.command_copies import find_copy, list_copy
+from shardlab.plugins.command_copies import MOST_BYTES, MOST_FILES, digest_files, find_copy, is_intact, list_copy
 from shardlab.runs.rundir import WORK_FOLDER
 from shardlab.workspace.workspace import Workspace
 
-MOST_BYTES = 200 * 10**6  # the largest size of all files of a command together
-MOST_FILES = 20_000
+_INTERPRETER = re.compile(r"python[\d.]*|(ba|da|z|)sh")
 MOST_NAMED = 3  # the largest files that a refusal names
 GIT_S = 60.0  # the most seconds for git to list the files
 
@@ -71,14 +70,32 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
 def _must_have_script(name: str, words: Sequence[str], folder: CommandFolder) -> None:
     """Raises InputError if the words of a command begin with a relative path, after `python` if they do, that its runs do not
     have. A path with a placeholder is not checked."""
-    script = words[1] if words[0] in ("python", "python3") and words[1:] and words[1].endswith(".py") else words[0]
-    if not ("/" in script or script.endswith(".py")) or "{" in script or Path(script).is_absolute():
+    script = _find_script(words)
+    if script is None or "{" in script or Path(script).is_absolute():
         return
     path = PurePosixPath(os.path.normpath(script))
-    if not {str(path), *map(str, path.parents)} & {*folder.files}:
+    folders = {str(parent) for file in folder.files for parent in PurePosixPath(file).parents}
+    if str(path) not in folders and not {str(path), *map(str, path.parents)} & {*folder.files}:  # a parent may be a link
         fault = "it is outside, git ignores it, or `exclude` names it" if (folder.path / path).exists() else "it does not exist"
         allowed = "a path in `folder`, or an absolute path"
         raise InputError(f"{name}: runs would not find {script} in a copy of {folder.path}: {fault}. Allowed: {allowed}.")
+
+
+def _find_script(words: Sequence[str]) -> str | None:
+    """The path of the script in a command line, its first word or the one after an interpreter and its options; None if that is
+    no path, such as a program or a module."""
+    if not _INTERPRETER.fullmatch(words[0]):
+        is_program = "/" not in words[0] and (not words[0].endswith(".py") or shutil.which(words[0]) is not None)
+        return None if is_program or words[0].startswith("-") else words[0]
+    arguments = iter(words[1:])
+    for word in arguments:
+        if word in ("-m", "-c"):
+            return None
+        if word in ("-X", "-W"):
+            next(arguments, None)
+        elif not word.startswith("-"):
+            return word if word.endswith((".py", ".sh")) else None
+    return None
 
 
 def describe_folders(folders: Mapping[str, CommandFolder]) -> list[str]:
@@ -98,11 +115,22 @@ def describe_folders(folders: Mapping[str, CommandFolder]) -> list[str]:
     ]
 
 
+def _check_patterns(key: str, patterns: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not pattern.strip("/. ") or pattern.startswith(("!", "#", "./")) or ".." in PurePosixPath(pattern).parts:
+            raise InputError(
+                f"{key}: found {pattern!r}. Allowed: a pattern of files in the folder as in .gitignore, such as data/ or *.pt, "
+                "without ! and without .. or ./ before it."
+            )
+
+
 def read_folder(folder: Path, exclude: Sequence[str], include: Sequence[str] = ()) -> CommandFolder:
     """Read the folder of a command. exclude: patterns of files that runs do not need. include: patterns of files that runs need
     although git ignores them. Raises InputError."""
     if not folder.is_dir():
         raise InputError(f"{folder}: is no folder. Allowed: the folder of the script, relative to the matrix file.")
+    _check_patterns("exclude", exclude)
+    _check_patterns("include", include)
     listed, ignored = _list_files(folder, exclude, include)
     names = [name for name in listed if not (folder / name).is_dir() or (folder / name).is_symlink()]
     if len(names) > MOST_FILES:
@@ -120,7 +148,7 @@ def read_folder(folder: Path, exclude: Sequence[str], include: Sequence[str] = (
             f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest)}. Allowed: "
             f"{MOST_BYTES / 1e6:.0f} MB; leave data and checkpoints out with `exclude`, and give their path to the command."
         )
-    return CommandFolder(folder, names, _digest_files(folder, names), ignored)
+    return CommandFolder(folder, names, digest_files(folder, names), ignored)
 
 
 def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> None:
@@ -137,12 +165,12 @@ def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> No
 
 def new_copy(store: Path, digest: str, fault: str) -> AbstractContextManager[Path]:
     """An empty folder, which becomes the frozen copy with this digest; see `plugin_store.new_copy`."""
-    return plugin_store.new_copy(find_copy(store, digest), lambda folder: _is_intact(folder, digest), fault)
+    return plugin_store.new_copy(find_copy(store, digest), lambda folder: is_intact(folder, digest), fault)
 
 
 def is_frozen(store: Path, digest: str) -> bool:
     """Whether the store has an undamaged copy of a command's folder."""
-    return _is_intact(find_copy(store, digest), digest)
+    return is_intact(find_copy(store, digest), digest)
 
 
 def must_be_frozen(store: Path, digest: str) -> None:
@@ -150,7 +178,8 @@ def must_be_frozen(store: Path, digest: str) -> None:
     if not is_frozen(store, digest):
         raise InputError(
             f"{find_copy(store, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
-            "started again. Submit the matrix again where the folder is."
+            "started again. Submit the matrix again where the folder is, or with `jobs submit --from FILE` if it came in an "
+            "archive."
         )
 
 
@@ -159,15 +188,6 @@ def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
     must_be_frozen(store, digest)
     with files.as_workspace_error("write"):
         shutil.copytree(find_copy(store, digest), run_folder / WORK_FOLDER, symlinks=True)
-
-
-def _is_intact(folder: Path, digest: str) -> bool:
-    if not folder.is_dir():
-        return False
-    try:
-        return _digest_files(folder, list_copy(folder)) == digest
-    except InputError:
-        return False
 
 
 def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -228,21 +248,13 @@ def _split_names(listed: bytes | None) -> list[str] | None:
 def _run_git(argv: Sequence[str]) -> bytes | None:
     """The output of git; None if it failed."""
     try:
-        completed = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=GIT_S, check=False)
+        # in a hook of git, variables name another repository
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+        }
+        completed = subprocess.run(
+            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=GIT_S, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return completed.stdout if completed.returncode == 0 else None
-
-
-def _digest_files(folder: Path, names: Sequence[str]) -> str:
-    """The digest of files. Raises InputError if a file cannot be read."""
-    sha256 = hashlib.sha256()
-    for name in sorted(names):
-        path = folder / name
-        try:
-            content = os.fsencode(path.readlink()) if path.is_symlink() else files.read(path, MOST_BYTES + 1)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}.") from None
-        mode = "l" if path.is_symlink() else "x" if path.stat().st_mode & 0o100 else "-"
-        sha256.update(os.fsencode(f"{name} {mode} {len(content)}\n") + content)
-    return sha256.hexdigest()[:16]

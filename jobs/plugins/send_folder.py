@@ -55,9 +55,24 @@ def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> No
             tarfile.open(fileobj=io.BytesIO(packed_folder)) as archive,
             command_folder.new_copy(store, digest, f"the folder {digest}: did not arrive whole") as new_folder,
         ):
-            archive.extractall(new_folder, filter=_keep_link)
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+            archive.extractall(new_folder, _list_members(archive), filter=_keep_link)
+    except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise InputError(f"the folder {digest}: did not arrive whole: {error}.") from None
+
+
+def _list_members(archive: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    """The members of an archive. Raises InputError, before any is written, if they are more than a command may have."""
+    members: list[tarfile.TarInfo] = []
+    total_bytes = 0
+    for member in archive:
+        members.append(member)
+        total_bytes += member.size
+        if len(members) > command_copies.MOST_FILES or total_bytes > command_copies.MOST_BYTES:
+            raise InputError(
+                f"the folder of a command has more than {command_copies.MOST_FILES} files or "
+                f"{command_copies.MOST_BYTES / 1e6:.0f} MB. Allowed: fewer files and bytes."
+            )
+    return members
 
 
 def _keep_link(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:

@@ -72,10 +72,10 @@ def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: Mu
 
 def _list_entries(workspace: Path, name: str, wanted_if: WantedIf) -> Iterator[tuple[str, OfferedFile]]:
     """List a file, or a folder with all that is in it: (path relative to the workspace, what a node is offered)."""
-    if not files.is_utf8(name):
-        raise InputError(f"{name!r} contains bytes that are not UTF-8. Allowed: files whose names are in UTF-8.")
     path = workspace / name
     status = path.lstat()
+    if not files.is_utf8(name) or (stat.S_ISLNK(status.st_mode) and not files.is_utf8(str(path.readlink()))):
+        raise InputError(f"{name!r} or its link contains bytes that are not UTF-8. Allowed: names and links in UTF-8.")
     if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
         link = str(path.readlink()) if stat.S_ISLNK(status.st_mode) else ""
         yield name, OfferedFile(status.st_mode, status.st_size, status.st_mtime_ns, link, wanted_if)

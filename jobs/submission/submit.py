@@ -314,7 +314,7 @@ def _must_be_resumable(saved_run: RunDir, cells: Sequence[AnyCell]) -> None:
         if cell.instruments.checkpoints is None:
             refusal = "the cell keeps no checkpoints itself (instruments.checkpoints)"
         if refusal is None and cell.steps is not None and manifest.step >= cell.steps:
-            refusal = f"its newest checkpoint is of step {manifest.step}, the last one of the cell"
+            refusal = f"its newest checkpoint is of step {manifest.step}, and the cell has {cell.steps} steps"
         if refusal is not None:
             raise InputError(f"--resume-from: {cell.name()} cannot resume from {saved_run.run_id}: {refusal}.")
 

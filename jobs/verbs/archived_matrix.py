@@ -8,9 +8,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from shardlab.errors import InputError
+from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
-from shardlab.matrix import overrides
+from shardlab.matrix import matrix, overrides
 from shardlab.verb import Invocation
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -54,9 +54,15 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
         settings = overrides.list_settings(Workspace(Path(archive_folder)).read_expansion(archive_index.matrix).deviations)
         shutil.rmtree(Path(archive_folder) / NOTES_FOLDER)
+        command_lines = _list_command_lines(Path(archive_folder) / archive_index.matrix_file)
         unpacked_files = [path for path in Path(archive_folder).rglob("*") if path.is_file()]
         contents_by_name = {path.relative_to(archive_folder).as_posix(): files.read(path) for path in unpacked_files}
     code_contents = {name: content for name, content in contents_by_name.items() if not name.startswith(MATRIX_FOLDER)}
+    if command_lines and not trust:
+        raise InputError(
+            f"{file}: its matrix runs programs: {'; '.join(command_lines)}. "
+            f"Read it and its files (collect open {file.name}), and allow it with --trust."
+        )
     if code_contents and not trust:
         raise InputError(
             f"{file}: contains code: {', '.join(sorted(code_contents))}. "
@@ -85,6 +91,15 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
         files.make_folder(target_path.parent)
         files.write_atomic(target_path, content)
     return matrix_folder / archive_index.matrix_file.removeprefix(MATRIX_FOLDER), settings
+
+
+def _list_command_lines(matrix_path: Path) -> list[str]:
+    """The command lines of a matrix file; empty also if the file is not valid, which is reported when it is used."""
+    try:
+        commands = matrix.load_matrix(matrix_path).commands
+    except ShardlabError:
+        return []
+    return [f"{name}: {' '.join(map(str, workload.command))}" for name, workload in commands.items()]
 
 
 def _unpack_command(workspace: Workspace, file: Path, name: str, packed_folder: bytes) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardlab.errors import InputError
+from shardlab.files import files
 
 if TYPE_CHECKING:
     import tarfile
+
+
+MOST_BYTES = 200 * 10**6  # the largest size of all files of a command together
+MOST_FILES = 20_000
 
 
 def find_copy(store: Path, digest: str) -> Path:
@@ -21,6 +28,28 @@ def find_copy(store: Path, digest: str) -> Path:
 def list_copy(folder: Path) -> list[str]:
     """The paths of all files in a frozen copy, relative to it, sorted."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+def is_intact(folder: Path, digest: str) -> bool:
+    """Whether a folder has the files with this digest and no others."""
+    try:
+        return folder.is_dir() and digest_files(folder, list_copy(folder)) == digest
+    except InputError:
+        return False
+
+
+def digest_files(folder: Path, names: Sequence[str]) -> str:
+    """The digest of files. Raises InputError if a file cannot be read."""
+    sha256 = hashlib.sha256()
+    for name in sorted(names):
+        path = folder / name
+        try:
+            content = os.fsencode(path.readlink()) if path.is_symlink() else files.read(path, MOST_BYTES + 1)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}.") from None
+        mode = "l" if path.is_symlink() else "x" if path.stat().st_mode & 0o100 else "-"
+        sha256.update(os.fsencode(f"{name} {mode} {len(content)}\n") + content)
+    return sha256.hexdigest()[:16]
 
 
 def pack_files(folder: Path, names: Sequence[str]) -> bytes:

@@ -22,9 +22,9 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
     """The table without its empty columns, and with as many of the others as fit into a line of a terminal.
 
     Sentences and other long texts are folded between words, no other text. If the whole table does not fit, long headings get
-    several lines, and a folded column may become as narrow as NARROWEST_FOLDED characters instead of LONGEST_LINE. Then columns
-    are left out: first columns of sentences, then the columns with the highest priority, and among equals the last one. One
-    column is always shown. width: of the terminal, in characters.
+    several lines, and a folded column may become narrower than LONGEST_LINE, down to NARROWEST_FOLDED or its longest word. Then
+    columns are left out: first columns of sentences, then the columns with the highest priority, and among equals the last one.
+    One column is always shown. width: of the terminal, in characters.
     """
     texts_of_column = list(zip(*table.texts, strict=True)) or [()] * len(table.columns)
     shown_indexes = [
@@ -49,7 +49,9 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
         headings = [_fold_heading(heading, least) for heading, least in zip(headings, least_widths, strict=True)]
         for index, can_fold in enumerate(table.folded_columns):
             if can_fold and (surplus := measure_line() - width) > 0:
-                least_widths[index] = max(least_widths[index] - surplus, min(least_widths[index], NARROWEST_FOLDED))
+                longest_word = max((display_width(word) for text in texts_of_column[index] for word in text.split()), default=0)
+                narrowest = min(least_widths[index], max(NARROWEST_FOLDED, longest_word))
+                least_widths[index] = max(least_widths[index] - surplus, narrowest)
     hidden_indexes: list[int] = []
     while measure_line() > width and len(shown_indexes) > 1:
         hidden_indexes.append(

@@ -17,6 +17,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import BinaryIO
 
+from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.files.files import NotRegular
 from shardlab.terminal import console
@@ -52,7 +53,10 @@ def store_offered(workspace: Path, offered: OfferedFiles, connection: StandardIn
     (workspace / "runs").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".arriving-", dir=workspace / "runs") as arriving:
         staging = Path(arriving) / "files"
-        Arrival(connection, asked_names=set(wanted_names)).receive("", staging, {})
+        arrived = Arrival(connection, asked_names=set(wanted_names)).receive("", staging, {})
+        for name, arrived_file in arrived.files.items():
+            if arrived_file.bytes < offered.files[name].bytes:
+                raise InputError(f"{name}: became shorter while it was sent.")
         for name in wanted_names:
             file, path = offered.files[name], workspace / name
             if stat.S_ISDIR(file.mode):
@@ -64,6 +68,10 @@ def store_offered(workspace: Path, offered: OfferedFiles, connection: StandardIn
                 (staging / name).symlink_to(file.link)
             else:
                 (staging / name).chmod(stat.S_IMODE(file.mode))
+            if path.is_symlink():
+                path.unlink()  # else the file would be moved into the folder to which it leads
+            elif path.is_dir():
+                raise InputError(f"{path}: is a folder. Allowed: a file or nothing, because the first node sends a file.")
             shutil.move(staging / name, path)  # also if `runs` leads to another disk
     for name in wanted_names:
         if stat.S_ISDIR(offered.files[name].mode):
@@ -77,6 +85,8 @@ def _is_wanted(path: Path, file: OfferedFile) -> bool:
         return True
     if file.wanted_if == "longer" and stat.S_ISREG(file.mode):
         return status.st_size < file.bytes
+    if stat.S_ISLNK(file.mode) and stat.S_ISLNK(status.st_mode):
+        return file.wanted_if == "different" and str(path.readlink()) != file.link
     is_same = (status.st_mode, status.st_size, status.st_mtime_ns) == (file.mode, file.bytes, file.mtime_ns)
     return file.wanted_if == "different" and not is_same
 

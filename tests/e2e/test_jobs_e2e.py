@@ -358,7 +358,7 @@ def test_a_run_resumes_on_another_number_of_ranks_if_nothing_else_differs(bench)
     bench.run("jobs", "submit", "--matrix", whole, "--wait")
     (other_id,) = {folder.run_id for folder in bench.folders()} - {one.run_id}
     why = bench.run("jobs", "submit", "--matrix", whole, "--resume-from", other_id, code=2).stderr
-    assert f"cannot resume from {other_id}: its newest checkpoint is of step 3, the last one of the cell." in why
+    assert f"cannot resume from {other_id}: its newest checkpoint is of step 3, and the cell has 3 steps." in why
     shutil.rmtree(bench.path / "runs" / other_id)
     refused = bench.matrix(f"include: [{{strategy: single, seed: 1, {saved}}}]")
     why = bench.run("jobs", "submit", "--matrix", refused, "--resume-from", one.run_id, code=2).stderr

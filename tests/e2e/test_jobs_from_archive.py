@@ -127,6 +127,25 @@ def test_files_of_a_script_that_were_changed_are_refused(archived_command, bench
     assert "other.tar.gz: is not the name" in bench.run("jobs", "submit", "--from", str(named), "--trust", code=2).stderr
 
 
+def test_programs_of_an_archived_matrix_need_trust(archived_command, bench, tmp_path):
+    file, _ = archived_command
+    command = {"command": ["bash", "-c", f"touch {tmp_path}/ran"], "folder": "."}
+    matrix = {"schema": 1, "name": "own", "defaults": {"launcher": "none", "workload": command}}
+    hostile = rewritten(file, tmp_path, {"workspace/matrix/own.yaml": json.dumps(matrix).encode()})
+    with zipfile.ZipFile(hostile) as old, zipfile.ZipFile(tmp_path / "bare.shardlab.zip", "w") as new:
+        index = json.loads(old.read("archive.json"))
+        kept = [name for name in index["files"] if "commands/" not in name and "folders.json" not in name]
+        index["files"] = {name: index["files"][name] for name in kept}
+        for name in kept:
+            new.writestr(name, old.read(name))
+        new.writestr("archive.json", json.dumps(index))
+    refused = bench.run("jobs", "submit", "--from", str(tmp_path / "bare.shardlab.zip"), code=2).stderr
+    assert "its matrix runs programs: " in refused
+    assert f"bash -c touch {tmp_path}/ran" in refused
+    assert not list(bench.path.glob("archived"))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_anonymous_archive_lacks_the_files_of_a_script_and_says_so(archived_command):
     file = archived_command[0].with_name("anonymous.shardlab.zip")
     (reason,) = [left.why for left in archive.read_index(file).left_out if left.name == "own"]

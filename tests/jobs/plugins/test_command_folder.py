@@ -57,7 +57,12 @@ def test_a_pattern_without_a_slash_leaves_out_files_at_every_level(tmp_path, mon
         (["./missing.sh", "--x"], "it does not exist"),
         (["python", "../train.py"], "it is outside, git ignores it, or `exclude` names it"),
         (["python", "left.py"], "it is outside, git ignores it, or `exclude` names it"),
+        (["python3.11", "-u", "-X", "dev", "missing.py"], "it does not exist"),
+        (["bash", "missing.sh"], "it does not exist"),
+        (["sub/missing.py"], "it does not exist"),
         (["python", "./train.py"], None),
+        (["--log-dir=a/b", "missing.py"], None),
+        (["sub/"], None),
         (["train.py"], None),
         (["python", "-m", "missing.py"], None),
         (["python", "{set.script}.py"], None),
@@ -68,11 +73,13 @@ def test_a_pattern_without_a_slash_leaves_out_files_at_every_level(tmp_path, mon
 def test_a_script_that_runs_would_not_find_is_refused_before_they_start(tmp_path, words, fault):
     (tmp_path / "train.py").touch()
     (tmp_path / "left.py").touch()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "part.py").touch()
     (tmp_path.parent / "train.py").touch()
     workload = CommandWorkload(command=words, exclude=["left.py"])
     matrix = SimpleNamespace(path=str(tmp_path / "matrix.yaml"), commands={"mine": workload})
     if fault is None:
-        assert command_folder.read_folders(matrix, None)["mine"].files == ["train.py"]
+        assert command_folder.read_folders(matrix, None)["mine"].files == ["sub/part.py", "train.py"]
     else:
         with pytest.raises(InputError, match=f"mine: runs would not find .*: {fault}"):
             command_folder.read_folders(matrix, None)
@@ -141,3 +148,18 @@ def test_a_link_to_a_file_outside_is_refused(folder):
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(InputError, match="is no folder"):
         command_folder.read_folder(tmp_path / "none", [])
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "!train.py", "../data", "./data", "#x"])
+def test_a_pattern_that_git_would_read_in_another_way_is_refused(folder, pattern):
+    with pytest.raises(InputError, match=r"exclude: found .* Allowed: a pattern of files in the folder as in \.gitignore"):
+        command_folder.read_folder(folder, [pattern])
+    with pytest.raises(InputError, match="include: found"):
+        command_folder.read_folder(folder, [], [pattern])
+
+
+def test_the_repository_of_a_git_hook_is_not_that_of_the_folder(folder, tmp_path, monkeypatch):
+    expected = command_folder.read_folder(folder, []).files
+    subprocess.run(["git", "init", "-q", tmp_path / "other"], check=True)
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    assert command_folder.read_folder(folder, []).files == expected != []

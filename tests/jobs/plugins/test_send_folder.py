@@ -97,9 +97,9 @@ def test_a_sent_folder_is_read_once_before_its_runs_are_rendered(tmp_path, folde
         (here.path / Path(path).name).write_bytes(content)
     (plugin_store.find_store(here)).parent.mkdir(parents=True)
     plugin_store.find_store(there).rename(plugin_store.find_store(here))
-    digested, digest_files = [], command_folder._digest_files
+    digested, digest_files = [], command_copies.digest_files
     monkeypatch.setattr(
-        command_folder, "_digest_files", lambda *arguments: digested.append(arguments[0]) or digest_files(*arguments)
+        command_copies, "digest_files", lambda *arguments: digested.append(arguments[0]) or digest_files(*arguments)
     )
     found = command_folder.read_folders(loaded, here)
     command_folder.freeze_folders(here, list(found.values()))

@@ -12,6 +12,7 @@ from support_e2e import until
 from jobs.ssh import node_transfer
 from jobs.ssh.step import NodeLost
 from shardlab.errors import ShardlabError
+from shardlab.transfer.file_sender import FileSender
 from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
@@ -252,3 +253,44 @@ def test_a_node_that_cannot_store_a_file_says_why(machines):
     machines.write(machines.other, "runs/sent", b"a file")
     with pytest.raises(ShardlabError, match=r"gpu0: .*sent"):
         machines.send(["runs/sent"])
+
+
+def test_a_link_to_a_folder_is_replaced_and_sent_only_after_a_change(machines):
+    """A second sending puts nothing into the folder to which the link leads."""
+    for step in ("step-1", "step-2"):
+        machines.write(machines.first, f"runs/sent/{step}/part")
+    link, arrived = machines.first.runs / "sent" / "latest", machines.other.runs / "sent" / "latest"
+    for target in ("step-1", "step-1", "step-2"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        machines.send(["runs/sent"])
+        assert arrived.readlink() == Path(target)
+    assert sorted(path.name for path in (machines.other.runs / "sent").rglob("*")) == [
+        "latest",
+        "part",
+        "part",
+        "step-1",
+        "step-2",
+    ]
+
+
+def test_a_file_takes_the_place_of_no_folder(machines):
+    machines.write(machines.first, "runs/sent/part")
+    (machines.other.runs / "sent" / "part").mkdir(parents=True)
+    with pytest.raises(ShardlabError, match=r"part: is a folder\. Allowed: a file or nothing"):
+        machines.send(["runs/sent"])
+    assert list((machines.other.runs / "sent" / "part").iterdir()) == []
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(machines, monkeypatch):
+    machines.write(machines.first, "runs/sent/part")
+    send_file = FileSender.send_file
+
+    def send_truncated(sender, path, *details):
+        os.truncate(path, 100)
+        send_file(sender, path, *details)
+
+    monkeypatch.setattr(FileSender, "send_file", send_truncated)
+    with pytest.raises(ShardlabError, match="became shorter while it was sent"):
+        machines.send(["runs/sent"])
+    assert not (machines.other.runs / "sent" / "part").exists()

@@ -53,7 +53,7 @@ def test_the_columns_with_the_highest_priority_leave_a_narrow_terminal_first():
         Column(heading, lambda row, heading=heading: "" if heading == "empty" else "x" * 6, priority=priority)
         for heading, priority in headings.items()
     ]
-    table = Table("", [*columns, Column("why", lambda row: "y" * 50, is_sentence=True)], [0])
+    table = Table("", [*columns, Column("why", lambda row: "yyyy " * 10, is_sentence=True)], [0])
     shown = {width: fit_table(table, width).headings for width in (60, 48, 47, 22, 21, 13, 5)}
     assert shown == {
         60: ["name", "first", "second", "why"],
