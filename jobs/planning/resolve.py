@@ -181,8 +181,9 @@ def _resolve_cell(
     )
     cell = _assemble_cell(draft, strategy, workload, nnodes, degrees, sizes, limits, option_values)
     if draft.nnodes is None and nnodes > 1 and strategy.refuse(cell) is not None:
-        # The cell is right and the nodes are too small: on one node, it is a misfit of the cluster and no error of the matrix.
-        cell = _assemble_cell(draft, strategy, workload, 1, degrees, sizes, limits, option_values)
+        # If the cell is right on one node, the nodes are too small: it is a misfit of the cluster and no error of the matrix.
+        whole_cell = _assemble_cell(draft, strategy, workload, 1, degrees, sizes, limits, option_values)
+        cell = whole_cell if strategy.refuse(whole_cell) is None else cell
     _add_refusals(cell, strategy, workload, menus.launchers[draft.launcher], draft, add_problem)
     return cell if len(problems) == problem_count else None
 

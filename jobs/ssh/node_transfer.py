@@ -19,6 +19,7 @@ from shardlab.workspace.inventory import InventoryNode
 from shardlab.workspace.workspace import Workspace
 
 MustStop = Callable[[], bool]
+NODE_SILENCE_S = 60.0  # a node that is silent for this many seconds is lost: it only stores or reads files
 
 
 def send_files(node: InventoryNode, workspace: Workspace, names: Mapping[str, WantedIf], must_stop: MustStop) -> None:
@@ -60,7 +61,7 @@ def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str],
 def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: MustStop) -> Iterator[RemoteConversation]:
     remote = remote_workspace.find_node_workspace(workspace, node)
     try:
-        with RemoteConversation(remote, "shardlab.transfer.node_files", "jobs") as conversation:
+        with RemoteConversation(remote, "shardlab.transfer.node_files", "jobs", NODE_SILENCE_S) as conversation:
             conversation.must_stop = must_stop
             yield conversation
     except ConnectionLost as error:

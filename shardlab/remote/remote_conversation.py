@@ -48,8 +48,8 @@ class ConnectionLost(ShardlabError):
 class _Output(io.RawIOBase):
     """The output of a process. `must_stop` is called several times a second while there is no output."""
 
-    def __init__(self, descriptor: int, host: str, must_stop: Callable[[], bool]) -> None:
-        self._descriptor, self._host, self._must_stop = descriptor, host, must_stop
+    def __init__(self, descriptor: int, host: str, must_stop: Callable[[], bool], silence_s: float) -> None:
+        self._descriptor, self._host, self._must_stop, self._silence_s = descriptor, host, must_stop, silence_s
 
     def readable(self) -> bool:
         return True
@@ -63,18 +63,20 @@ class _Output(io.RawIOBase):
                 return os.readv(self._descriptor, [buffer])
             if select.select([self._descriptor], [], [], POLL_S)[0]:
                 continue
-            if time.monotonic() - silent_since > SILENCE_S:
-                raise ConnectionLost(self._host, f"nothing arrived for {SILENCE_S:g} s")
+            if time.monotonic() - silent_since > self._silence_s:
+                raise ConnectionLost(self._host, f"nothing arrived for {self._silence_s:g} s")
 
 
 class RemoteConversation:
     """A command that runs on the cluster. The end of the `with` statement also ends the command."""
 
-    def __init__(self, remote: RemoteWorkspace, module: str, command_name: str) -> None:
+    def __init__(self, remote: RemoteWorkspace, module: str, command_name: str, silence_s: float = SILENCE_S) -> None:
         """Start a Python module on the cluster for the workspace there. Raises NoLogin.
 
-        command_name: the name of the command in error messages, such as `collect fetch`.
+        command_name: the name of the command in error messages, such as `collect fetch`. silence_s: after this many seconds
+        in which nothing arrived, or nothing could be sent, the connection counts as lost.
         """
+        self._silence_s = silence_s
         remote.log_in()
         # Returns True if the command must end early. It is called several times a second.
         self.must_stop: Callable[[], bool] = lambda: False
@@ -94,7 +96,9 @@ class RemoteConversation:
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK_BYTES)
         self._input, self._pipe = self._process.stdin, self._process.stdout
-        self._output = io.BufferedReader(_Output(self._process.stdout.fileno(), remote.host, self._is_interrupted), BLOCK_BYTES)
+        self._output = io.BufferedReader(
+            _Output(self._process.stdout.fileno(), remote.host, self._is_interrupted, silence_s), BLOCK_BYTES
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -116,13 +120,15 @@ class RemoteConversation:
 
     def send_bytes(self, content: bytes | memoryview) -> None:
         """Send bytes to the command. Raises ConnectionLost or ShardlabError as `receive` does."""
-        unsent = memoryview(content)
+        unsent, sent_s = memoryview(content), time.monotonic()
         while unsent:
             if self._is_interrupted():
                 raise ConnectionLost(self.remote.host, "this command was interrupted")
             try:
-                unsent = unsent[os.write(self._input.fileno(), unsent) :]
+                unsent, sent_s = unsent[os.write(self._input.fileno(), unsent) :], time.monotonic()
             except BlockingIOError:  # the connection is slower than this machine
+                if time.monotonic() - sent_s > self._silence_s:
+                    raise ConnectionLost(self.remote.host, f"nothing could be sent for {self._silence_s:g} s") from None
                 select.select([], [self._input], [], POLL_S)
             except BrokenPipeError:
                 raise self._end_error() from None

@@ -105,7 +105,7 @@ def archived_command(tmp_path_factory):
 def test_a_script_of_an_archive_runs_here_with_the_same_files(archived_command, bench):
     file, theirs = archived_command
     refused = bench.run("jobs", "submit", "--from", str(file), code=2).stderr
-    assert "contains code: commands/" in refused
+    assert "its matrix runs programs: own: python train.py. Read it and its files (collect open own.shardlab.zip)" in refused
     assert not list(bench.path.glob("archived"))
     planned = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run")
     assert [run["id"] for run in planned] == theirs.run_ids()

@@ -207,6 +207,9 @@ def test_servers_that_small_nodes_would_spread_are_a_misfit_and_no_fault_of_the_
     sgd = "optimizer: {name: sgd, lr: 0.1}"
     planned_matrix = planned(tmp_path, f"include: [{{strategy: ps-sync, gpus: 4, servers: 2, {sgd}}}]\n", site)
     assert [misfit.why for misfit in planned_matrix.misfits] == ["needs 4 GPUs, the cluster has 2 per node."]
+    offloaded = "options: {quantized_gradients: true, offload_optimizer: nvme}"  # wrong on one node, too, by its own reason
+    with pytest.raises(InputError, match="nvme_path: found null"):
+        planned(tmp_path, f"include: [{{strategy: zero3, gpus: 4, {offloaded}}}]\n", site)
     with pytest.raises(InputError, match=r"all on the last node: found nnodes: 2\. Allowed: nnodes: 1"):
         planned(tmp_path, f"include: [{{strategy: ps-sync, gpus: 4, nnodes: 2, servers: 2, {sgd}}}]\n", site)
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support_e2e import until
+from support_e2e import HANG_S, until
 
 from jobs.ssh import node_transfer
 from jobs.ssh.step import NodeLost
@@ -294,3 +294,13 @@ def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(machines, monkeypatc
     with pytest.raises(ShardlabError, match="became shorter while it was sent"):
         machines.send(["runs/sent"])
     assert not (machines.other.runs / "sent" / "part").exists()
+
+
+@pytest.mark.parametrize("answer", ["", 'MARK\n["runs/sent/part"]\n'], ids=["says nothing", "reads nothing"])
+def test_a_node_that_hangs_is_lost(machines, monkeypatch, answer):
+    monkeypatch.setattr(node_transfer, "NODE_SILENCE_S", 0.5)
+    monkeypatch.setattr("shardlab.remote.remote_conversation.secrets.token_hex", lambda _: "MARK")
+    machines.use("sh", FAILING.format(f"printf '{answer}'; sleep {HANG_S}"))
+    machines.write(machines.first, "runs/sent/part")
+    with pytest.raises(NodeLost, match=r"gpu0: nothing (arrived|could be sent) for 0\.5 s"):
+        machines.send(["runs/sent"])
