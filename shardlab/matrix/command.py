@@ -115,7 +115,7 @@ class SentFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As in `CommandWorkload`."""
     stated_name: str | None
     """`name` of `CommandWorkload`."""
-    name: str
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,39}\Z")]
     """The name of the workload on the user's machine."""
     digest: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
     """The digest of the files, which names the frozen copy."""
