@@ -50,7 +50,10 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
         for index, can_fold in enumerate(table.folded_columns):
             if can_fold and (surplus := measure_line() - width) > 0:
                 longest_word = max((display_width(word) for text in texts_of_column[index] for word in text.split()), default=0)
-                narrowest = min(least_widths[index], max(NARROWEST_FOLDED, longest_word))
+                is_broken_anyway = longest_word > least_widths[index]
+                narrowest = min(
+                    least_widths[index], NARROWEST_FOLDED if is_broken_anyway else max(NARROWEST_FOLDED, longest_word)
+                )
                 least_widths[index] = max(least_widths[index] - surplus, narrowest)
     hidden_indexes: list[int] = []
     while measure_line() > width and len(shown_indexes) > 1:

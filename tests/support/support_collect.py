@@ -264,7 +264,14 @@ def keep(
 
     study: further fields of the expansion, such as claims, reported numbers, settings, assumptions, notes and excluded cells.
     """
-    plain = {"schema": 1, "name": "quickstart", "title": title, "path": "matrices/quickstart.yaml", "cells": [], "excluded": []}
+    plain = {
+        "schema": 1,
+        "name": "quickstart",
+        "title": title,
+        "path": str(Path("matrices/quickstart.yaml").absolute()),
+        "cells": [],
+        "excluded": [],
+    }
     kept = msgspec.convert(plain | study, Expansion)
     kept.cells = [ExpandedCell(what.name(), what, [run_id(what, repeat) for repeat in range(1, repeats + 1)]) for what in cells]
     workspace.store_expansion(kept)
