@@ -32,9 +32,9 @@ GpuName = Annotated[
     str,
     msgspec.Meta(pattern=r"^(NVIDIA|Tesla|Quadro|GeForce|GRID|TITAN) [A-Za-z0-9]+([ .+-][A-Za-z0-9]+)*\Z", max_length=60),
 ]
-# The end of the name of a part of a GPU, such as MIG 1g.5gb or MIG 1c.3g.40gb+me, and the whole name of a vGPU, such as
-# GRID A100-4C or NVIDIA A40-48Q.
+# The end of the name of a part of a GPU: MIG 1g.5gb, MIG 1c.3g.40gb+me.
 MIG_PART = re.compile(r" MIG (\dc\.)?\dg\.\d{1,3}gb(\+(me|gfx|all)(\.all)?)?\Z")
+# The whole name of a vGPU: GRID A100-4C, NVIDIA A40-48Q.
 VGPU = re.compile(r"(GRID|NVIDIA) ([A-Z]{1,3}\d{1,4})[A-Z]{0,2}(-Ada)?(-\d)?-\d{1,3}[ABCQ](ME)?")
 Date = Annotated[str, msgspec.Meta(pattern=r"^20\d\d-[01]\d-[0-3]\d\Z")]
 Transport = Annotated[str, msgspec.Meta(pattern=r"^(P2P|SHM|NET/(IB|IBext|Socket|OFI|AWS Libfabric|Libfabric|other))\Z")]

@@ -15,7 +15,6 @@ EXACT_TEXT = "exact: the same in every repeat"
 POOLED_TEXT = "interval from the noise of all repeated cells of this matrix"
 ALONE_TEXT = "n = 1, and no cell of this matrix was repeated: no interval"
 UNBOUNDED_TEXT = "the baseline's interval reaches to 0, so the result has no interval"
-MOST_UNDEFINED = 0.025  # the share of draws beyond one end of a 95 % interval
 
 
 class UncertainNumber:
@@ -81,7 +80,7 @@ class UncertainNumber:
             for first_draw, other_draw in zip(*draw_lists, strict=True)
         ]
         defined_draws = [value for value in compared_draws if value is not None]
-        if len(defined_draws) < (1 - MOST_UNDEFINED) * len(compared_draws):
+        if len(defined_draws) < (1 - ERROR_LEVEL) * len(compared_draws):
             self.how = UNBOUNDED_TEXT
             return
         # A comparison is undefined only if it divides by 0 or less. With few repeats, some draws lie so far from the mean. The

@@ -8,11 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from jobs.plugins import plugin_store
+from jobs.plugins import command_folder, plugin_store
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, plugin_source
 from shardlab.matrix import matrix, overrides
-from shardlab.plugins import command_copies
 from shardlab.verb import Invocation
 from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -116,5 +115,5 @@ def _unpack_command(workspace: Workspace, file: Path, name: str, packed_folder: 
         raise InputError(
             f"{file}: {name}: is not the name of the files of a command. Allowed: the digest of the files, .tar.gz."
         )
-    if not command_copies.is_intact(command_copies.find_copy(plugin_store.find_store(workspace), digest), digest):
+    if not command_folder.is_frozen(plugin_store.find_store(workspace), digest):
         send_folder.unpack_folder(workspace, digest, packed_folder)

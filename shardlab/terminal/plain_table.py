@@ -35,9 +35,10 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
     text_widths = [
         max((display_width(line) for text in texts for line in text.split("\n")), default=0) for texts in texts_of_column
     ]
+    folded_columns = table.folded_columns
     least_widths = [
         min(text_width, LONGEST_LINE) if can_fold else text_width
-        for text_width, can_fold in zip(text_widths, table.folded_columns, strict=True)
+        for text_width, can_fold in zip(text_widths, folded_columns, strict=True)
     ]
     headings = table.headings
 
@@ -47,13 +48,9 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
 
     if measure_line() > width:
         headings = [_fold_heading(heading, least) for heading, least in zip(headings, least_widths, strict=True)]
-        for index, can_fold in enumerate(table.folded_columns):
+        for index, can_fold in enumerate(folded_columns):
             if can_fold and (surplus := measure_line() - width) > 0:
-                longest_word = max((display_width(word) for text in texts_of_column[index] for word in text.split()), default=0)
-                is_broken_anyway = longest_word > least_widths[index]
-                narrowest = min(
-                    least_widths[index], NARROWEST_FOLDED if is_broken_anyway else max(NARROWEST_FOLDED, longest_word)
-                )
+                narrowest = _find_narrowest_width(texts_of_column[index], least_widths[index])
                 least_widths[index] = max(least_widths[index] - surplus, narrowest)
     hidden_indexes: list[int] = []
     while measure_line() > width and len(shown_indexes) > 1:
@@ -64,6 +61,12 @@ def fit_table(table: Table[Row], width: int) -> Table[Row]:
     kept_columns = [msgspec.structs.replace(table.columns[index], heading=headings[index], unit="") for index in shown_indexes]
     hidden_headings = [_name_hidden(table.columns[index], texts_of_column[index]) for index in sorted(hidden_indexes)]
     return msgspec.structs.replace(table, columns=kept_columns, hidden=[*table.hidden, *filter(None, hidden_headings)])
+
+
+def _find_narrowest_width(texts: Sequence[str], least_width: int) -> int:
+    """How narrow a folded column may become: as its longest word, unless this word is broken at `least_width` too."""
+    longest_word = max((display_width(word) for text in texts for word in text.split()), default=0)
+    return min(least_width, NARROWEST_FOLDED if longest_word > least_width else max(NARROWEST_FOLDED, longest_word))
 
 
 def _name_hidden(column: Column[Any], texts: Sequence[str]) -> str:

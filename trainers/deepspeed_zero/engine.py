@@ -335,7 +335,7 @@ def _slice_for_rank(parameter: torch.Tensor, rank: int, world_size: int) -> torc
 
 
 def gather_whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:
-    """The whole fp32 weight of each parameter, or its whole gradient. For ZeRO stages 1 to 3. A collective.
+    """The whole fp32 weight of each parameter, or its whole gradient. For ZeRO stages 1 to 3. All ranks must call it.
 
     gradients: whether to gather gradients, which exist between a backward pass and the update.
     """
