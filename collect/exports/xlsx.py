@@ -125,16 +125,11 @@ def _reported_sheet(summary: Summary) -> Sheet:
     headings += ["unit of measured", "state", "n", "measured / reported", "agrees", "kind", "why", "rehearsal"]
     rows: list[list[Field]] = []
     reported_lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
-    for entry, reported_line in zip(summary.reported, reported_lines, strict=True):
+    for reported_line in reported_lines:
+        entry = reported_line.entry
         is_state = isinstance(entry.measured, str)
         reported = entry.reported
-        row: list[Field] = [
-            reported_line.where,
-            reported_line.cell,
-            reported_line.metric,
-            reported_line.argument,
-            entry.printed,
-        ]
+        row: list[Field] = [entry.where, reported_line.cell, entry.metric, entry.of, entry.printed]
         row += [reported.value, reported.unit] if reported and reported.value is not None else [None, None]
         row += [None if is_state else entry.measured, entry.low, entry.high, entry.unit, entry.measured if is_state else None]
         row += [entry.n or None, entry.ratio, reported_line.agrees, entry.kind, reported_line.remarks, summary.rehearsal]

@@ -17,6 +17,7 @@ from collect.metrics.memory import MEMORY_KINDS
 from collect.report import verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
+from shardlab.terminal.table import Column, Piece, Table
 
 CAUTION = "choices of a rehearsal show that a choice can be computed, not which strategy to choose"
 AS_MEASURED = "as measured"
@@ -35,6 +36,7 @@ QUESTIONS = {
     "final_accuracy_pct": "Which is the most accurate?",
     "energy_per_unit_j": "Which needs the least energy per unit?",
 }
+FamilyContest = tuple[ChoiceFamily, Contest]  # a family, and a contest of its cells
 NO_TENSORS: Mapping[str, TensorMemory] = {}
 PROCESS_QUESTION = "Which has the smallest process on a rank, with the interpreter and its libraries?"
 MOST_SHOWN = 24  # the most families that a report shows, and the most contests that it shows of each family
@@ -42,19 +44,10 @@ MOST_CITED = 100  # the most cells that are listed under one answer
 MOST_NAMED = 3  # if a contest has more best cells than this number, the table has one link for all of them together
 
 
-class RunsLink(msgspec.Struct, frozen=True):
-    """A link of the page to the runs of a cell."""
-
-    text: str
-    """The text of the link."""
-    cell: str
-    """The id of the cell."""
-
-
 class ChoiceText(msgspec.Struct, frozen=True):
     """The text of a choice by one criterion."""
 
-    names: list[RunsLink]
+    names: list[Piece]
     """The best cells, each with a link to its runs."""
     value: str = ""
     """The value of the first of the best cells, with its unit."""
@@ -71,18 +64,17 @@ class ChoiceText(msgspec.Struct, frozen=True):
         text = " ".join(filter(None, [", ".join(link.text for link in self.names), self.value]))
         return f"{text} ({self.remark})" if text and self.remark else text or self.remark
 
-
-class ChoiceRow(msgspec.Struct, frozen=True):
-    """A contest as one row of the table of choices."""
-
-    heading: str
-    """The number of ranks, such as "8 ranks"."""
-    batch_and_nodes: str
-    """The batch size, and the number of nodes if the contest is on several nodes."""
-    said: list[ChoiceText]
-    """For each criterion that the table shows, the choice by this criterion."""
-    out: list[tuple[str, list[RunsLink]]]
-    """The cells of the contest that are not ranked, as (reason, cells)."""
+    @property
+    def pieces(self) -> list[Piece]:
+        """The text as a page shows it: the best cells and their value, then how certain the choice is, and why."""
+        names = [msgspec.structs.replace(name, style="sure" if self.sure else "") for name in self.names]
+        certainty = "; ".join(filter(None, (self.remark, self.margin)))
+        reason_clause = f"why: {self.reason}" if self.reason else ""
+        return [
+            *join_links(names),
+            Piece(self.value, style="value"),
+            *(Piece(text, style="more") for text in (certainty, reason_clause)),
+        ]
 
 
 class TreeNode(msgspec.Struct, frozen=True):
@@ -90,7 +82,7 @@ class TreeNode(msgspec.Struct, frozen=True):
 
     asks: str
     """The question."""
-    answers: list[tuple[str, ChoiceText, list[RunsLink]]]
+    answers: list[tuple[str, ChoiceText, list[Piece]]]
     """For each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows)."""
 
 
@@ -113,11 +105,6 @@ def differing_criteria(families: Sequence[ChoiceFamily]) -> list[str]:
     return [name for name in CRITERIA if name in differing]
 
 
-def has_unranked_cells(families: Sequence[ChoiceFamily]) -> bool:
-    """Whether the contests of these families contain a cell that is not ranked."""
-    return any(_unranked_cells(contest) for family in families for contest in family.contests if contest.has_choice)
-
-
 def family_title(choice_family: ChoiceFamily) -> str:
     """The title of the section about a family."""
     return f"{choice_family.workload}, {choice_family.about}" if choice_family.about else choice_family.workload
@@ -135,7 +122,7 @@ def choice_cautions(summary: Summary) -> list[str]:
     return [*texts, ONCE] if "as measured" in words else texts
 
 
-def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
+def uncompared_cells(summary: Summary) -> list[tuple[str, list[Piece]]]:
     """The cells that cannot be compared, because no other cell on the same number of ranks has the same batch size.
 
     Returns a list of (title of the family and number of ranks, cells). A cell is only listed if another cell ran on the same
@@ -149,29 +136,61 @@ def uncompared_cells(summary: Summary) -> list[tuple[str, list[RunsLink]]]:
         for (rank_count, _), contests in by_ranks.items():
             lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
             if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
-                links = [RunsLink(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
+                links = [Piece(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
                 groups.append((f"{family_title(choice_family)}, {ranks_text(rank_count)}", links))
     return groups
 
 
-def choice_rows(
-    choice_family: ChoiceFamily, criterion_names: Sequence[str], tensors: Mapping[str, TensorMemory] = NO_TENSORS
-) -> list[ChoiceRow]:
-    """The rows of a family in the table of choices: at most MOST_SHOWN contests in which a reader has a choice.
+def make_choice_table(
+    families: Sequence[ChoiceFamily], criterion_names: Sequence[str], tensors: Mapping[str, TensorMemory] = NO_TENSORS
+) -> Table[FamilyContest]:
+    """The table of choices: a row for each contest in which a reader has a choice, at most MOST_SHOWN of a family.
 
     criterion_names: the criteria that the table shows. tensors: as for `best_cells_text`.
     """
-    rows = [
-        ChoiceRow(
-            ranks_text(contest.ranks),
-            _batch_and_nodes_text(contest),
-            [best_cells_text(contest, name, tensors) for name in criterion_names],
-            _unranked_cells(contest),
+
+    def make_criterion_column(criterion: str) -> Column[FamilyContest]:
+        def find_best(row: FamilyContest) -> ChoiceText:
+            return best_cells_text(row[1], criterion, tensors)
+
+        return Column(
+            HEADINGS[criterion],
+            lambda row: str(find_best(row)),
+            is_number=False,
+            pieces=lambda row: find_best(row).pieces,
+            separator="",
         )
-        for contest in choice_family.contests
-        if contest.has_choice
+
+    rows = [
+        (family, contest)
+        for family in families
+        for contest in [contest for contest in family.contests if contest.has_choice][:MOST_SHOWN]
     ]
-    return rows[:MOST_SHOWN]
+    columns: list[Column[FamilyContest]] = [
+        Column(
+            "Ranks", lambda row: contest_text(row[1]), is_number=False, separator="",
+            pieces=lambda row: [Piece(ranks_text(row[1].ranks)), Piece(_batch_and_nodes_text(row[1]), style="more")],
+        ),
+        *map(make_criterion_column, criterion_names),
+    ]  # fmt: skip
+    if any(_list_unranked_cells(contest) for _, contest in rows):
+        columns.append(
+            Column(
+                "Not ranked",
+                lambda row: " ".join(piece.text for piece in _list_unranked_cells(row[1])),
+                is_number=False,
+                pieces=lambda row: _list_unranked_cells(row[1]),
+                separator="",
+            )
+        )
+    return Table(
+        "Which strategy to choose", columns, rows, "choices", group=lambda row: family_title(row[0]), has_group_headings=True
+    )
+
+
+def join_links(links: Sequence[Piece]) -> list[Piece]:
+    """Links with commas between them."""
+    return [piece for link in links for piece in (Piece(", "), link)][1:]
 
 
 def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
@@ -224,8 +243,8 @@ def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, Tens
     if standing.kind == MEMORY_KINDS["rss_bytes"] and is_known:
         return _least_tensors_text(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
-    best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
-    links = best if len(best) <= MOST_NAMED else [RunsLink(_join_names([link.text for link in best]), best[0].cell)]
+    best = sorted((Piece(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
+    links = best if len(best) <= MOST_NAMED else [Piece(_join_names([link.text for link in best]), best[0].link)]
     if standing.word == "same work":
         return ChoiceText([], remark="equal: the same work")
     if standing.word == "not told apart":
@@ -242,7 +261,7 @@ def _least_tensors_text(contest: Contest, tensors: Mapping[str, TensorMemory]) -
     ranked = sorted(tensors, key=lambda cell: (tensors[cell].size_bytes, natural_sort_key(names[cell])))
     least_bytes, kind = tensors[ranked[0]]
     best = [cell for cell in ranked if tensors[cell].size_bytes <= (1 + EQUAL_TOLERANCE) * least_bytes]
-    links = [RunsLink(names[cell], cell) for cell in best]
+    links = [Piece(names[cell], cell) for cell in best]
     runner_up = next(iter(ranked[len(best) :]), ranked[0])
     percent = 100 * (1 - least_bytes / tensors[runner_up].size_bytes) if least_bytes else 0.0
     margin = f"{_format_percent(percent)}\u00a0% less than {names[runner_up]}" if percent else ""
@@ -281,8 +300,8 @@ def _format_range(low: float, high: float, unit: str) -> str:
     return last if first == last else f"{first.partition(' ')[0] if same_unit else first} to {last}"
 
 
-def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
-    """The cells of a contest that are not ranked, as (reason, cells).
+def _list_unranked_cells(contest: Contest) -> list[Piece]:
+    """The cells of a contest that are not ranked: for each reason links to the cells, then the reason.
 
     For a strategy that does other work by design, the reason contains the sentence of the strategy about this work.
     """
@@ -296,14 +315,16 @@ def _unranked_cells(contest: Contest) -> list[tuple[str, list[RunsLink]]]:
         "failed": "failed",
         "not measured": "not measured",
     }
-    links_by_reason: dict[str, list[RunsLink]] = {}
+    links_by_reason: dict[str, list[Piece]] = {}
     for outcome, reason in reason_by_outcome.items():
         for contender in (contender for contender in contest.contenders if contender.outcome == outcome):
             full_reason = f"{reason} ({contender.why})" if outcome == "other work" else reason
-            links_by_reason.setdefault(full_reason, []).append(RunsLink(contender.name, contender.cell))
-    return list(links_by_reason.items()) + [
-        (contender.partly, [RunsLink(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly
+            links_by_reason.setdefault(full_reason, []).append(Piece(contender.name, contender.cell))
+    reasons = [*links_by_reason.items()]
+    reasons += [
+        (contender.partly, [Piece(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly
     ]
+    return [piece for reason, links in reasons for piece in (*join_links(links), Piece(reason, style="more"))]
 
 
 def _one_rank_text(fit: MemoryFit) -> ChoiceText:
@@ -328,7 +349,7 @@ def _all_names(fit: MemoryFit) -> list[str]:
     return [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
 
 
-def _answer_text(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion: str) -> tuple[ChoiceText, list[RunsLink]]:
+def _answer_text(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion: str) -> tuple[ChoiceText, list[Piece]]:
     """Returns (the answer to one question of the section "Which strategy to choose?" as text, the cells from which it follows).
 
     The cells are the best cells of each contest, that is, of each set of cells that may be compared."""
@@ -353,18 +374,18 @@ def _answer_text(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion
         for entry in contest.contenders:
             if entry.name in answer.best and (standing is None or entry.cell in standing.best):
                 label_parts = [_cell_label(choice_family, contest, entry.name), values.get(entry.cell, "")]
-                links.append(RunsLink(": ".join(filter(None, label_parts)), entry.cell))
+                links.append(Piece(": ".join(filter(None, label_parts)), entry.cell))
     best_names = "" if answer.word == "only one" else _join_names(answer.best)
     return ChoiceText([], best_names, certainty, sure=answer.word in ("best", "equal", "only one fits")), links
 
 
-def _cell_links(choice_family: ChoiceFamily, contest_indexes: Sequence[int], names: Sequence[str]) -> list[RunsLink]:
+def _cell_links(choice_family: ChoiceFamily, contest_indexes: Sequence[int], names: Sequence[str]) -> list[Piece]:
     """Links to cells in some contests, such as `ddp ×8`. contest_indexes: their indexes. names: the names of the cells."""
     links = []
     for contest_index in contest_indexes:
         contest = choice_family.contests[contest_index]
         contenders = [contender for contender in contest.contenders if contender.name in names]
-        links += [RunsLink(_cell_label(choice_family, contest, contender.name), contender.cell) for contender in contenders]
+        links += [Piece(_cell_label(choice_family, contest, contender.name), contender.cell) for contender in contenders]
     return links
 
 

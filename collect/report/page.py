@@ -172,7 +172,6 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
     figures = draw_figures(loaded, summary)
     chosen = report_start.best_choices(summary, tensors)
     headline = _find_headline_figure(figures, [choice.workload for choice in chosen])
-    reported = verdict_text.reported_lines(summary, label_by_cell)
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
     return render_page(
@@ -193,10 +192,7 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
         few_cells=FEW_CELLS,
         place_of=index_by_cell,
         text=verdict_text,
-        reported=reported,
-        redrawn=study_tables.arrange_reported(summary.reported),
-        remarks_of=lambda places: study_tables.make_footnotes(summary.reported, [line.own for line in reported], places),
-        metric_heading=study_tables.metric_heading,
+        redrawn=study_tables.redraw_tables(verdict_text.reported_lines(summary, label_by_cell)),
         table=table,
         facets=make_facets(table.main.columns, short_summary.rows),
         facets_of_row=_encode_facets_of_row,
@@ -222,11 +218,11 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
 def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -> str:
     """The address of the runs of a cell on the page, or of a file of a run; "" if the page shows no runs of the cell.
 
-    name: the id of the cell, or the id of the run followed by a slash and the name of a file or "".
+    name: the id of the cell, the id of the run followed by a slash and the name of a file or "", or an address on the page.
     """
     if name in index_by_cell:
         return f"#runs-{index_by_cell[name]}"
-    return f"{runs_path}/{name}" if "/" in name else ""
+    return name if name.startswith("#") else f"{runs_path}/{name}" if "/" in name else ""
 
 
 def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[ShownPart]:

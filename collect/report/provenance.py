@@ -15,7 +15,7 @@ from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.summary import Summary
 from collect.verdicts import reasons
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Table
+from shardlab.terminal.table import Column, Piece, Table
 from shardlab.workspace import handles
 
 OF_RUNS = ("throughput_per_s", "step_time_ms", "final_loss")  # the metrics of which the table of runs has columns
@@ -59,7 +59,7 @@ class CellProvenance(msgspec.Struct, frozen=True):
             *(make_metric_column(entry.name, entry.heading, entry.unit) for entry in table_columns if entry.name in OF_RUNS),
             Column(
                 "Files", lambda run: " ".join(self.runs[run.run_id].files or ()), is_number=False,
-                pieces=lambda run: [(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
+                pieces=lambda run: [Piece(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
             ),
             Column("Why", lambda run: run.why, is_number=False),
         ]  # fmt: skip

@@ -11,7 +11,7 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, fault_text, score_text, study_tables, text_tables, verdict_text
 from collect.summary import Failure, Summary
 from shardlab.matrix.study import Deviation
-from shardlab.terminal.table import Column, Table, Text
+from shardlab.terminal.table import Column, Piece, Table, Text
 
 _LOSSES_NOTE = (
     "Cells that do the same work in different ways must have the same losses. If their losses differ, they did different work, "
@@ -114,7 +114,7 @@ def _make_printed_table(printed: FilledTable) -> Table[FilledRow]:
     if printed.choice:
         columns.append(Column(
             "Chosen here", lambda row: "; ".join(choice_clauses(row)), is_number=False, is_sentence=True,
-            pieces=lambda row: [(clause, "") for clause in choice_clauses(row)], separator="\n",
+            pieces=lambda row: [*map(Piece, choice_clauses(row))], separator="\n",
         ))  # fmt: skip
     return Table(f"{printed.where[:1].upper()}{printed.where[1:]}", columns, printed.rows, note=f"{printed.title}.")
 

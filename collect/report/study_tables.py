@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from collect.findings import columns
 from collect.findings.row import flatten_cell
-from collect.verdicts.reported import ReportedResult
+from collect.report.verdict_text import ReportedLine
+from shardlab.terminal.table import Column, Piece, Table
 
 # Keys that name rows only if no other key distinguishes them: studies often put numbers of short and long runs in one row.
 LENGTH_KEYS = ("steps", "epochs")
@@ -17,111 +19,80 @@ MIN_NUMBERS = 3  # the fewest printed numbers that make a table; fewer numbers a
 ARGUMENT_KEY = "of"
 
 
-class ColumnHeading(msgspec.Struct, frozen=True):
-    """The heading of a column of a redrawn table."""
-
-    text: str
-    """The heading itself."""
-    unit: str = ""
-    """Small text below it."""
-    over: str = ""
-    """Small text above it."""
-    metric: str = ""
-    """The metric of the column, or ""."""
-
-
 class StudyRow(msgspec.Struct, frozen=True):
     """A row of a redrawn table."""
 
     names: list[str]
-    """For each of `keys` of the table the name of this row, such as `ddp` for the strategy."""
-    fields: list[int | None]
-    """For each of `heads` of the table the index of a reported entry, or None for an empty field."""
+    """What the first columns show, such as `ddp` for the strategy."""
+    lines: list[ReportedLine | None]
+    """The number of each further column; None for an empty field."""
 
 
-class StudyTable(msgspec.Struct, frozen=True):
-    """The numbers that a study prints in one place, such as its table 2."""
-
-    where: str
-    """The place in the study."""
-    common_values: list[tuple[str, str]]
-    """(name, value) of each property that all numbers of the table share."""
-    keys: list[str]
-    """The headings of the columns that name the rows, such as "Strategy"."""
-    heads: list[ColumnHeading]
-    """The headings of the columns with numbers."""
-    rows: list[StudyRow]
-    places: list[int]
-    """The indexes of the reported entries in this table."""
-
-
-class ArrangedTables(msgspec.Struct, frozen=True):
-    """All numbers that a study prints, arranged in tables."""
-
-    tables: list[StudyTable]
-    """Sorted by their numbers in the study."""
-    single: list[int]
-    """The indexes of the reported entries that are in no table."""
-
-
-class Remarks(msgspec.Struct, frozen=True):
+class Footnotes(msgspec.Struct, frozen=True):
     """The footnotes of a table."""
 
-    numbers: dict[int, int]
-    """{index of an entry: number of its footnote, starting at 1}."""
     texts: list[str]
-    """The footnotes."""
+    """The footnotes, numbered from 1."""
     common: list[str]
-    """Texts that apply to all entries of the table."""
+    """Texts that apply to all numbers of the table."""
     doubts: list[str]
-    """Notes on contradictions in the study at the places of these entries."""
+    """Notes on contradictions in the study at the places of these numbers."""
+
+
+class _Heading(NamedTuple):
+    """The heading of a column of numbers."""
+
+    text: str
+    unit: str = ""
+    """Small text below it."""
+    metric: str = ""
+    """The metric of the column, or ""."""
 
 
 # A column of a table: (metric, qualifier). In a table of one metric whose columns are the values of a key
-# (`_build_crossed_table`), a column is (value of the key, "").
+# (`_cross_rows`), a column is (value of the key, "").
 _Column = tuple[str, str]
 
 
-class _PlacedEntry(msgspec.Struct, frozen=True):
-    """A reported entry (a number that the study prints), while `arrange_reported` looks for its row and column."""
+class _PlacedLine(msgspec.Struct, frozen=True):
+    """A number that the study prints, while `redraw_tables` looks for its row and column."""
 
-    index: int
-    """The index of the entry."""
+    line: ReportedLine
     cell: dict[str, str]
-    """The filter that says which cells the entry is about, as a flat mapping; the argument of the metric is under the key
+    """The filter that says which cells the number is about, as a flat mapping; the argument of the metric is under the key
     ARGUMENT_KEY."""
     column: _Column
-    """The column of the entry."""
 
 
-def arrange_reported(entries: Sequence[ReportedResult]) -> ArrangedTables:
-    """Arrange all reported entries (numbers that the study prints) in tables, each entry once.
+def redraw_tables(lines: Sequence[ReportedLine]) -> list[tuple[Table[StudyRow], Footnotes]]:
+    """Arrange the numbers that a study prints in tables, each number once, sorted by the numbers of the tables in the study.
 
-    The entries of one place of the study form a table. If the place has fewer than MIN_NUMBERS numbers, its entries are not
-    put into a table. The text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a
-    column of the same table.
+    The numbers of one place of the study form a table. The places with fewer than MIN_NUMBERS numbers share the last table. The
+    text after a comma in a place (`table 4.1.2, effective throughput`) is a qualifier, which names a column of the same table.
     """
-    groups: dict[str, list[_PlacedEntry]] = {}
-    for index, entry in enumerate(entries):
-        where, _, qualifier = entry.where.partition(", ")
-        cell = {key: columns.plain_text(value) for key, value in flatten_cell(entry.cell).items()}
-        cell |= {ARGUMENT_KEY: entry.of} if entry.of else {}
-        groups.setdefault(where, []).append(_PlacedEntry(index, cell, (entry.metric, qualifier)))
+    groups: dict[str, list[_PlacedLine]] = {}
+    for line in lines:
+        where, _, qualifier = line.entry.where.partition(", ")
+        cell = {key: columns.plain_text(value) for key, value in flatten_cell(line.entry.cell).items()}
+        cell |= {ARGUMENT_KEY: line.entry.of} if line.entry.of else {}
+        groups.setdefault(where, []).append(_PlacedLine(line, cell, (line.entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
-    single = [placed_entry.index for group in groups.values() if len(group) < MIN_NUMBERS for placed_entry in group]
-    return ArrangedTables([_build_table(where, groups[where]) for where in table_places], sorted(single))
+    tables = [_redraw_table(f"study-{number}", where, groups[where]) for number, where in enumerate(table_places, start=1)]
+    if single_lines := [line for line in lines if len(groups[line.entry.where.partition(", ")[0]]) < MIN_NUMBERS]:
+        title = "Numbers in the text of the study" if tables else "Printed numbers"
+        rows = [StudyRow([_metric_name(line), line.cell, line.entry.where], [line]) for line in single_lines]
+        tables.append(
+            _make_table("study-text", title, [], ["Metric", "Cell", "Where"], [_Heading("Reported", "measured")], rows)
+        )
+    return tables
 
 
-def make_footnotes(entries: Sequence[ReportedResult], entry_texts: Sequence[str], indexes: Sequence[int]) -> Remarks:
-    """The footnotes of a table. A sentence that applies to several entries is one footnote.
-
-    entries: all reported entries of the study. entry_texts: for each of them, the text about this entry alone, or "". indexes:
-    the indexes of the entries in the table."""
-    texts = list(dict.fromkeys(entry_texts[index] for index in indexes if entry_texts[index]))
-    doubts = list(dict.fromkeys(note for index in indexes for note in entries[index].notes))
-    if len(texts) == 1 and len(indexes) > 1 and all(entry_texts[index] for index in indexes):
-        return Remarks({}, [], texts, doubts)
-    return Remarks({index: texts.index(entry_texts[index]) + 1 for index in indexes if entry_texts[index]}, texts, [], doubts)
+def make_footnotes(lines: Sequence[ReportedLine]) -> Footnotes:
+    """The footnotes of a table with these numbers. A sentence that applies to several numbers is one footnote."""
+    texts = list(dict.fromkeys(line.own for line in lines if line.own))
+    doubts = list(dict.fromkeys(note for line in lines for note in line.entry.notes))
+    is_common = len(texts) == 1 and len(lines) > 1 and all(line.own for line in lines)
+    return Footnotes([] if is_common else texts, texts if is_common else [], doubts)
 
 
 def metric_heading(metric: str) -> tuple[str, str]:
@@ -141,6 +112,10 @@ def _capitalise_words(name: str) -> str:
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
 
 
+def _metric_name(line: ReportedLine) -> str:
+    return ", ".join(filter(None, (metric_heading(line.entry.metric)[0], line.entry.of)))
+
+
 def _sort_key(where: str) -> tuple[int, list[int]]:
     """The sort key of a place in a study: tables by their numbers, then figures, then sections, then places without a number.
 
@@ -150,91 +125,130 @@ def _sort_key(where: str) -> tuple[int, list[int]]:
     return kind, [int(digits) for digits in re.findall(r"\d+", where)] if kind < 3 else []
 
 
-def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
-    all_keys = list(dict.fromkeys(key for entry in entries for key in entry.cell))
-    keys = [key for key in all_keys if len({entry.cell.get(key) for entry in entries}) > 1]
+def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) -> tuple[Table[StudyRow], Footnotes]:
+    """The table of the numbers of one place of the study."""
+    all_keys = list(dict.fromkeys(key for placed in placed_lines for key in placed.cell))
+    keys = [key for key in all_keys if len({placed.cell.get(key) for placed in placed_lines}) > 1]
     keys_without_lengths = [key for key in keys if key not in LENGTH_KEYS]
-    if len({(_row_names(entry, keys_without_lengths), entry.column) for entry in entries}) == len(entries):
+    if len({(_row_names(placed, keys_without_lengths), placed.column) for placed in placed_lines}) == len(placed_lines):
         keys = keys_without_lengths
-    common = [
-        (columns.key_heading(key), entries[0].cell[key]) for key in all_keys if key not in keys and _is_common(entries, key)
+    first_cell = placed_lines[0].cell
+    common_texts = [
+        f"{columns.key_heading(key)} {first_cell[key]}"
+        for key in all_keys
+        if key not in keys and {placed.cell.get(key) for placed in placed_lines} == {first_cell.get(key)}
     ]
-    table_columns = list(dict.fromkeys(entry.column for entry in entries))
-    if len(table_columns) == 1 and (crossed_table := _build_crossed_table(where, common, keys, entries)):
-        return crossed_table
-    heads = [_column_heading(column) for column in table_columns]
-    rows = _build_rows(keys, entries, [entry.column for entry in entries], table_columns)
-    if not keys:
-        return StudyTable(where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _indexes(entries))
-    return StudyTable(where, common, list(map(columns.key_heading, keys)), heads, rows, _indexes(entries))
+    title = where[:1].upper() + where[1:]
+    table_columns = list(dict.fromkeys(placed.column for placed in placed_lines))
+    headings = [_column_heading(*column) for column in table_columns]
+    if len(table_columns) == 1 and (crossed_rows := _cross_rows(keys, placed_lines)):
+        *row_keys, column_key = keys
+        (metric,) = headings
+        common_texts = [f"{metric.text} in {metric.unit}" if metric.unit else metric.text, *common_texts]
+        values = dict.fromkeys(placed.cell.get(column_key, "") for placed in placed_lines)
+        headings = [_Heading(value, columns.key_heading(column_key).lower()) for value in values]
+        return _make_table(name, title, common_texts, [columns.key_heading(key) for key in row_keys], headings, crossed_rows)
+    rows = _build_rows(keys, placed_lines, [placed.column for placed in placed_lines], table_columns)
+    if keys:
+        return _make_table(name, title, common_texts, [columns.key_heading(key) for key in keys], headings, rows)
+    # The numbers of a single cell: otherwise the table would have only one row.
+    rows = [
+        StudyRow([", ".join(filter(None, (heading.text, heading.unit)))], [line])
+        for row in rows
+        for heading, line in zip(headings, row.lines, strict=True)
+        if line is not None
+    ]
+    return _make_table(name, title, common_texts, ["Metric"], [_Heading("Number")], rows)
 
 
-def _stack_numbers(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """Arrange the numbers of a single cell below each other, one row for each metric; otherwise the table would have only
-    one row."""
-    names = [f"{head.text}, {head.unit}" if head.unit else head.text for head in heads]
-    fields = [(name, field) for row in rows for name, field in zip(names, row.fields, strict=True) if field is not None]
-    return [StudyRow([name], [field]) for name, field in fields]
+def _make_table(
+    name: str,
+    title: str,
+    common_texts: Sequence[str],
+    keys: Sequence[str],
+    headings: Sequence[_Heading],
+    rows: Sequence[StudyRow],
+) -> tuple[Table[StudyRow], Footnotes]:
+    """The table of some rows, and its footnotes.
+
+    keys: the headings of the columns that name the rows. headings: those of the columns of numbers. common_texts: what applies
+    to all numbers."""
+    footnotes = make_footnotes([line for row in rows for line in row.lines if line])
+
+    def make_name_column(index: int, heading: str) -> Column[StudyRow]:
+        return Column(heading, lambda row: row.names[index], is_number=False)
+
+    def make_number_column(index: int, heading: _Heading) -> Column[StudyRow]:
+        def make_pieces(row: StudyRow) -> list[Piece]:
+            line = row.lines[index]
+            return _make_pieces(line, name, footnotes.texts) if line else []
+
+        return Column(
+            heading.text,
+            lambda row: " ".join(piece.text for piece in make_pieces(row)),
+            heading.unit,
+            name=heading.metric,
+            is_number=True,
+            pieces=make_pieces,
+        )
+
+    table_columns = [*map(make_name_column, range(len(keys)), keys), *map(make_number_column, range(len(headings)), headings)]
+    note = ", ".join(text if index == 0 else text[:1].lower() + text[1:] for index, text in enumerate(common_texts))
+    return Table(title, table_columns, rows, name, note and f"{note}."), footnotes
 
 
-def _build_crossed_table(
-    where: str, common: list[tuple[str, str]], keys: list[str], entries: Sequence[_PlacedEntry]
-) -> StudyTable | None:
-    """A table of one metric in which each value of the last key is a column, such as one column for each number of GPUs.
+def _make_pieces(line: ReportedLine, table_name: str, footnote_texts: Sequence[str]) -> list[Piece]:
+    """The printed number, and below it the measured number, its interval, whether both agree, their ratio and the footnote."""
+    cell, footnote = line.entry.row or "", str(footnote_texts.index(line.own) + 1) if line.own in footnote_texts else ""
+    return [
+        Piece(line.printed, "" if line.measured else cell, "printed"),
+        Piece(line.measured, cell) if line.measured else Piece("–", spoken="not measured"),
+        Piece(line.spread and f"({line.spread})"),
+        Piece({"agrees": "✓", "differs": "≠"}.get(line.agrees, ""), style=line.agrees, spoken=line.agrees),
+        Piece(line.ratio and f"×{line.ratio}", spoken=f"measured divided by reported: {line.ratio}"),
+        Piece(footnote, f"#note-{table_name}-{footnote}", "footnote", f"note {footnote}"),
+    ]
+
+
+def _cross_rows(keys: Sequence[str], placed_lines: Sequence[_PlacedLine]) -> list[StudyRow] | None:
+    """The rows of a table of one metric in which each value of the last key is a column, such as one column for each number of
+    GPUs.
 
     None if there are fewer than two keys, or if a field of the table would be empty or would have two numbers.
     """
     if len(keys) < 2:
         return None
     *row_keys, column_key = keys
-    entry_columns = [(entry.cell.get(column_key, ""), "") for entry in entries]
-    table_columns = list(dict.fromkeys(entry_columns))
-    rows = _build_rows(row_keys, entries, entry_columns, table_columns)
-    if any(field is None for row in rows for field in row.fields) or len({tuple(row.names) for row in rows}) < len(rows):
-        return None
-    head = _column_heading(entries[0].column)
-    heads = [ColumnHeading(value, "", columns.key_heading(column_key), head.metric) for value, _ in table_columns]
-    return StudyTable(
-        where,
-        [(head.text, f"in {head.unit}" if head.unit else ""), *common],
-        list(map(columns.key_heading, row_keys)),
-        heads,
-        rows,
-        _indexes(entries),
+    line_columns = [(placed.cell.get(column_key, ""), "") for placed in placed_lines]
+    rows = _build_rows(row_keys, placed_lines, line_columns, list(dict.fromkeys(line_columns)))
+    is_full = all(line is not None for row in rows for line in row.lines) and len({tuple(row.names) for row in rows}) == len(
+        rows
     )
+    return rows if is_full else None
 
 
 def _build_rows(
-    keys: Sequence[str], entries: Sequence[_PlacedEntry], entry_columns: Sequence[_Column], table_columns: Sequence[_Column]
+    keys: Sequence[str], placed_lines: Sequence[_PlacedLine], line_columns: Sequence[_Column], table_columns: Sequence[_Column]
 ) -> list[StudyRow]:
     """The rows of a table: one row for each combination of names, such as `ddp, gpt2`.
 
-    If two entries have the same names and the same column, the second entry starts another row with the same names.
-    entry_columns: the column of each entry. table_columns: the columns of the table, in order."""
-    rows: list[tuple[tuple[str, ...], dict[_Column, int]]] = []
-    for entry, column in zip(entries, entry_columns, strict=True):
-        names = _row_names(entry, keys)
+    If two numbers have the same names and the same column, the second number starts another row with the same names.
+    line_columns: the column of each number. table_columns: the columns of the table, in order."""
+    rows: list[tuple[tuple[str, ...], dict[_Column, ReportedLine]]] = []
+    for placed, column in zip(placed_lines, line_columns, strict=True):
+        names = _row_names(placed, keys)
         fields = next((fields for row_names, fields in rows if row_names == names and column not in fields), None)
         if fields is None:
             fields = {}
             rows.append((names, fields))
-        fields[column] = entry.index
+        fields[column] = placed.line
     return [StudyRow(list(names), [fields.get(column) for column in table_columns]) for names, fields in rows]
 
 
-def _row_names(entry: _PlacedEntry, keys: Iterable[str]) -> tuple[str, ...]:
-    return tuple(entry.cell.get(key, "") for key in keys)
+def _row_names(placed: _PlacedLine, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(placed.cell.get(key, "") for key in keys)
 
 
-def _is_common(entries: Sequence[_PlacedEntry], key: str) -> bool:
-    return {entry.cell.get(key) for entry in entries} == {entries[0].cell.get(key)}
-
-
-def _column_heading(column: _Column) -> ColumnHeading:
-    metric, qualifier = column
+def _column_heading(metric: str, qualifier: str) -> _Heading:
     text, unit = metric_heading(metric)
-    return ColumnHeading(qualifier[:1].upper() + qualifier[1:] or text, unit, "", metric)
-
-
-def _indexes(entries: Sequence[_PlacedEntry]) -> list[int]:
-    return [entry.index for entry in entries]
+    return _Heading(qualifier[:1].upper() + qualifier[1:] or text, unit, metric)

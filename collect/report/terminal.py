@@ -74,12 +74,9 @@ def print_choices(output: Output, summary: Summary, tensors: Mapping[str, Tensor
         return
     criteria = choice_text.differing_criteria(families)
     for choice_family in families:
-        rows = [
-            [f"{line.heading}, {line.batch_and_nodes}", *map(str, line.said)]
-            for line in choice_text.choice_rows(choice_family, criteria, tensors)
-        ]
+        table = choice_text.make_choice_table([choice_family], criteria, tensors)
         title = f"which strategy to choose: {choice_text.family_title(choice_family)}"
-        output.print_table(title, ["Ranks", *(choice_text.HEADINGS[name] for name in criteria)], rows)
+        output.show_table(msgspec.structs.replace(table, title=title, columns=table.columns[: 1 + len(criteria)]))
     for choice in report_start.best_choices(summary, tensors):
         for heading, text in choice.best:
             if text.reason:

@@ -10,7 +10,7 @@ from collect.report import fault_text, score_text, verdict_text
 from collect.report.verdict_text import ReportedLine
 from collect.summary import Summary
 from collect.verdicts.claims import Verdict
-from shardlab.terminal.table import Column, Table
+from shardlab.terminal.table import Column, Piece, Table
 
 _SEARCHES_NOTE = (
     "A size is gpu_batch_size: items of a data-parallel rank in a step. Powers of two are tried first, then sizes between "
@@ -61,7 +61,7 @@ def make_searches_table(searches: Sequence[SearchResult]) -> Table[SearchResult]
         Column("Found", lambda search: search.says, is_number=False),
         Column(
             "Tries", lambda search: search.path, is_number=False, is_sentence=True,
-            pieces=lambda search: list(zip(search.texts, search.cells, strict=True)), separator=" → ",
+            pieces=lambda search: list(map(Piece, search.texts, search.cells)), separator=" → ",
         ),
     ]  # fmt: skip
     return Table("Searches for a batch size", columns, searches, "searches", note=_SEARCHES_NOTE)
@@ -88,13 +88,13 @@ def make_reported_table(summary: Summary) -> Table[ReportedLine]:
     common_reasons = verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary))
     title = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
     columns: list[Column[ReportedLine]] = [
-        Column("Where", lambda line: line.where, is_number=False),
+        Column("Where", lambda line: line.entry.where, is_number=False),
         Column("Cell", lambda line: line.cell, is_number=False),
-        Column("Metric", lambda line: line.metric, is_number=False),
+        Column("Metric", lambda line: line.entry.metric, is_number=False),
         Column("Reported", lambda line: line.printed, is_number=True),
         Column("Measured", lambda line: line.measured, is_number=True),
         Column("95 % interval", lambda line: line.spread, is_number=False),
-        Column("n", lambda line: line.n, is_number=True),
+        Column("n", lambda line: line.entry.n or None, is_number=True),
         Column("Ratio", lambda line: line.ratio, is_number=True),
         Column("", lambda line: line.agrees, is_number=False),
         Column("Why", lambda line: line.remarks, is_number=False, is_sentence=True),

@@ -23,21 +23,15 @@ ILLUSTRATIVE = "illustrative: the study ran nothing itself, its numbers are assu
 class ReportedLine(msgspec.Struct, frozen=True):
     """One reported number (a number that the study prints) as text, beside the measured number."""
 
-    where: str
-    """The place in the study."""
+    entry: ReportedResult
     cell: str
     """The label of the cell, or the filter for cells if it does not match exactly one cell."""
-    metric: str
-    argument: str
-    """The argument of the metric."""
     printed: str
     """The number as printed."""
     measured: str
     """The measured mean."""
     spread: str
     """Its 95 % interval."""
-    n: str
-    """The number of runs."""
     ratio: str
     """Measured / printed."""
     agrees: str
@@ -46,8 +40,6 @@ class ReportedLine(msgspec.Struct, frozen=True):
     """Reasons and remarks about this number alone."""
     own: str
     """`remarks` without the clause about a rehearsal, because the page shows this clause beside the cell."""
-    row: str | None
-    """The id of the cell in the summary, or None."""
 
 
 def verdict_label(verdict: Verdict) -> str:
@@ -151,20 +143,16 @@ def _make_reported_line(entry: ReportedResult, labels: Mapping[str, str], shared
     clauses = [clause for clause in (entry.why, *unshared, entry.how if entry.how == ALONE_TEXT else "") if clause]
     cell_filter = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
-        where=entry.where,
+        entry=entry,
         cell=(labels[entry.row] if entry.row else cell_filter)
         + (f", against {labels[entry.against]}" if entry.against else ""),
-        metric=entry.metric,
-        argument=entry.of,
         printed=_printed_text(entry),
         measured=measured_text,
         spread=spread,
-        n=str(entry.n) if entry.n else "",
         ratio=f"{notation.format_number(entry.ratio, 3)}" if entry.ratio is not None else "",
         agrees={True: "agrees", False: "differs", None: ""}[entry.agrees],
         remarks="; ".join(clauses),
         own="; ".join(clause for clause in clauses if not clause.startswith(reasons.REHEARSAL)),
-        row=entry.row,
     )
 
 

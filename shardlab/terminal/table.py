@@ -30,6 +30,19 @@ class Text(msgspec.Struct, frozen=True):
         return f"{self.value} {self.remark}" if self.remark else self.value
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """A piece of a text of a table, as a page shows it."""
+
+    text: str
+    """The text; a piece without text is left out."""
+    link: str = ""
+    """What the page links the piece to, as in `Column.link`."""
+    style: str = ""
+    """The CSS class of the piece."""
+    spoken: str = ""
+    """What a screen reader says in place of the text."""
+
+
 class Column(msgspec.Struct, Generic[Row], frozen=True):
     """A column of a table: what it shows of a row, and how."""
 
@@ -54,9 +67,9 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     is_code: bool = False
     """Whether a page shows the texts as code."""
     link: Callable[[Row], str] | None = None
-    """The id of the cell or run to which a page links the text; "" for no link."""
-    pieces: Callable[[Row], Sequence[tuple[str, str]]] | None = None
-    """The pieces of the text, each with what a page links it to, as in `link`. A page shows them with `separator` between."""
+    """The id of the cell or run to which a page links the text, or # and the id of an element of the page; "" for no link."""
+    pieces: Callable[[Row], Sequence[Piece]] | None = None
+    """The pieces of the text. A page shows them in place of the text, with `separator` between."""
     separator: str = " "
     name: str = ""
     """The name of the metric or key in the column. A page links the heading of a metric to its definition."""
@@ -109,6 +122,8 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
     """The most rows of each group that are shown; None: all."""
     group: Callable[[Row], str] = lambda row: ""
     """The group of a row, such as its cell."""
+    has_group_headings: bool = False
+    """Whether a page shows the name of each group above its rows."""
     styles: Sequence[str] = ()
     """The style of each row on a terminal."""
     hidden: Sequence[str] = ()
@@ -138,6 +153,14 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
             if counts[self.group(row)] <= self.most_rows:
                 first_rows.append(row)
         return first_rows
+
+    @property
+    def groups(self) -> dict[str, list[Row]]:
+        """The shown rows under the names of their groups; all under "" if the groups have no headings."""
+        rows_by_group: dict[str, list[Row]] = {}
+        for row in self.shown_rows:
+            rows_by_group.setdefault(self.group(row) if self.has_group_headings else "", []).append(row)
+        return rows_by_group
 
     @property
     def left_out(self) -> int:

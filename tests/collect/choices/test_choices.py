@@ -249,8 +249,9 @@ def test_other_work_by_design_is_not_ranked_and_always_named_with_its_reason(tmp
     assert all("fsdp2" not in best for _, best in standings.values())
     (family,) = found.choices
     assert family.more_ranks[0].fits == ["ddp", "fsdp2", "zero1"]  # fsdp2 is listed: its memory fits, although it is not ranked
-    (line,) = choice_text.choice_rows(family, [SPEED])
-    assert [(said, [link.text for link in who]) for said, who in line.out] == [(f"other work by design ({why})", ["fsdp2"])]
+    table = choice_text.make_choice_table([family], [SPEED])
+    assert table.texts[-1][-1] == f"fsdp2 other work by design ({why})"
+    assert [piece.link for piece in table.columns[-1].pieces(table.rows[-1])] == [found.rows[2].id, ""]
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert ("speed_up" in rows["ddp"].metrics, "speed_up" in rows["fsdp2"].metrics) == (True, False)
     assert f"not compared, because they do other work by design ({why}): {rows['fsdp2'].id}" in found.remarks
@@ -340,8 +341,9 @@ def test_sent_bytes_that_differ_by_a_few_bytes_count_as_equal(tmp_path):
     found = {name: {"communication_bytes": {"counted": value}} for name, value in sent.items()}
     told = summarized(tmp_path, [(DDP, (1,)), (ZERO1, (1,)), (FSDP, (1,)), (support.cell(), (1,))], found=found)
     assert only(told)[2, 8][1][SENT] == ("equal", ["ddp", "zero1"])
-    (line,) = choice_text.choice_rows(told.choices[0], [SENT])
-    assert (str(line.said[0]), line.said[0].margin) == ("ddp, zero1 97.7 KiB (equal)", "33\u00a0% less than fsdp2")
+    table = choice_text.make_choice_table(told.choices, [SENT])
+    assert table.texts == [["2 ranks, batch 8", "ddp, zero1 97.7 KiB (equal)"]]
+    assert table.columns[1].pieces(table.rows[0])[-2].text == "equal; 33\u00a0% less than fsdp2"
     (question,) = [one for one in told.choices[0].questions if one.criterion == SENT]
     # One rank sends no bytes, so the contest on one rank has no answer.
     assert [answer.contests for answer in question.answers] == [[1]]

@@ -6,6 +6,7 @@ import pytest
 
 from collect.findings.injected_faults import StragglerEffect
 from collect.report import fault_text, page, provenance, report_start, study_tables
+from collect.report.verdict_text import ReportedLine
 from collect.verdicts.reported import ReportedResult
 from jobs.node import hang_detection
 from shardlab.matrix import claim_check
@@ -41,8 +42,9 @@ def redrawn(count):
         ReportedResult(where="Table 2", metric="train_time_s", cell={"gpus": gpus}, printed="1", kind="measured")
         for gpus in range(1, count + 1)
     ]
-    found = study_tables.arrange_reported(entries)
-    return len(found.tables), len(found.single)
+    lines = [ReportedLine(entry, "", "1", "", "", "", "", "", "") for entry in entries]
+    names = [table.name for table, _ in study_tables.redraw_tables(lines)]
+    return names.count("study-1"), names.count("study-text") * count
 
 
 def test_a_table_of_faults_shows_the_waiting_of_eight_ranks():

@@ -196,7 +196,7 @@ def test_details_open_by_key_and_by_links(show, study):
     files = {link.get_attribute("href").rpartition("-r1/")[2] for link in run.locator("a").all()}
     assert files == {"", "run.json", "result.json", "steps/", "samples/"}
     assert f"configuration {support.cell('ddp', 2).hash()}" in details.locator(".note").nth(1).text_content()
-    found.page.locator("#reported sup a").first.click()
+    found.page.locator("#reported a.footnote").first.click()
     found.page.wait_for_function("() => document.querySelector('.notes').open")
 
 

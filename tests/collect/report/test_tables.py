@@ -72,7 +72,7 @@ ALL = [(strategy, ranks, batch) for strategy in STRATEGIES for ranks in RANKS fo
 
 def test_a_table_of_cells_comes_with_hidden_tools_and_the_facets_of_each_row(report):
     page = report.read_text()
-    tools = re.search(r'<form class="tools" aria-label="Rows of the table: Summary" hidden>.*?</form>', page, re.DOTALL)[0]
+    tools = re.search(r'<form class="tools" aria-label="Rows of the table: Cells" hidden>.*?</form>', page, re.DOTALL)[0]
     assert re.findall("<legend>(.*?)</legend>", tools) == ["Strategy", "Ranks", "Batch", "State"]
     boxes = ["single", "ddp", "fsdp2", "1", "2", "8", "16", "completed", "planned"]
     assert re.findall('type="checkbox" value="(.*?)"', tools) == boxes
