@@ -11,7 +11,7 @@ import msgspec
 
 from collect.choices.standing import Standing
 from collect.findings import comparability
-from collect.findings.columns import find_distinguishing_keys, find_fewest_keys
+from collect.findings.columns import find_distinguishing_keys, find_fewest_keys, plain_text
 from collect.findings.row import CellRow, flatten_cell
 from shardlab.matrix.cell import STRATEGY_OPTIONS
 
@@ -219,6 +219,5 @@ def _value_text(key: str, value: Any) -> str:
     if key == "fault":  # the value says that it is a fault
         return str(value)
     if isinstance(value, dict):
-        text = ", ".join(f"{inner_key.replace('_', ' ')} {inner}" for inner_key, inner in value.items() if inner is not None)
-        return f"{name} ({text})"
+        return f"{name} ({plain_text(value)})"
     return name if value is True else f"{name} {value}"

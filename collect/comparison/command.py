@@ -19,6 +19,7 @@ from collect.comparison.compare import (
     compare_matrices,
     select_differing_metrics,
 )
+from collect.findings import columns
 from collect.reading.load import load_matrix
 from collect.report import verdict_text
 from collect.summary import summarize
@@ -108,7 +109,7 @@ def print_comparison(output: Output, comparison: Comparison) -> None:
         output.print_line(f"{' and '.join(letters)}: {remark}", style="yellow")
     _print_pairs(output, comparison)
     for difference in comparison.differs:
-        in_a, in_b = (verdict_text.value_text(value) for value in (difference.a, difference.b))
+        in_a, in_b = (columns.plain_text(value) or "none" for value in (difference.a, difference.b))
         output.print_line(f"cells were matched although {difference.key} differs: {in_a} in A, {in_b} in B", style="yellow")
 
     for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
@@ -169,7 +170,7 @@ def _no_pairs_reason(comparison: Comparison) -> str:
     """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if the reason is not known."""
 
     def list_values(values: Sequence[Any]) -> str:
-        texts = [verdict_text.value_text(value) or "none" for value in values[:MOST_VALUES]]
+        texts = [columns.plain_text(value) or "none" for value in values[:MOST_VALUES]]
         return ", ".join([*texts, *(["..."] if len(values) > MOST_VALUES else [])])
 
     keys = [f"{entry.key} is {list_values(entry.a)} in A and {list_values(entry.b)} in B" for entry in comparison.apart]

@@ -13,7 +13,7 @@ from typing import Any
 
 from collect.export import Export
 from collect.reading.load import LoadedMatrix
-from collect.report import text_tables
+from collect.report import summary_tables
 from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import printable
@@ -46,9 +46,9 @@ def escape_latex(text: str) -> str:
 
 def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one LaTeX file for each table."""
-    for table in text_tables.make_text_tables(summary):
+    for table in summary_tables.make_text_tables(summary):
         caption_text = escape_latex(
-            ". ".join([text_tables.report_title(summary), table.title, *text_tables.general_remarks(summary)])
+            ". ".join([summary_tables.report_title(summary), table.title, *summary_tables.general_remarks(summary)])
         )
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
         caption = rf"\caption{{{caption_text}.}}\label{{tab:{label}}}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from collect.export import Export
 from collect.reading.load import LoadedMatrix
-from collect.report import text_tables
+from collect.report import summary_tables
 from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import notation, printable
@@ -29,9 +29,9 @@ def escape_markdown(text: str) -> str:
 
 def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Markdown file with all tables."""
-    page_parts = [f"# {escape_markdown(text_tables.report_title(summary))}", notation.format_time(summary.created_s)]
-    page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in text_tables.general_remarks(summary))]
-    for table in text_tables.make_text_tables(summary):
+    page_parts = [f"# {escape_markdown(summary_tables.report_title(summary))}", notation.format_time(summary.created_s)]
+    page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in summary_tables.general_remarks(summary))]
+    for table in summary_tables.make_text_tables(summary):
         page_parts += [f"**{escape_markdown(table.title)}**", _render_table(table)]
     files.write_atomic(folder / "summary.md", ("\n\n".join(page_parts) + "\n").encode())
 

@@ -17,7 +17,7 @@ from collect.findings.row import CellRow, RunRow
 from collect.flat_tables import CELL_KEYS
 from collect.metric import all_metrics
 from collect.reading.load import LoadedMatrix
-from collect.report import text_tables, verdict_text
+from collect.report import summary_tables, verdict_text
 from collect.summary import Summary
 from shardlab.files import files
 from shardlab.terminal import printable
@@ -51,7 +51,9 @@ def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Pa
 
 def sheets(summary: Summary) -> list[Sheet]:
     """The sheets of the workbook. A table without rows has a sheet with headings only."""
-    lines: list[list[Field]] = [[text] for text in (text_tables.report_title(summary), *text_tables.general_remarks(summary))]
+    lines: list[list[Field]] = [
+        [text] for text in (summary_tables.report_title(summary), *summary_tables.general_remarks(summary))
+    ]
     return [
         Sheet("about", ["What applies to all numbers"], lines),
         _cells_sheet(summary),

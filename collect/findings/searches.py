@@ -38,11 +38,6 @@ class SearchResult(msgspec.Struct):
         """Each try in words, such as `16 completed`."""
         return [f"{search_try.size} {search_try.state}" for search_try in self.tries]
 
-    @property
-    def path(self) -> str:
-        """The tries of the search in words, such as `16 completed → 32 oom → 24 completed`."""
-        return " → ".join(self.texts)
-
 
 def list_search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
     """The result of each search that has at least one try, in the order of `paths`."""

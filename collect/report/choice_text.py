@@ -5,7 +5,8 @@ A family is a set of cells of one workload. A contest has those that ran on equa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -100,9 +101,12 @@ def hidden_note(summary: Summary) -> str:
 
 def differing_criteria(families: Sequence[ChoiceFamily]) -> list[str]:
     """The criteria by which cells differ in at least one contest of these families, in the order of CRITERIA."""
-    standings = [standing for choice_family in families for contest in choice_family.contests for standing in contest.standings]
-    differing = {standing.criterion for standing in standings if standing.word != "same work"}
+    differing = {standing.criterion for standing in _list_standings(families) if standing.word != "same work"}
     return [name for name in CRITERIA if name in differing]
+
+
+def _list_standings(families: Sequence[ChoiceFamily]) -> list[Standing]:
+    return [standing for family in families for contest in family.contests for standing in contest.standings]
 
 
 def family_title(choice_family: ChoiceFamily) -> str:
@@ -113,13 +117,8 @@ def family_title(choice_family: ChoiceFamily) -> str:
 def choice_cautions(summary: Summary) -> list[str]:
     """The warnings that apply to all choices: that the runs were a rehearsal, and that no cell was repeated."""
     texts = [CAUTION] if summary.rehearsal else []
-    words = {
-        standing.word
-        for choice_family in shown_families(summary)
-        for contest in choice_family.contests
-        for standing in contest.standings
-    }
-    return [*texts, ONCE] if "as measured" in words else texts
+    is_as_measured = any(standing.word == "as measured" for standing in _list_standings(shown_families(summary)))
+    return [*texts, ONCE] if is_as_measured else texts
 
 
 def uncompared_cells(summary: Summary) -> list[tuple[str, list[Piece]]]:
@@ -153,13 +152,7 @@ def make_choice_table(
         def find_best(row: FamilyContest) -> ChoiceText:
             return best_cells_text(row[1], criterion, tensors)
 
-        return Column(
-            HEADINGS[criterion],
-            lambda row: str(find_best(row)),
-            is_number=False,
-            pieces=lambda row: find_best(row).pieces,
-            separator="",
-        )
+        return Column(HEADINGS[criterion], lambda row: str(find_best(row)), pieces=lambda row: find_best(row).pieces)
 
     rows = [
         (family, contest)
@@ -168,24 +161,15 @@ def make_choice_table(
     ]
     columns: list[Column[FamilyContest]] = [
         Column(
-            "Ranks", lambda row: contest_text(row[1]), is_number=False, separator="",
+            "Ranks", lambda row: contest_text(row[1]),
             pieces=lambda row: [Piece(ranks_text(row[1].ranks)), Piece(_batch_and_nodes_text(row[1]), style="more")],
         ),
         *map(make_criterion_column, criterion_names),
     ]  # fmt: skip
     if any(_list_unranked_cells(contest) for _, contest in rows):
-        columns.append(
-            Column(
-                "Not ranked",
-                lambda row: " ".join(piece.text for piece in _list_unranked_cells(row[1])),
-                is_number=False,
-                pieces=lambda row: _list_unranked_cells(row[1]),
-                separator="",
-            )
-        )
-    return Table(
-        "Which strategy to choose", columns, rows, "choices", group=lambda row: family_title(row[0]), has_group_headings=True
-    )
+        columns.append(Column("Not ranked", pieces=lambda row: _list_unranked_cells(row[1])))
+    title = "Which strategy to choose"
+    return Table(title, columns, rows, "choices", group=lambda row: family_title(row[0]), has_group_headings=True)
 
 
 def join_links(links: Sequence[Piece]) -> list[Piece]:
@@ -195,30 +179,30 @@ def join_links(links: Sequence[Piece]) -> list[Piece]:
 
 def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
     """The questions of the decision tree of a family, in the order in which a reader should answer them."""
-    has_several_fits = len(choice_family.one_rank) > 1
-    one_rank = [
-        (
-            _batches_text(choice_family, fit.contests) if has_several_fits else "",
-            _one_rank_text(fit),
-            _cell_links(choice_family, fit.contests, _all_names(fit)),
-        )
-        for fit in choice_family.one_rank
-    ]
-    more_ranks = [
-        (
-            _contests_text(choice_family, fit.contests),
-            ChoiceText([], value=_join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits)),
-            _cell_links(choice_family, fit.contests, _all_names(fit)),
-        )
-        for fit in choice_family.more_ranks
-    ]
-    nodes = [TreeNode("Does it fit on one rank?", one_rank or [("", ChoiceText([], remark="not measured on one rank"), [])])]
-    nodes.append(
+
+    def answer_fits(
+        fits: Sequence[MemoryFit],
+        name_contests: Callable[[Sequence[int]], str],
+        describe_fit: Callable[[MemoryFit], ChoiceText],
+    ) -> list[tuple[str, ChoiceText, list[Piece]]]:
+        return [
+            (name_contests(fit.contests), describe_fit(fit), _cell_links(choice_family, fit.contests, _all_names(fit)))
+            for fit in fits
+        ]
+
+    def name_batches(contest_indexes: Sequence[int]) -> str:
+        batches = [str(choice_family.contests[index].batch) for index in contest_indexes]
+        return f"batch {join_names(batches)}" if len(choice_family.one_rank) > 1 else ""
+
+    one_rank = answer_fits(choice_family.one_rank, name_batches, _one_rank_text)
+    more_ranks = answer_fits(choice_family.more_ranks, partial(_contests_text, choice_family), _more_ranks_text)
+    nodes = [
+        TreeNode("Does it fit on one rank?", one_rank or [("", ChoiceText([], remark="not measured on one rank"), [])]),
         TreeNode(
             "What fits on more ranks?", more_ranks or [("", ChoiceText([], remark="not measured on more than one rank"), [])]
-        )
-    )
-    kinds = {standing.kind for contest in choice_family.contests for standing in contest.standings}
+        ),
+    ]
+    kinds = {standing.kind for standing in _list_standings([choice_family])}
     for question in choice_family.questions:
         answers = [
             (_contests_text(choice_family, answer.contests), *_answer_text(choice_family, answer, question.criterion))
@@ -244,7 +228,7 @@ def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, Tens
         return _least_tensors_text(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((Piece(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))
-    links = best if len(best) <= MOST_NAMED else [Piece(_join_names([link.text for link in best]), best[0].link)]
+    links = best if len(best) <= MOST_NAMED else [Piece(join_names([link.text for link in best]), best[0].link)]
     if standing.word == "same work":
         return ChoiceText([], remark="equal: the same work")
     if standing.word == "not told apart":
@@ -296,8 +280,7 @@ def _format_quantity(value: float, unit: str) -> str:
 def _format_range(low: float, high: float, unit: str) -> str:
     """A range of values as text, such as `57.9 to 58.5 s`."""
     first, last = _format_quantity(low, unit), _format_quantity(high, unit)
-    same_unit = first.partition(" ")[2] == last.partition(" ")[2]
-    return last if first == last else f"{first.partition(' ')[0] if same_unit else first} to {last}"
+    return last if first == last else verdict_text.join_range(first, last)
 
 
 def _list_unranked_cells(contest: Contest) -> list[Piece]:
@@ -331,9 +314,13 @@ def _one_rank_text(fit: MemoryFit) -> ChoiceText:
     if fit.fits and not fit.does_not_fit:
         return ChoiceText([], value="yes", remark=_other_cells_text(fit), sure=True)
     if fit.fits:
-        return ChoiceText([], value=f"yes with {_join_names(fit.fits)}", remark=_other_cells_text(fit), sure=True)
+        return ChoiceText([], value=f"yes with {join_names(fit.fits)}", remark=_other_cells_text(fit), sure=True)
     other_cells = _other_cells_text(fit)
     return ChoiceText([], value="no", remark=other_cells, sure=True) if fit.does_not_fit else ChoiceText([], remark=other_cells)
+
+
+def _more_ranks_text(fit: MemoryFit) -> ChoiceText:
+    return ChoiceText([], value=join_names(fit.fits), remark=_other_cells_text(fit), sure=bool(fit.fits))
 
 
 def _other_cells_text(fit: MemoryFit) -> str:
@@ -342,7 +329,7 @@ def _other_cells_text(fit: MemoryFit) -> str:
         (fit.over_the_limit, "over the time limit"),
         (fit.unknown, "not measured, or failed"),
     )
-    return "; ".join(f"{_join_names(names)}: {outcome}" for names, outcome in outcomes if names)
+    return "; ".join(f"{join_names(names)}: {outcome}" for names, outcome in outcomes if names)
 
 
 def _all_names(fit: MemoryFit) -> list[str]:
@@ -375,7 +362,7 @@ def _answer_text(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion
             if entry.name in answer.best and (standing is None or entry.cell in standing.best):
                 label_parts = [_cell_label(choice_family, contest, entry.name), values.get(entry.cell, "")]
                 links.append(Piece(": ".join(filter(None, label_parts)), entry.cell))
-    best_names = "" if answer.word == "only one" else _join_names(answer.best)
+    best_names = "" if answer.word == "only one" else join_names(answer.best)
     return ChoiceText([], best_names, certainty, sure=answer.word in ("best", "equal", "only one fits")), links
 
 
@@ -392,23 +379,17 @@ def _cell_links(choice_family: ChoiceFamily, contest_indexes: Sequence[int], nam
 def _cell_label(choice_family: ChoiceFamily, contest: Contest, name: str) -> str:
     """A cell of a contest, such as `ddp ×8`, with the batch if the family has contests of as many ranks with other batches."""
     batches = {other.batch for other in choice_family.contests if (other.ranks, other.nodes) == (contest.ranks, contest.nodes)}
-    return f"{name} ×{_ranks_and_nodes(choice_family, contest)}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
-
-
-def _ranks_and_nodes(choice_family: ChoiceFamily, contest: Contest) -> str:
-    """The number of ranks of a contest, such as `8`.
-
-    If the family has contests with the same number of ranks on other numbers of nodes, the nodes are added: `8 on 2 nodes`.
-    """
-    return f"{contest.ranks}{_nodes_suffix(choice_family, contest.ranks, contest.nodes)}"
+    nodes_suffix = _nodes_suffix(choice_family, contest.ranks, contest.nodes)
+    return f"{name} ×{contest.ranks}{nodes_suffix}{f', batch {contest.batch}' if len(batches) > 1 else ''}"
 
 
 def _nodes_suffix(choice_family: ChoiceFamily, rank_count: int, nodes: int) -> str:
+    """The number of nodes, such as ` on 2 nodes`, if the family has contests with as many ranks on other numbers of nodes."""
     other_nodes = len({contest.nodes for contest in choice_family.contests if contest.ranks == rank_count}) > 1
     return f" on {nodes} node{'s' if nodes > 1 else ''}" if other_nodes else ""
 
 
-def _join_names(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """The names of cells as one text, such as `ddp, fsdp2 and zero3`.
 
     Two cells of the same strategy are written as `pp_1f1b (4 and 8 micro-batches)`. If a name contains a comma, semicolons
@@ -426,11 +407,7 @@ def _join_names(names: Sequence[str]) -> str:
 def _join_variants(variants: Sequence[str]) -> str:
     """Variants of one strategy as text, such as `4 and 8 micro-batches`. Words with which all variants end are written once."""
     heads, tails = zip(*(variant.partition(" ")[::2] for variant in variants), strict=True)
-    return f"{_join_names(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
-
-
-def _batches_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) -> str:
-    return f"batch {_join_names([str(choice_family.contests[contest_index].batch) for contest_index in contest_indexes])}"
+    return f"{join_names(heads)} {tails[0]}".rstrip() if len(set(tails)) == 1 else "; ".join(variants)
 
 
 def _contests_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) -> str:
@@ -446,13 +423,13 @@ def _contests_text(choice_family: ChoiceFamily, contest_indexes: Sequence[int]) 
     for (ranks, nodes), batches in by_ranks.items():
         all_batches = [entry.batch for entry in choice_family.contests if (entry.ranks, entry.nodes) == (ranks, nodes)]
         nodes_text = _nodes_suffix(choice_family, ranks, nodes)
-        batch_text = f" at batch {_join_names([str(batch) for batch in batches])}" if batches != all_batches else ""
+        batch_text = f" at batch {join_names([str(batch) for batch in batches])}" if batches != all_batches else ""
         if parts and not nodes_text + batch_text + parts[-1][1]:
             parts[-1][0].append(ranks)
         else:
             parts.append(([ranks], nodes_text + batch_text))
     return "; ".join(
-        f"{_join_names([str(entry) for entry in ranks])} rank{'s' if ranks != [1] else ''}{suffix}" for ranks, suffix in parts
+        f"{join_names([str(entry) for entry in ranks])} rank{'s' if ranks != [1] else ''}{suffix}" for ranks, suffix in parts
     )
 
 

@@ -42,9 +42,8 @@ from collect.report import (
     palette,
     provenance,
     report_start,
-    score_text,
-    section_tables,
     study_tables,
+    summary_tables,
     truncation,
     verdict_text,
 )
@@ -105,7 +104,7 @@ PARTS = {
     }),
     "trust": Part("How sure the numbers are", sections={
         "failures": "What did not complete", "faults": fault_text.TITLE, "instruments": "Cost of the instruments",
-        "predictions": score_text.TITLE, "records": "Quality of the records",
+        "predictions": summary_tables.PREDICTIONS_TITLE, "records": "Quality of the records",
     }),
     "ran": Part("What ran where", sections={"runs": "Runs", "where": "Hosts and software"}),
     "terms": Part("Definitions", sections={"reading": "Definitions of the metrics", "cite": "How to cite"}),
@@ -174,18 +173,22 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
     headline = _find_headline_figure(figures, [choice.workload for choice in chosen])
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
+    section_tables = summary_tables.make_section_tables(short_summary, label_by_cell)
     return render_page(
         TEMPLATE,
         printable.clean_text,
         summary=short_summary,
         trace_answers=make_trace_answers(short_summary, label_by_cell),
         faults_note=fault_text.NOTE,
-        section_tables=section_tables.make_section_tables(short_summary, label_by_cell),
+        section_tables=section_tables,
         whole=summary,
         version=__version__,
         created=notation.format_time(summary.created_s),
-        parts=_list_parts(short_summary, [plot for plot in figures if plot.name != (headline and headline.name)], table),
+        parts=_list_parts(
+            short_summary, section_tables, [plot for plot in figures if plot.name != (headline and headline.name)], table
+        ),
         palette=palette,
+        plain_text=columns.plain_text,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
         link_to=lambda name: _find_address(name, index_by_cell, runs_path),
@@ -225,19 +228,17 @@ def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -
     return name if name.startswith("#") else f"{runs_path}/{name}" if "/" in name else ""
 
 
-def _list_parts(summary: Summary, figures: Sequence[DrawnFigure], table: CellTables) -> list[ShownPart]:
+def _list_parts(
+    summary: Summary,
+    section_tables: dict[str, list[Table[Any]]],
+    figures: Sequence[DrawnFigure],
+    table: CellTables,
+) -> list[ShownPart]:
     """The parts of the page that are not empty. figures: all but the figure at the start of the page."""
     contents: dict[str, Sequence[Any]] = {
+        **section_tables,
         "reported": summary.reported,
-        "tables": summary.tables,
-        "deviations": summary.deviations,
         "study": [*summary.assumed, *summary.notes],
-        "failures": summary.failures,
-        "losses": summary.losses,
-        "instruments": summary.instruments,
-        "predictions": summary.predictions,
-        "searches": summary.searches,
-        "faults": [*summary.slowed, *summary.lost],
         "choices": choice_text.shown_families(summary),
         "traces": [rows for name in TRACE_ANSWERS for rows in getattr(summary, name)],
     }

@@ -58,7 +58,7 @@ class CellProvenance(msgspec.Struct, frozen=True):
             Column("Hosts", lambda run: ", ".join(self.runs[run.run_id].hosts), is_number=False),
             *(make_metric_column(entry.name, entry.heading, entry.unit) for entry in table_columns if entry.name in OF_RUNS),
             Column(
-                "Files", lambda run: " ".join(self.runs[run.run_id].files or ()), is_number=False,
+                "Files", separator=" ",
                 pieces=lambda run: [Piece(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
             ),
             Column("Why", lambda run: run.why, is_number=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -72,10 +72,10 @@ def compared_sentence(summary: Summary) -> str:
     """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
     cells = [row.cell for row in summary.rows]
     gpus = sorted({cell["gpus"] for cell in cells})
-    strategies = _join_values(row.flat_cell["strategy"] for row in summary.rows)
+    strategies = choice_text.join_names([*dict.fromkeys(row.flat_cell["strategy"] for row in summary.rows)])
     parts = [
-        f"{strategies} on {_join_values(cell['workload'] for cell in cells)}",
-        f"{_join_values(gpus)} rank{'' if gpus == [1] else 's'}",
+        f"{strategies} on {choice_text.join_names([*dict.fromkeys(cell['workload'] for cell in cells)])}",
+        f"{choice_text.join_names([*map(str, gpus)])} rank{'' if gpus == [1] else 's'}",
     ]
     counts = sorted({row.n for row in summary.rows})
     if counts and counts != [0]:
@@ -329,9 +329,3 @@ def _reason_text(verdict: Verdict, part: ClaimPart | None) -> str:
         return f"n = 1, so no interval; as measured it {holds_text}"
     first = verdict.why.partition("; ")[0]
     return first if len(first) <= LONGEST_REASON else first[: LONGEST_REASON - 1].rstrip() + "…"
-
-
-def _join_values(values: Iterable[object]) -> str:
-    """The values as a list such as `a, b and c`, each value once."""
-    names = [str(value) for value in dict.fromkeys(values)]
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

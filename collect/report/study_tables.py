@@ -81,9 +81,8 @@ def redraw_tables(lines: Sequence[ReportedLine]) -> list[tuple[Table[StudyRow], 
     if single_lines := [line for line in lines if len(groups[line.entry.where.partition(", ")[0]]) < MIN_NUMBERS]:
         title = "Numbers in the text of the study" if tables else "Printed numbers"
         rows = [StudyRow([_metric_name(line), line.cell, line.entry.where], [line]) for line in single_lines]
-        tables.append(
-            _make_table("study-text", title, [], ["Metric", "Cell", "Where"], [_Heading("Reported", "measured")], rows)
-        )
+        headings = [_Heading("Reported", "measured")]
+        tables.append(_make_table("study-text", title, "", ["Metric", "Cell", "Where"], headings, rows))
     return tables
 
 
@@ -133,46 +132,44 @@ def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) ->
     if len({(_row_names(placed, keys_without_lengths), placed.column) for placed in placed_lines}) == len(placed_lines):
         keys = keys_without_lengths
     first_cell = placed_lines[0].cell
-    common_texts = [
+    common_values = [
         f"{columns.key_heading(key)} {first_cell[key]}"
         for key in all_keys
         if key not in keys and {placed.cell.get(key) for placed in placed_lines} == {first_cell.get(key)}
     ]
-    title = where[:1].upper() + where[1:]
     table_columns = list(dict.fromkeys(placed.column for placed in placed_lines))
     headings = [_column_heading(*column) for column in table_columns]
+    name_headings = [columns.key_heading(key) for key in keys]
     if len(table_columns) == 1 and (crossed_rows := _cross_rows(keys, placed_lines)):
-        *row_keys, column_key = keys
-        (metric,) = headings
-        common_texts = [f"{metric.text} in {metric.unit}" if metric.unit else metric.text, *common_texts]
-        values = dict.fromkeys(placed.cell.get(column_key, "") for placed in placed_lines)
-        headings = [_Heading(value, columns.key_heading(column_key).lower()) for value in values]
-        return _make_table(name, title, common_texts, [columns.key_heading(key) for key in row_keys], headings, crossed_rows)
-    rows = _build_rows(keys, placed_lines, [placed.column for placed in placed_lines], table_columns)
-    if keys:
-        return _make_table(name, title, common_texts, [columns.key_heading(key) for key in keys], headings, rows)
-    # The numbers of a single cell: otherwise the table would have only one row.
-    rows = [
-        StudyRow([", ".join(filter(None, (heading.text, heading.unit)))], [line])
-        for row in rows
-        for heading, line in zip(headings, row.lines, strict=True)
-        if line is not None
-    ]
-    return _make_table(name, title, common_texts, ["Metric"], [_Heading("Number")], rows)
+        (metric,), rows = headings, crossed_rows
+        common_values.insert(0, f"{metric.text} in {metric.unit}" if metric.unit else metric.text)
+        column_values = dict.fromkeys(placed.cell.get(keys[-1], "") for placed in placed_lines)
+        headings = [_Heading(value, name_headings[-1].lower()) for value in column_values]
+        del name_headings[-1]
+    else:
+        rows = _build_rows(keys, placed_lines, [placed.column for placed in placed_lines], table_columns)
+    if not keys:  # The numbers of a single cell stand below each other: otherwise the table would have only one row.
+        rows = [
+            StudyRow([", ".join(filter(None, (heading.text, heading.unit)))], [line])
+            for row in rows
+            for heading, line in zip(headings, row.lines, strict=True)
+            if line is not None
+        ]
+        name_headings, headings = ["Metric"], [_Heading("Number")]
+    note = ", ".join(text if index == 0 else text[:1].lower() + text[1:] for index, text in enumerate(common_values))
+    return _make_table(name, where[:1].upper() + where[1:], note and f"{note}.", name_headings, headings, rows)
 
 
 def _make_table(
     name: str,
     title: str,
-    common_texts: Sequence[str],
-    keys: Sequence[str],
+    note: str,
+    name_headings: Sequence[str],
     headings: Sequence[_Heading],
     rows: Sequence[StudyRow],
 ) -> tuple[Table[StudyRow], Footnotes]:
-    """The table of some rows, and its footnotes.
-
-    keys: the headings of the columns that name the rows. headings: those of the columns of numbers. common_texts: what applies
-    to all numbers."""
+    """The table of some rows, and its footnotes. name_headings: the headings of the columns that name the rows. headings: those
+    of the columns of numbers."""
     footnotes = make_footnotes([line for row in rows for line in row.lines if line])
 
     def make_name_column(index: int, heading: str) -> Column[StudyRow]:
@@ -183,18 +180,11 @@ def _make_table(
             line = row.lines[index]
             return _make_pieces(line, name, footnotes.texts) if line else []
 
-        return Column(
-            heading.text,
-            lambda row: " ".join(piece.text for piece in make_pieces(row)),
-            heading.unit,
-            name=heading.metric,
-            is_number=True,
-            pieces=make_pieces,
-        )
+        return Column(heading.text, unit=heading.unit, name=heading.metric, is_number=True, pieces=make_pieces, separator=" ")
 
-    table_columns = [*map(make_name_column, range(len(keys)), keys), *map(make_number_column, range(len(headings)), headings)]
-    note = ", ".join(text if index == 0 else text[:1].lower() + text[1:] for index, text in enumerate(common_texts))
-    return Table(title, table_columns, rows, name, note and f"{note}."), footnotes
+    name_columns = [make_name_column(index, heading) for index, heading in enumerate(name_headings)]
+    number_columns = [make_number_column(index, heading) for index, heading in enumerate(headings)]
+    return Table(title, [*name_columns, *number_columns], rows, name, note), footnotes
 
 
 def _make_pieces(line: ReportedLine, table_name: str, footnote_texts: Sequence[str]) -> list[Piece]:

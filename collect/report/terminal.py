@@ -12,7 +12,7 @@ from collect.findings import columns
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow
-from collect.report import choice_text, fault_text, report_start, score_text, text_tables, truncation, verdict_text
+from collect.report import choice_text, fault_text, report_start, summary_tables, truncation, verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
@@ -31,8 +31,8 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
     output.show_table(table)
     for other_table in further_tables:
         _show_further(output, other_table)
-    _show_further(output, text_tables.make_searches_table(summary.searches))
-    output.print_line(f"{text_tables.describe_spread(summary)}.")
+    _show_further(output, summary_tables.make_searches_table(summary.searches))
+    output.print_line(f"{summary_tables.describe_spread(summary)}.")
     for remark in summary.remarks:
         output.print_line(remark, style="yellow")
     print_choices(output, summary, tensors)
@@ -43,7 +43,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
         output.print_line(losses_sentence(comparison, labels))
     for cost in summary.instruments:
         output.print_line(instrument_sentence(cost, labels))
-    for other_table in (*fault_text.fault_tables(summary, labels), score_text.make_score_table(summary.predictions)):
+    for other_table in (*fault_text.fault_tables(summary, labels), summary_tables.make_score_table(summary.predictions)):
         _show_further(output, other_table)
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
@@ -59,7 +59,9 @@ def make_cells_table(summary: Summary) -> Table[CellRow]:
     """The table of the cells of a summary. Its title has the values that all cells share."""
     tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
-    title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
+    title = (
+        f"{summary_tables.report_title(summary)} ({common_values})" if common_values else summary_tables.report_title(summary)
+    )
     shown_columns = [handles.make_column(lambda row: row.handle), *tables.main.columns]
     return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
 
@@ -91,7 +93,7 @@ def print_claims(output: Output, summary: Summary) -> None:
     """Print one row for each claim of the study, with its verdict. Prints nothing if the study has no claims."""
     if not summary.verdicts:
         return
-    claims = text_tables.make_claims_table(summary)
+    claims = summary_tables.make_claims_table(summary)
     output.show_table(msgspec.structs.replace(claims, title=verdict_text.verdict_counts(summary), columns=claims.columns[:3]))
     for caution in verdict_text.verdict_cautions(summary):
         output.print_line(caution, style="yellow")
@@ -116,7 +118,7 @@ def print_verdicts(output: Output, summary: Summary) -> None:
         for note in verdict.notes if verdict.verdict == "contradicted" else ():
             output.print_line(f"  note on the same place in the study: {note}")
     if summary.reported:
-        reported = text_tables.make_reported_table(summary)
+        reported = summary_tables.make_reported_table(summary)
         output.show_table(msgspec.structs.replace(reported, title=verdict_text.reported_counts(summary)))
         if verdict_text.uses_pooled_noise(summary):
             output.print_line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")

@@ -83,9 +83,13 @@ def format_quantity(value: float, unit: str) -> str:
 
 def format_interval(low: float, high: float, unit: str) -> str:
     """An interval as text, such as `57.9 to 58.5 s`."""
-    first, last = format_quantity(low, unit), format_quantity(high, unit)
-    first_unit, last_unit = first.partition(" ")[2], last.partition(" ")[2]
-    return f"{first.partition(' ')[0] if first_unit == last_unit else first} to {last}"
+    return join_range(format_quantity(low, unit), format_quantity(high, unit))
+
+
+def join_range(first: str, last: str) -> str:
+    """Two numbers with their units as a range, which has a common unit once."""
+    first_number, _, first_unit = first.partition(" ")
+    return f"{first_number if first_unit == last.partition(' ')[2] else first} to {last}"
 
 
 def common_reasons(summary: Summary) -> list[str]:
@@ -171,14 +175,3 @@ def _printed_text(entry: ReportedResult) -> str:
     ):
         return f"{entry.printed} ({format_quantity(printed_number.value or 0, printed_number.unit)})"
     return entry.printed
-
-
-def value_text(value: object) -> str:
-    """A value of a matrix file as plain text, without quotes, brackets and braces."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {value_text(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(value_text, value))
-    if value is None:
-        return "none"
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -47,8 +47,8 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """A column of a table: what it shows of a row, and how."""
 
     heading: str
-    value: Callable[[Row], str | float | Text | None]
-    """The text or number of a row; None: not known."""
+    value: Callable[[Row], str | float | Text | None] | None = None
+    """The text or number of a row; None: not known. A column of `pieces` without `value` has their texts."""
     unit: str = ""
     """The unit of the numbers."""
     scale: float = 1.0
@@ -58,7 +58,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     is_signed: bool = False
     """Whether a positive number begins with +."""
     is_number: bool | None = None
-    """Whether the column is aligned to the right; None: if each text begins with a number or is empty."""
+    """Whether the column is aligned to the right; None: if it has no pieces, and each text begins with a number or is empty."""
     longest: int | None = None
     """The most characters of a text; a longer text is cut."""
     cut_texts: Mapping[str, str] = {}
@@ -70,7 +70,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """The id of the cell or run to which a page links the text, or # and the id of an element of the page; "" for no link."""
     pieces: Callable[[Row], Sequence[Piece]] | None = None
     """The pieces of the text. A page shows them in place of the text, with `separator` between."""
-    separator: str = " "
+    separator: str = ""
     name: str = ""
     """The name of the metric or key in the column. A page links the heading of a metric to its definition."""
     state: Callable[[Row], str] | None = None
@@ -87,6 +87,8 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
 
     def whole_text(self, row: Row) -> Text:
         """The text of a row, not cut. The value is "" if it is not known."""
+        if self.value is None:
+            return Text(self.separator.join(piece.text for piece in (self.pieces(row) if self.pieces else ()) if piece.text))
         cell_value = self.value(row)
         if isinstance(cell_value, Text):
             return cell_value
@@ -187,7 +189,9 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
         """For each column, whether it has numbers and is aligned to the right."""
         shown_rows = self.shown_rows
         return [
-            all(_NUMERIC.match(column.text(row).value) for row in shown_rows) if column.is_number is None else column.is_number
+            not column.pieces and all(_NUMERIC.match(column.text(row).value) for row in shown_rows)
+            if column.is_number is None
+            else column.is_number
             for column in self.columns
         ]
 

@@ -24,7 +24,7 @@ from collect.findings.statistics import Estimate
 from collect.history import command as history
 from collect.history.periods import CellHistory, HistoryMetric, HistoryPeriod
 from collect.reading import load
-from collect.report import fault_text, provenance, score_text, terminal
+from collect.report import fault_text, provenance, summary_tables, terminal
 from collect.timeline import command as timeline
 from collect.timeline.clocks import ComparedClock
 from collect.verdicts.reported import ReportedResult
@@ -253,7 +253,7 @@ def test_the_scores_of_predictions_show_the_known_number_in_every_column():
         strategy="ddp", category="memory", unit="bytes", n=7, predicted=13.7 * GIB, measured=101 * MIB, ratio=1.07,
         ratio_low=0.93, ratio_high=1.19, error_pct=5.3, within=3,
     )  # fmt: skip
-    table = score_text.make_score_table([score])
+    table = summary_tables.make_score_table([score])
     assert dict(zip(table.headings, table.texts[0], strict=True)) == {
         "Strategy": "ddp", "Category": "memory", "n": "7", "Predicted": "13.7 GiB", "Measured": "101 MiB", "Ratio": "1.07",
         "Ratio from": "0.930", "Ratio to": "1.19", "Error (%)": "5.3", "In range": "3 of 7",

@@ -19,7 +19,7 @@ from collect.explain.read_file import EventPlace
 from collect.fetching import progress
 from collect.findings.instrument_cost import InstrumentCost
 from collect.loading.telemetry import Coverage
-from collect.report import choice_text, report_start, score_text, terminal, verdict_text
+from collect.report import choice_text, report_start, summary_tables, terminal, verdict_text
 from collect.timeline import command as timeline_command
 from collect.verdicts import part_text, printed_number
 from jobs.planner import planner_table
@@ -216,7 +216,7 @@ def sentences_of_collect_numbers():
         yield "collect/report/verdict_text.py", verdict_text.format_quantity(value, unit)
         yield "collect/report/choice_text.py", choice_text._format_quantity(value, unit)
         yield "collect/report/report_start.py", " | ".join(report_start._number_and_interval(value, (-value, 2 * value), unit))
-        yield "collect/report/score_text.py", score_text._size_text(value, unit)
+        yield "collect/report/summary_tables.py", summary_tables._size_text(value, unit)
     yield "collect/report/verdict_text.py", verdict_text.format_interval(57.9, 58.5, "s")
     yield "collect/report/verdict_text.py", verdict_text.format_interval(9e5, 2e6, "bytes")
     yield "collect/report/choice_text.py", choice_text._format_range(512.0, 2048.0, "bytes")

@@ -16,7 +16,7 @@ from collect import export, summary
 from collect.cli import main
 from collect.exports import latex, markdown
 from collect.reading import load
-from collect.report import text_tables
+from collect.report import summary_tables
 from shardlab.errors import InputError
 from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.terminal.table import make_text_table
@@ -171,7 +171,7 @@ def test_markdown_holds_the_summary_the_claims_and_the_reported_numbers(hostile,
     assert any(row[0] == "c1" and row[1] == "undecided (rehearsal)" and HOSTILE in row[2] for row in rows)
     assert any(row[0] == "table 1" and row[3] == "102 ms" for row in rows)
     assert f"- {REHEARSAL_NOTE}" in text
-    for table in text_tables.make_text_tables(found):
+    for table in summary_tables.make_text_tables(found):
         assert len({len(row) for row in (table.headings, *table.texts)}) == 1
 
 

@@ -11,7 +11,7 @@ from collect.cli import main
 from collect.findings import prediction_scores
 from collect.metrics.prediction_score import ComparedPrediction
 from collect.reading import load
-from collect.report import score_text, text_tables
+from collect.report import summary_tables
 from jobs.planner import calibration, gpu, predict
 from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import PlannedMachine
@@ -123,7 +123,7 @@ def test_the_sizes_of_several_workloads_are_not_mixed(tmp_path):
     step_time = scores(workspace)["ddp", "step time"]
     assert (step_time.n, step_time.predicted, step_time.measured) == (2, None, None)
     assert step_time.ratio == pytest.approx(1.3)
-    (row,) = score_text.make_score_table([step_time]).texts
+    (row,) = summary_tables.make_score_table([step_time]).texts
     assert row[:6] == ["ddp", "step time", "2", "", "", "1.30"]
 
 
@@ -139,13 +139,13 @@ def test_a_rehearsal_shows_no_speed_but_its_traffic_counts(tmp_path):
 def test_the_terminal_the_page_and_the_tables_show_the_score(workspace, capsys):
     assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
-    assert score_text.TITLE.lower() in shown
+    assert summary_tables.PREDICTIONS_TITLE.lower() in shown
     row = next(line for line in shown.splitlines() if "step time" in line and "ddp" in line)
     assert "1.00 s" in row
     assert "1.60 s" in row
     assert "1 of 2" in row
     page = (workspace.path / "report/index.html").read_text()
-    assert f">{score_text.TITLE}<" in page
+    assert f">{summary_tables.PREDICTIONS_TITLE}<" in page
     assert '<td>memory: activation</td><td class="number">1</td><td class="number">1.86 GiB</td>' in page
     written = json.loads((workspace.path / "report/summary.json").read_text())["predictions"]
     assert [one["category"] for one in written if one["strategy"] == "ddp"] == ["step time", "memory", "traffic", "energy"]
@@ -178,7 +178,7 @@ def test_without_predictions_there_is_no_table(tmp_path):
     support.completed(workspace, cell)
     found = summary.summarize(load.load_matrix(workspace, None), "single")
     assert found.predictions == []
-    assert "predictions" not in {table.name for table in text_tables.make_text_tables(found)}
+    assert "predictions" not in {table.name for table in summary_tables.make_text_tables(found)}
 
 
 @pytest.mark.parametrize(("measured", "within"), [(0.999, 1), (1.001, 1), (0.998, 0), (1.002, 0)])

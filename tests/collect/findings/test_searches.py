@@ -6,7 +6,7 @@ from support_collect import cell, completed, failed, keep, run_file
 
 from collect.findings.searches import list_search_results
 from collect.reading.load import load_matrix
-from collect.report import text_tables
+from collect.report import summary_tables
 from collect.summary import summarize
 from collect.write_report import write_report
 from shardlab.files import files
@@ -65,7 +65,7 @@ def test_the_report_lists_the_tries_of_a_search_in_order(workspace):
     loaded = load_matrix(workspace, None)
     ddp, fsdp2 = list_search_results(loaded.searches)
     ends = "1 completed → 2 completed → 4 completed → 8 oom → 6 oom → 5 completed"
-    (texts,) = text_tables.make_searches_table([ddp]).texts
+    (texts,) = summary_tables.make_searches_table([ddp]).texts
     assert texts == ["ddp ×2", "gpu_batch_size, the largest that fits", "1", "the largest that fits is 5", ends]
     assert ddp.best == 5
     assert fsdp2.says == "the largest that fits is 8, and larger sizes were not tried"
@@ -76,7 +76,7 @@ def test_an_unfinished_search_has_no_result(workspace):
     searched(workspace, only=(1, 2, 4, 8))
     summary = summarize(load_matrix(workspace, None), "single")
     ddp = summary.searches[0]
-    assert (ddp.best, ddp.says, ddp.path) == (None, "has not ended", "1 completed → 2 completed → 4 completed → 8 oom")
+    assert (ddp.best, ddp.says, ddp.texts[3:]) == (None, "has not ended", ["8 oom"])
     assert not any("largest_batch" in row.metrics for row in summary.rows)
 
 
@@ -95,7 +95,7 @@ def test_the_page_and_the_tables_show_the_result_of_a_search(workspace):
     section = page[page.index('<section id="searches">') :].partition("</section>")[0]
     assert "the largest that fits is 5" in section
     assert section.count('href="#runs-') == 6 + 4
-    (table,) = [table for table in text_tables.make_text_tables(summary) if table.name == "searches"]
+    (table,) = [table for table in summary_tables.make_text_tables(summary) if table.name == "searches"]
     assert len(table.rows) == 2
 
 

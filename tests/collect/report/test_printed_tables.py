@@ -8,7 +8,7 @@ import support_collect as support
 from collect import summary
 from collect.choices.printed_tables import BestOfRanks, ComparisonsWon
 from collect.reading import load
-from collect.report import page, section_tables
+from collect.report import page, summary_tables
 from shardlab.runs.record import SameWork
 from shardlab.workspace.workspace import Workspace
 
@@ -61,9 +61,9 @@ def test_a_row_has_the_values_of_its_cell_and_how_often_it_is_the_best(loaded):
     assert of_fsdp.wins[0] == ComparisonsWon("throughput_per_s", 0, 1)
     assert of_both.wins[0] == ComparisonsWon("throughput_per_s", 1, 1)
     assert sizes.rows[0].best[0] == BestOfRanks("throughput_per_s", 2, ["ddp"])
-    assert section_tables.choice_clauses(of_ddp)[0] == "among the fastest in 1 of 1 comparison"
-    assert section_tables.choice_clauses(sizes.rows[0])[0] == "fastest on 2 ranks: ddp"
-    assert section_tables.choice_clauses(of_none) == [section_tables.NO_COMPARISON]
+    assert summary_tables.choice_clauses(of_ddp)[0] == "among the fastest in 1 of 1 comparison"
+    assert summary_tables.choice_clauses(sizes.rows[0])[0] == "fastest on 2 ranks: ddp"
+    assert summary_tables.choice_clauses(of_none) == [summary_tables.NO_COMPARISON]
 
 
 def test_the_page_has_the_tables_with_links_and_escaped_texts(loaded, tmp_path):
@@ -75,4 +75,4 @@ def test_the_page_has_the_tables_with_links_and_escaped_texts(loaded, tmp_path):
     assert "Throughput, here" in section
     assert MARK not in section
     assert re.search(r"<th[^>]*>DDP</th><td>always</td><td class=\"number\"><a [^>]*#runs-\d+\">[\d,.]+ tokens/s", section)
-    assert section_tables.NO_COMPARISON in section
+    assert summary_tables.NO_COMPARISON in section
