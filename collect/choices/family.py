@@ -105,31 +105,26 @@ def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Mem
     """
     fits_by_names: dict[Hashable, MemoryFit] = {}
     for index in indexes:
-        fits: list[str] = []
-        rest = MemoryFit([], [], [], [], [])
+        new_fit = MemoryFit([], [], [], [], [])
         for contender in contests[index].contenders:
-            _add_by_outcome(contender, fits, rest)
-        fit = fits_by_names.setdefault((bool(fits), *map(tuple, (rest.does_not_fit, rest.over_the_limit, rest.unknown))), rest)
+            getattr(new_fit, _find_fit(contender)).append(contender.name)
+        others = (new_fit.does_not_fit, new_fit.over_the_limit, new_fit.unknown)
+        fit = fits_by_names.setdefault((bool(new_fit.fits), *map(tuple, others)), new_fit)
         fit.contests.append(index)
-        fit.fits = sorted({*fit.fits, *fits}, key=natural_sort_key)
+        fit.fits = sorted({*fit.fits, *new_fit.fits}, key=natural_sort_key)
     return list(fits_by_names.values())
 
 
-def _add_by_outcome(contender: Contender, fits: list[str], rest: MemoryFit) -> None:
-    """Add the name of a contender to `fits` if it fits into memory, and otherwise to the list of `rest` for its outcome.
+def _find_fit(contender: Contender) -> str:
+    """The name of the list of `MemoryFit` that a contender belongs to.
 
     A measured cell fits, even if it is not ranked. A cell that ran out of memory in any repeat does not fit.
     """
     if "oom" in contender.partly:
-        rest.does_not_fit.append(contender.name)
-    elif contender.outcome in ("measured", *contest_groups.UNRANKED_OUTCOMES):
-        fits.append(contender.name)
-    elif contender.outcome == "does not fit":
-        rest.does_not_fit.append(contender.name)
-    elif contender.outcome == "over the limit":
-        rest.over_the_limit.append(contender.name)
-    else:
-        rest.unknown.append(contender.name)
+        return "does_not_fit"
+    if contender.outcome in ("measured", *contest_groups.UNRANKED_OUTCOMES):
+        return "fits"
+    return {"does not fit": "does_not_fit", "over the limit": "over_the_limit"}.get(contender.outcome, "unknown")
 
 
 def _build_criterion_choice(contests: Sequence[Contest], criterion: str) -> CriterionChoice:

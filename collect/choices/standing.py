@@ -5,7 +5,6 @@ The level of error and the fewest repeats stand in collect/findings/statistics.p
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,10 +13,10 @@ import numpy as np
 
 from collect.findings import comparability
 from collect.findings.row import CellRow
-from collect.findings.statistics import ERROR_LEVEL, compute_standard_error, t_975
-from collect.metric import Metric
-from collect.verdicts.draws import DRAW_COUNT, DrawnValues, draw_mean, half_width
+from collect.findings.statistics import ERROR_LEVEL
+from collect.verdicts.draws import DRAW_COUNT, half_width
 from collect.verdicts.selection import Measurements
+from collect.verdicts.uncertain_number import UncertainNumber
 
 ACCURACY = "final_accuracy_pct"
 SENT_BYTES = "sent_counted_bytes"
@@ -68,35 +67,6 @@ class Standing(msgspec.Struct, omit_defaults=True):
     """By how many percent the first cell differs from the best cell that is not in `best`."""
 
 
-class _Mean:
-    """The mean of a metric over the repeats of a cell, with its error, computed as for verdicts.
-
-    error_and_degrees: (standard error of the mean, degrees of freedom), or None if the scatter of the repeats is not known.
-    """
-
-    def __init__(self, measurements: Measurements, metric: Metric, row: CellRow) -> None:
-        values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
-        self.metric = metric
-        self.row = row
-        self.value = statistics.fmean(values)
-        is_exact = metric.exact and len(set(values)) == 1
-        self.error_and_degrees = (0.0, 1) if is_exact else compute_standard_error(values, measurements.noise(metric))
-
-    @property
-    def interval(self) -> tuple[float, float] | tuple[None, None]:
-        """The 95 % interval of the mean; (None, None) if its error is not known."""
-        if self.error_and_degrees is None:
-            return None, None
-        half_interval = t_975(self.error_and_degrees[1]) * self.error_and_degrees[0]
-        return self.value - half_interval, self.value + half_interval
-
-    def draws(self) -> DrawnValues:
-        """Random draws of the mean, whose error must be known. A claim about the same metric and cell uses the same draws."""
-        assert self.error_and_degrees is not None
-        mean_draws = draw_mean(self.value, *self.error_and_degrees, f"{self.metric.name} {self.row.id}")
-        return mean_draws if isinstance(mean_draws, np.ndarray) else np.full(DRAW_COUNT, mean_draws)
-
-
 def rank_cells(measurements: Measurements, rows: Sequence[CellRow]) -> list[Standing]:
     """Rank the cells of a contest by each criterion for which two or more of the cells have values in the same unit.
 
@@ -118,10 +88,10 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
         return None
     higher_is_better = metric.direction == "higher is better"
-    means = [_Mean(measurements, metric, row) for row in rows]
+    means = [UncertainNumber(measurements, measurements.select_measured(metric, row)) for row in rows]
     if metric.exact and not any(mean.value for mean in means):
         return None  # nothing to rank: all values are 0, for example the bytes sent on one rank
-    means.sort(key=lambda mean: (-mean.value if higher_is_better else mean.value, mean.row.id))
+    means.sort(key=lambda mean: (-mean.value if higher_is_better else mean.value, mean.selected.row.id))
     first, others = means[0], means[1:]
     word: StandingWord
     is_ahead_of_other = [_is_ahead(first, other, ERROR_LEVEL) for other in others]
@@ -144,14 +114,14 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
         criterion=name,
         unit=estimates[0].unit,
         word=word,
-        best=[mean.row.id for mean in best],
-        placed=[RankedCell(mean.row.id, mean.value, *mean.interval) for mean in means],
+        best=[mean.selected.row.id for mean in best],
+        placed=[RankedCell(mean.selected.row.id, mean.value, mean.low, mean.high) for mean in means],
         kind=estimates[0].kind,
         margin_pct=margin,
     )
 
 
-def _is_ahead(best: _Mean, other: _Mean, level: float) -> bool | None:
+def _is_ahead(best: UncertainNumber, other: UncertainNumber, level: float) -> bool | None:
     """Whether `best` is ahead of `other` in all but the share `level` of draws; None if the scatter of one of the two is not
     known.
 
@@ -160,23 +130,23 @@ def _is_ahead(best: _Mean, other: _Mean, level: float) -> bool | None:
     one interval contains the mean of the other cell, `best` is not ahead: adding a second symmetric unimodal variable can only
     widen the distribution (Birnbaum, 1948).
     """
-    if best.metric.name == ACCURACY and _is_proven(best) and _is_proven(other):
+    if best.selected.metric.name == ACCURACY and _is_proven(best) and _is_proven(other):
         return False
     if best.error_and_degrees is None or other.error_and_degrees is None:
         return None
     distance = abs(best.value - other.value)
-    if best.metric.exact and distance <= EQUAL_TOLERANCE * abs(best.value):
+    if best.selected.metric.exact and distance <= EQUAL_TOLERANCE * abs(best.value):
         return False
     half_widths = [error * half_width(degrees, level) for error, degrees in (best.error_and_degrees, other.error_and_degrees)]
     if distance == 0 or distance < max(half_widths):
         return False
     if distance >= sum(half_widths):
         return True
-    draws_of_best, draws_of_other = best.draws(), other.draws()
+    draws_of_best, draws_of_other = (np.broadcast_to(np.asarray(number.draws), DRAW_COUNT) for number in (best, other))
     ahead_count = int((draws_of_best > draws_of_other if best.value > other.value else draws_of_best < draws_of_other).sum())
     return ahead_count >= (1 - level) * DRAW_COUNT
 
 
-def _is_proven(mean: _Mean) -> bool:
-    proof = mean.row.same_work
+def _is_proven(mean: UncertainNumber) -> bool:
+    proof = mean.selected.row.same_work
     return proof is not None and proof.verdict == "proven"

@@ -131,7 +131,7 @@ class Measurements:
         row = self.row(cell_filter)
         if metric.of_cells is not None:
             return self._select_comparison(metric, row, argument, self.row(against) if against else None)
-        return self._select_measured(metric, row, argument)
+        return self.select_measured(metric, row, argument)
 
     def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
         """The scatter of a metric over repeats, pooled over all cells that have several repeats; None if no cell has several
@@ -174,7 +174,7 @@ class Measurements:
         if other_row is None:
             raise self._no_measurement(metric, row, ": no baseline" if row.n else "")
         compared_metric = self.metrics[metric.compares]
-        selected, other_selected = (self._select_measured(compared_metric, entry, argument) for entry in (row, other_row))
+        selected, other_selected = (self.select_measured(compared_metric, entry, argument) for entry in (row, other_row))
         if (selected.unit, selected.kind) != (other_selected.unit, other_selected.kind):
             kinds_text = " and ".join(
                 f"{self.label(entry.row)} ({entry.kind or entry.unit})" for entry in (selected, other_selected)
@@ -191,7 +191,8 @@ class Measurements:
         assert metric.of_cells is not None
         return metric.of_cells(MeanPair(self.cell(selected.row).cell, value, self.cell(other_selected.row).cell, other_value))
 
-    def _select_measured(self, metric: Metric, row: CellRow, argument: Argument | None) -> SelectedMetric:
+    def select_measured(self, metric: Metric, row: CellRow, argument: Argument | None = None) -> SelectedMetric:
+        """The values of a metric that does not compare cells, in one cell. Raises NoMeasurement if it was not measured."""
         if metric.of_run_at is not None:
             return self._select_with_argument(metric, row, argument)
         estimate = row.metrics.get(metric.name)

@@ -5,6 +5,8 @@ Further computation, such as the test of a claim, uses the draws.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, t_975
@@ -22,8 +24,8 @@ class UncertainNumber:
 
     selected: the values of the metric. n: the number of repeats. value: the mean over the repeats.
 
-    low, high: the 95 % interval by Student's t. draws: random draws of the mean. low, high and draws are None if the scatter is
-    not known.
+    error_and_degrees: the standard error of the mean and its degrees of freedom; None for a metric that compares two cells.
+    low, high: the 95 % interval by Student's t. All of them are None if the scatter is not known.
 
     how: how the interval was computed, if it was not computed from the repeats of the cell itself, or why there is no interval.
     """
@@ -34,27 +36,35 @@ class UncertainNumber:
         self.low: float | None = None
         self.high: float | None = None
         self.how = ""
-        self.draws: Value | None = None
+        self.error_and_degrees: tuple[float, int] | None = None
         self.value = selected.mean
         if selected.compared_pair is not None:
+            self.draws = None
             self._compare_two(measurements, selected, *selected.compared_pair)
             return
-        if selected.metric.exact and len(set(selected.values)) == 1:
-            self.low = self.high = self.draws = self.value
-            self.how = EXACT_TEXT
-            return
-        error_and_degrees = compute_standard_error(selected.values, measurements.noise(selected.metric, selected.argument))
-        if error_and_degrees is None:
+        is_exact = selected.metric.exact and len(set(selected.values)) == 1
+        noise = None if is_exact else measurements.noise(selected.metric, selected.argument)
+        self.error_and_degrees = (0.0, 1) if is_exact else compute_standard_error(selected.values, noise)
+        if self.error_and_degrees is None:
             self.how = ALONE_TEXT
             return
-        error_of_mean, freedom_degrees = error_and_degrees
-        self.how = POOLED_TEXT if self.n < LEAST_REPEATS and freedom_degrees != self.n - 1 else ""
+        error_of_mean, freedom_degrees = self.error_and_degrees
+        is_pooled = self.n < LEAST_REPEATS and freedom_degrees != self.n - 1
+        self.how = EXACT_TEXT if is_exact else POOLED_TEXT if is_pooled else ""
         self.low = self.value - t_975(freedom_degrees) * error_of_mean
         self.high = self.value + t_975(freedom_degrees) * error_of_mean
-        argument_text = "" if selected.argument is None else f" {selected.argument}"
-        self.draws = draw_mean(
-            self.value, error_of_mean, freedom_degrees, f"{selected.metric.name} {selected.row.id}{argument_text}"
-        )
+
+    @cached_property
+    def draws(self) -> Value | None:
+        """Random draws of the mean, or the mean itself if it does not scatter; None if the scatter is not known.
+
+        The same metric of the same cell has the same draws everywhere.
+        """
+        if self.error_and_degrees is None:
+            return None
+        argument_text = "" if self.selected.argument is None else f" {self.selected.argument}"
+        name = f"{self.selected.metric.name} {self.selected.row.id}{argument_text}"
+        return draw_mean(self.value, *self.error_and_degrees, name)
 
     def _compare_two(
         self,
