@@ -27,7 +27,7 @@ def by_student(pair: list[list[float]], name: str) -> bool:
         known = compute_standard_error(repeats, pool_noise([repeats]))
         assert known is not None
         values[call] = draws.draw_mean(statistics.fmean(repeats), *known, f"{call} {name}")
-    return not 0.025 < draws.share_of_draws(TEST, values) < 0.975
+    return not 0.025 < draws.compute_share(TEST, values) < 0.975
 
 
 def by_bootstrap(pair: list[list[float]], luck: random.Random) -> bool:

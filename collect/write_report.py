@@ -34,7 +34,7 @@ def write_report(
 
     If the process is killed, the folder contains either the complete earlier report or the complete new report. Raises
     InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and the
-    errors of `pictures.write`.
+    errors of `pictures.write_pictures`.
     """
     with atomic_folder.replace_folder(folder, REPORT_NAMES) as new_folder, ThreadPoolExecutor(1) as executor:
         (new_folder / "tables").mkdir()
@@ -44,7 +44,8 @@ def write_report(
             text_export.EXPORT.write(loaded, summary, new_folder / "tables", folder / "tables")
         if images:
             (new_folder / "figures").mkdir()
-            pictures.write(new_folder / "figures", page.draw_figures(loaded, summary), images, "collect summarize --images")
+            figures = page.draw_figures(loaded, summary)
+            pictures.write_pictures(new_folder / "figures", figures, images, "collect summarize --images")
         files.write_atomic(new_folder / PAGE, page.draw_page(loaded, summary, opened_in or folder, workspace.runs).encode())
         data_writing.result()
 

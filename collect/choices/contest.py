@@ -93,16 +93,16 @@ def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:
     naming_values: dict[str, dict[bytes, dict[str, Any]]] = defaultdict(dict)
     for key, members in rows_by_work.items():
         naming_values[members[0].cell["workload"]][key] = _collect_naming_values(members[0], options_of_workload)
-    groups = []
+    comparable_groups = []
     for workload, families in sorted(naming_values.items()):
         naming_keys = find_fewest_keys(list(families.values()), (), _USUAL_NAMING_KEYS)
         for key, cell in sorted(families.items(), key=lambda family: ("fault" in family[1], family[0])):  # ordinary cells first
-            values_text = ", ".join(filter(None, (_value_text(item, cell.get(item)) for item in naming_keys)))
+            values_text = ", ".join(filter(None, (_describe_value(item, cell.get(item)) for item in naming_keys)))
             contests: dict[tuple[int, int, int], list[CellRow]] = defaultdict(list)
             for row in rows_by_work[key]:
-                contests[row.cell["gpus"], _represented_cell(row)["nnodes"], row.cell["global_batch_size"]].append(row)
-            groups.append(ComparableCells(workload, values_text, dict(sorted(contests.items()))))
-    return groups
+                contests[row.cell["gpus"], _get_represented_cell(row)["nnodes"], row.cell["global_batch_size"]].append(row)
+            comparable_groups.append(ComparableCells(workload, values_text, dict(sorted(contests.items()))))
+    return comparable_groups
 
 
 def list_contenders(rows: Sequence[CellRow]) -> list[Contender]:
@@ -110,15 +110,15 @@ def list_contenders(rows: Sequence[CellRow]) -> list[Contender]:
     contenders = []
     least_instrumented = _find_least_instrumented(rows)
     for name, row in _name_rows(rows):
-        partly = row.state if len(row.states) > 1 and row.n else ""
-        why = row.same_work.why if row.same_work else "no same-work proof was made"
-        outcome = _row_outcome(row)
+        partial_states = row.state if len(row.states) > 1 and row.n else ""
+        reason = row.same_work.why if row.same_work else "no same-work proof was made"
+        outcome = _find_outcome(row)
         if outcome == "measured" and row.id not in least_instrumented:
-            outcome, why = "looked into", FEWER_INSTRUMENTS_REASON
+            outcome, reason = "looked into", FEWER_INSTRUMENTS_REASON
         if outcome == "gpu trouble":
-            why = row.gpu_trouble
-        contenders.append(Contender(row.id, name, outcome, partly, why if outcome in UNRANKED_OUTCOMES else ""))
-    return sorted(contenders, key=lambda contender: (natural_sort_key(contender.name), contender.cell))
+            reason = row.gpu_trouble
+        contenders.append(Contender(row.id, name, outcome, partial_states, reason if outcome in UNRANKED_OUTCOMES else ""))
+    return sorted(contenders, key=lambda contender: (make_natural_sort_key(contender.name), contender.cell))
 
 
 def _find_least_instrumented(rows: Sequence[CellRow]) -> set[str]:
@@ -137,7 +137,7 @@ def _count_instruments(row: CellRow) -> int:
     )
 
 
-def _row_outcome(row: CellRow) -> Outcome:
+def _find_outcome(row: CellRow) -> Outcome:
     if row.n:
         if row.is_ranked:
             return "measured"
@@ -161,18 +161,18 @@ def _name_rows(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
         cells = [row.flat_cell for row in members]
         keys = [key for key in find_distinguishing_keys(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
         for row, cell in zip(members, cells):
-            named_rows.append((", ".join(filter(None, [strategy, *(_key_text(key, cell) for key in keys)])), row))
+            named_rows.append((", ".join(filter(None, [strategy, *(_describe_key(key, cell) for key in keys)])), row))
     return named_rows
 
 
-def _key_text(key: str, cell: dict[str, Any]) -> str:
+def _describe_key(key: str, cell: dict[str, Any]) -> str:
     """A key of a cell and its value in words. In a pipeline, accumulation steps are called micro-batches."""
     if key == "gradient_accumulation_steps" and (cell["pp"] or 1) > 1:
         return f"{cell[key]} micro-batches"
-    return _value_text(key, cell.get(key))
+    return _describe_value(key, cell.get(key))
 
 
-def natural_sort_key(name: str) -> list[str | int]:
+def make_natural_sort_key(name: str) -> list[str | int]:
     """A sort key that compares numbers inside names by value, so that 2 comes before 10."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]
 
@@ -186,10 +186,10 @@ def _find_shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
     return options_by_workload
 
 
-def _represented_cell(row: CellRow) -> dict[str, Any]:
+def _get_represented_cell(row: CellRow) -> dict[str, Any]:
     """The cell of a row. For a tiny twin, it is the large cell that the tiny twin represents."""
-    cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
-    return cell
+    represented_cell: dict[str, Any] = row.cell.get("rehearses") or row.cell
+    return represented_cell
 
 
 def _collect_naming_values(row: CellRow, options_of_workload: dict[str, set[str]]) -> dict[str, Any]:
@@ -199,25 +199,25 @@ def _collect_naming_values(row: CellRow, options_of_workload: dict[str, set[str]
     represents; its own values follow, with the prefix `rehearses.` before their keys.
     """
     values: dict[str, Any] = {}
-    for prefix, cell in (("", _represented_cell(row)), ("rehearses.", row.cell)):
+    for prefix, cell in (("", _get_represented_cell(row)), ("rehearses.", row.cell)):
         options = options_of_workload[row.cell["workload"]] & cell["options"].keys()
-        work = comparability.describe_work(cell, options) | {"rehearses": None}
-        work.pop("global_batch_size")
-        values |= {prefix + key: value for key, value in flatten_cell(work).items()}
+        work_description = comparability.describe_work(cell, options) | {"rehearses": None}
+        work_description.pop("global_batch_size")
+        values |= {prefix + key: value for key, value in flatten_cell(work_description).items()}
     return values | {"launcher": row.cell["launcher"]}
 
 
-def _value_text(key: str, value: Any) -> str:
+def _describe_value(key: str, value: Any) -> str:
     """A key and its value in words: `precision bf16`, `optimizer adamw`, `optimizer.lr 0.001`, `instruments.memory categories`.
 
     The prefix `options.` is left out. Returns '' if the value is not set.
     """
     key = key.removeprefix("rehearses.")
-    name = key.removeprefix("options.").removesuffix(".name").replace("_", " ")
+    key_words = key.removeprefix("options.").removesuffix(".name").replace("_", " ")
     if value is None or value is False or (key.startswith("instruments.") and value == "none"):
         return ""
     if key == "fault":  # the value says that it is a fault
         return str(value)
     if isinstance(value, dict):
-        return f"{name} ({plain_text(value)})"
-    return name if value is True else f"{name} {value}"
+        return f"{key_words} ({plain_text(value)})"
+    return key_words if value is True else f"{key_words} {value}"

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from collect.choices import contest as contest_groups
-from collect.choices.contest import Contender, Contest, natural_sort_key
-from collect.choices.standing import CRITERIA, SENT_BYTES, Standing, StandingWord, rank_cells
+from collect.choices.contest import Contender, Contest, make_natural_sort_key
+from collect.choices.standing import CRITERIA, SENT_BYTES_METRIC, Standing, StandingWord, rank_cells
 from collect.findings.row import CellRow
 from collect.verdicts.selection import Measurements
 
@@ -82,19 +82,19 @@ def _build_choice_family(
     measurements: Measurements, workload: str, values: str, rows: dict[tuple[int, int, int], list[CellRow]]
 ) -> ChoiceFamily:
     contests = []
-    for (rank_count, nodes, batch), members in rows.items():
-        contenders = contest_groups.list_contenders(members)
+    for (rank_count, nodes, batch), contest_rows in rows.items():
+        contenders = contest_groups.list_contenders(contest_rows)
         measured_ids = {contender.cell for contender in contenders if contender.outcome == "measured"}
-        standings = rank_cells(measurements, [row for row in members if row.id in measured_ids])
+        standings = rank_cells(measurements, [row for row in contest_rows if row.id in measured_ids])
         contests.append(Contest(rank_count, nodes, batch, contenders, standings))
-    one_rank = [index for index, contest in enumerate(contests) if contest.ranks == 1]
-    more_ranks = [index for index, contest in enumerate(contests) if contest.ranks > 1]
-    criteria = [
+    one_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks == 1]
+    more_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks > 1]
+    criterion_names = [
         name for name in CRITERIA if any(name == entry.criterion for contest in contests for entry in contest.standings)
     ]
-    questions = [_build_criterion_choice(contests, name) for name in criteria]
+    questions = [_build_criterion_choice(contests, name) for name in criterion_names]
     return ChoiceFamily(
-        workload, values, contests, _group_fits(contests, one_rank), _group_fits(contests, more_ranks), questions
+        workload, values, contests, _group_fits(contests, one_rank_indexes), _group_fits(contests, more_rank_indexes), questions
     )
 
 
@@ -108,10 +108,10 @@ def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[Mem
         new_fit = MemoryFit([], [], [], [], [])
         for contender in contests[index].contenders:
             getattr(new_fit, _find_fit(contender)).append(contender.name)
-        others = (new_fit.does_not_fit, new_fit.over_the_limit, new_fit.unknown)
-        fit = fits_by_names.setdefault((bool(new_fit.fits), *map(tuple, others)), new_fit)
-        fit.contests.append(index)
-        fit.fits = sorted({*fit.fits, *new_fit.fits}, key=natural_sort_key)
+        other_names = (new_fit.does_not_fit, new_fit.over_the_limit, new_fit.unknown)
+        shared_fit = fits_by_names.setdefault((bool(new_fit.fits), *map(tuple, other_names)), new_fit)
+        shared_fit.contests.append(index)
+        shared_fit.fits = sorted({*shared_fit.fits, *new_fit.fits}, key=make_natural_sort_key)
     return list(fits_by_names.values())
 
 
@@ -128,17 +128,17 @@ def _find_fit(contender: Contender) -> str:
 
 
 def _build_criterion_choice(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
-    answers: dict[Hashable, CriterionAnswer] = {}
+    answer_by_best: dict[Hashable, CriterionAnswer] = {}
     for index, contest in enumerate(contests):
-        if criterion == SENT_BYTES and contest.ranks == 1:
+        if criterion == SENT_BYTES_METRIC and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
         answer = _answer_contest(contest, criterion)
         best_names = () if answer.word in ("only one", "same work") else tuple(answer.best)
-        equal_answer = answers.setdefault((answer.word, best_names), answer)
+        equal_answer = answer_by_best.setdefault((answer.word, best_names), answer)
         equal_answer.contests.append(index)
-        equal_answer.best = sorted({*equal_answer.best, *answer.best}, key=natural_sort_key)
+        equal_answer.best = sorted({*equal_answer.best, *answer.best}, key=make_natural_sort_key)
     return CriterionChoice(
-        criterion, sorted(answers.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
+        criterion, sorted(answer_by_best.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))
     )
 
 
@@ -146,10 +146,10 @@ def _answer_contest(contest: Contest, criterion: str) -> CriterionAnswer:
     standing: Standing | None = next((candidate for candidate in contest.standings if candidate.criterion == criterion), None)
     if standing is not None:
         names = {contender.cell: contender.name for contender in contest.contenders}
-        return CriterionAnswer([], standing.word, sorted((names[cell] for cell in standing.best), key=natural_sort_key))
-    measured_names, too_big = contest.contender_names("measured"), contest.contender_names("does not fit")
+        return CriterionAnswer([], standing.word, sorted((names[cell] for cell in standing.best), key=make_natural_sort_key))
+    measured_names, unfitting_names = contest.contender_names("measured"), contest.contender_names("does not fit")
     if len(measured_names) != 1:
-        return CriterionAnswer([], "none fits" if len(too_big) == len(contest.contenders) else "not measured", [])
+        return CriterionAnswer([], "none fits" if len(unfitting_names) == len(contest.contenders) else "not measured", [])
     return CriterionAnswer(
-        [], "only one fits" if 0 < len(too_big) == len(contest.contenders) - 1 else "only one", measured_names
+        [], "only one fits" if 0 < len(unfitting_names) == len(contest.contenders) - 1 else "only one", measured_names
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from collect.choices.contest import Contest, natural_sort_key
+from collect.choices.contest import Contest, make_natural_sort_key
 from collect.choices.family import ChoiceFamily
 from collect.choices.standing import StandingWord
 from collect.findings.row import CellRow
@@ -101,29 +101,29 @@ def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow
     matched_row = matching[0] if len(matching) == 1 else None
     values = [matched_row.metrics.get(name) if matched_row else None for name in table.measured]
     filled_row = FilledRow(texts, matched_row.id if matched_row else None, values)
-    ids = {row.id for row in matching}
+    matching_ids = {row.id for row in matching}
     if table.choice == "wins":
-        filled_row.wins = [won for name in TABLE_CRITERIA if (won := _count_wins(name, ids, contests)).of]
+        filled_row.wins = [won for name in TABLE_CRITERIA if (won := _count_wins(name, matching_ids, contests)).of]
     elif table.choice == "best":
-        filled_row.best = [best for name in TABLE_CRITERIA if (best := _best_of_most_ranks(name, ids, contests))]
+        filled_row.best = [best for name in TABLE_CRITERIA if (best := _find_best_of_most_ranks(name, matching_ids, contests))]
     return filled_row
 
 
 def _count_wins(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
-    best_of_contests = [best for contest in contests for best in _best_cell_ids(contest, criterion, ids)]
+    best_of_contests = [best for contest in contests for best in _find_best_cell_ids(contest, criterion, ids)]
     return ComparisonsWon(criterion, sum(not ids.isdisjoint(best) for best in best_of_contests), len(best_of_contests))
 
 
-def _best_of_most_ranks(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
-    candidates = [(contest, best) for contest in contests for best in _best_cell_ids(contest, criterion, ids)]
+def _find_best_of_most_ranks(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
+    candidates = [(contest, best_ids) for contest in contests for best_ids in _find_best_cell_ids(contest, criterion, ids)]
     if not candidates:
         return None
-    contest, best = max(candidates, key=lambda pair: pair[0].ranks)
-    names = {contender.cell: contender.name for contender in contest.contenders}
-    return BestOfRanks(criterion, contest.ranks, sorted((names[cell] for cell in best), key=natural_sort_key))
+    contest, best_ids = max(candidates, key=lambda pair: pair[0].ranks)
+    name_by_cell = {contender.cell: contender.name for contender in contest.contenders}
+    return BestOfRanks(criterion, contest.ranks, sorted((name_by_cell[cell] for cell in best_ids), key=make_natural_sort_key))
 
 
-def _best_cell_ids(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
+def _find_best_cell_ids(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
     """The ids of the best cells of a contest by a criterion, as a list with one element.
 
     The list is empty if no cell of `ids` is ranked by this criterion, or if no cell of the contest is ahead of the others.

@@ -14,13 +14,13 @@ import numpy as np
 from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import ERROR_LEVEL
-from collect.verdicts.draws import DRAW_COUNT, half_width
+from collect.verdicts.draws import DRAW_COUNT, compute_half_width
 from collect.verdicts.selection import Measurements
 from collect.verdicts.uncertain_number import UncertainNumber
 
-ACCURACY = "final_accuracy_pct"
-SENT_BYTES = "sent_counted_bytes"
-CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT_BYTES, ACCURACY, "energy_per_unit_j")
+ACCURACY_METRIC = "final_accuracy_pct"
+SENT_BYTES_METRIC = "sent_counted_bytes"
+CRITERIA = ("throughput_per_s", "peak_memory_bytes", SENT_BYTES_METRIC, ACCURACY_METRIC, "energy_per_unit_j")
 # Two counts (e.g. of sent bytes) are called equal up to this relative difference, because a strategy may send a few more bytes
 # than another, e.g. to sum one number over all ranks.
 EQUAL_TOLERANCE = 1e-3
@@ -92,24 +92,24 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     if metric.exact and not any(mean.value for mean in means):
         return None  # nothing to rank: all values are 0, for example the bytes sent on one rank
     means.sort(key=lambda mean: (-mean.value if higher_is_better else mean.value, mean.selected.row.id))
-    first, others = means[0], means[1:]
+    first_mean, other_means = means[0], means[1:]
     word: StandingWord
-    is_ahead_of_other = [_is_ahead(first, other, ERROR_LEVEL) for other in others]
-    best, word = [first], "best"
+    is_ahead_of_other = [_is_ahead(first_mean, other, ERROR_LEVEL) for other in other_means]
+    best, word = [first_mean], "best"
     if not all(is_ahead_of_other):
-        level = ERROR_LEVEL / len(others)
-        pairs = zip(others, is_ahead_of_other)
-        best += [other for other, is_ahead in pairs if not (is_ahead and _is_ahead(first, other, level))]
+        corrected_level = ERROR_LEVEL / len(other_means)
+        other_pairs = zip(other_means, is_ahead_of_other)
+        best += [other for other, is_ahead in other_pairs if not (is_ahead and _is_ahead(first_mean, other, corrected_level))]
         have_no_scatter = all(mean.error_and_degrees is not None and mean.error_and_degrees[0] == 0 for mean in best)
-        word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first.value) else "not told apart"
-        if name == ACCURACY and all(_is_proven(mean) for mean in best):
+        word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first_mean.value) else "not told apart"
+        if name == ACCURACY_METRIC and all(_is_proven(mean) for mean in best):
             word = "same work"
     if None in is_ahead_of_other:
-        best, word = [mean for mean in means if mean.value == first.value], "as measured"
-    runner_up = next((mean for mean in others if mean not in best), None)
-    margin = None
+        best, word = [mean for mean in means if mean.value == first_mean.value], "as measured"
+    runner_up = next((mean for mean in other_means if mean not in best), None)
+    margin_pct = None
     if runner_up is not None and runner_up.value and word != "not told apart":
-        margin = 100 * abs(first.value - runner_up.value) / abs(runner_up.value)
+        margin_pct = 100 * abs(first_mean.value - runner_up.value) / abs(runner_up.value)
     return Standing(
         criterion=name,
         unit=estimates[0].unit,
@@ -117,7 +117,7 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
         best=[mean.selected.row.id for mean in best],
         placed=[RankedCell(mean.selected.row.id, mean.value, mean.low, mean.high) for mean in means],
         kind=estimates[0].kind,
-        margin_pct=margin,
+        margin_pct=margin_pct,
     )
 
 
@@ -130,14 +130,16 @@ def _is_ahead(best: UncertainNumber, other: UncertainNumber, level: float) -> bo
     one interval contains the mean of the other cell, `best` is not ahead: adding a second symmetric unimodal variable can only
     widen the distribution (Birnbaum, 1948).
     """
-    if best.selected.metric.name == ACCURACY and _is_proven(best) and _is_proven(other):
+    if best.selected.metric.name == ACCURACY_METRIC and _is_proven(best) and _is_proven(other):
         return False
     if best.error_and_degrees is None or other.error_and_degrees is None:
         return None
     distance = abs(best.value - other.value)
     if best.selected.metric.exact and distance <= EQUAL_TOLERANCE * abs(best.value):
         return False
-    half_widths = [error * half_width(degrees, level) for error, degrees in (best.error_and_degrees, other.error_and_degrees)]
+    half_widths = [
+        error * compute_half_width(degrees, level) for error, degrees in (best.error_and_degrees, other.error_and_degrees)
+    ]
     if distance == 0 or distance < max(half_widths):
         return False
     if distance >= sum(half_widths):

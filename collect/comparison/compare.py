@@ -298,7 +298,7 @@ def _mean_with_error(metric: Metric, side: _CellResults) -> Mean:
     value = side.row.metrics[metric.name].value
     if metric.exact and len(set(values)) == 1:
         return Mean(value, 0, 1)
-    error_and_degrees = compute_standard_error(values, side.measurements.noise(metric))
+    error_and_degrees = compute_standard_error(values, side.measurements.find_noise(metric))
     return Mean(value, error_and_degrees[0], error_and_degrees[1]) if error_and_degrees else Mean(value, None, 0)
 
 

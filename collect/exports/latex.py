@@ -48,7 +48,7 @@ def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Pa
     """Write one LaTeX file for each table."""
     for table in summary_tables.make_text_tables(summary):
         caption_text = escape_latex(
-            ". ".join([summary_tables.report_title(summary), table.title, *summary_tables.general_remarks(summary)])
+            ". ".join([summary_tables.make_report_title(summary), table.title, *summary_tables.list_general_remarks(summary)])
         )
         label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
         caption = rf"\caption{{{caption_text}.}}\label{{tab:{label}}}"

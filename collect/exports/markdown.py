@@ -29,8 +29,8 @@ def escape_markdown(text: str) -> str:
 
 def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Markdown file with all tables."""
-    page_parts = [f"# {escape_markdown(summary_tables.report_title(summary))}", notation.format_time(summary.created_s)]
-    page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in summary_tables.general_remarks(summary))]
+    page_parts = [f"# {escape_markdown(summary_tables.make_report_title(summary))}", notation.format_time(summary.created_s)]
+    page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in summary_tables.list_general_remarks(summary))]
     for table in summary_tables.make_text_tables(summary):
         page_parts += [f"**{escape_markdown(table.title)}**", _render_table(table)]
     files.write_atomic(folder / "summary.md", ("\n\n".join(page_parts) + "\n").encode())

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from collect.report import pictures
 
-EXPORT = pictures.picture_export("png", "every figure of the report, as an image in pixels")
+EXPORT = pictures.make_picture_export("png", "every figure of the report, as an image in pixels")

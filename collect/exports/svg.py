@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from collect.report import pictures
 
-EXPORT = pictures.picture_export("svg", "every figure of the report, as a vector image")
+EXPORT = pictures.make_picture_export("svg", "every figure of the report, as a vector image")

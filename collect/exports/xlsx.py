@@ -52,7 +52,7 @@ def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Pa
 def sheets(summary: Summary) -> list[Sheet]:
     """The sheets of the workbook. A table without rows has a sheet with headings only."""
     lines: list[list[Field]] = [
-        [text] for text in (summary_tables.report_title(summary), *summary_tables.general_remarks(summary))
+        [text] for text in (summary_tables.make_report_title(summary), *summary_tables.list_general_remarks(summary))
     ]
     return [
         Sheet("about", ["What applies to all numbers"], lines),
@@ -126,7 +126,7 @@ def _reported_sheet(summary: Summary) -> Sheet:
     headings = ["where", "cell", "metric", "of", "printed", "reported", "unit of reported", "measured", "low", "high"]
     headings += ["unit of measured", "state", "n", "measured / reported", "agrees", "kind", "why", "rehearsal"]
     rows: list[list[Field]] = []
-    reported_lines = verdict_text.reported_lines(summary, summary.labels_by_cell)
+    reported_lines = verdict_text.make_reported_lines(summary, summary.labels_by_cell)
     for reported_line in reported_lines:
         entry = reported_line.entry
         is_state = isinstance(entry.measured, str)
@@ -134,7 +134,7 @@ def _reported_sheet(summary: Summary) -> Sheet:
         row: list[Field] = [entry.where, reported_line.cell, entry.metric, entry.of, entry.printed]
         row += [reported.value, reported.unit] if reported and reported.value is not None else [None, None]
         row += [None if is_state else entry.measured, entry.low, entry.high, entry.unit, entry.measured if is_state else None]
-        row += [entry.n or None, entry.ratio, reported_line.agrees, entry.kind, reported_line.remarks, summary.rehearsal]
+        row += [entry.n or None, entry.ratio, reported_line.agreement, entry.kind, reported_line.remarks, summary.rehearsal]
         rows.append(row)
     return Sheet("reported", headings, rows)
 

@@ -32,7 +32,7 @@ def print_answer(output: Output, summary: Summary, tensors: Mapping[str, TensorM
     """Print the choices, what is to be known about them, the table of cells, and how to see the rest: at most MOST_LINES lines
     with the line that names the report.
 
-    tensors: as `report_start.best_choices` takes them.
+    tensors: as `report_start.list_best_choices` takes them.
     """
     width = output.width
 
@@ -68,54 +68,54 @@ def _cut_rows(table: Table[Any], most_lines: int, width: int | None) -> Table[An
     hidden_line = fitted_table.describe_hidden(width)
     headings_height = max(heading.count("\n") + 1 for heading in fitted_table.headings)
     heading_lines = headings_height + len(textwrap.wrap(hidden_line, width)) + 2  # a rule; a blank line below the table
-    texts = [text for row in fitted_table.texts for text in row]
-    row_lines = max((len(text) // LONGEST_LINE + 1 for text in texts if " " in text), default=1)
-    return msgspec.structs.replace(table, rows=table.rows[: max((most_lines - heading_lines) // row_lines, 1)])
+    cell_texts = [text for row in fitted_table.texts for text in row]
+    lines_per_row = max((len(text) // LONGEST_LINE + 1 for text in cell_texts if " " in text), default=1)
+    return msgspec.structs.replace(table, rows=table.rows[: max((most_lines - heading_lines) // lines_per_row, 1)])
 
 
 def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iterator[str]:
     """The counts of the verdicts on claims; then a sentence for each workload: the best cells by each criterion."""
-    choices = report_start.best_choices(summary, tensors)
+    choices = report_start.list_best_choices(summary, tensors)
     if summary.verdicts:
-        yield f"{verdict_text.verdict_counts(summary)}."
-    yield from report_start.compare_commands(summary)
+        yield f"{verdict_text.count_verdicts(summary)}."
+    yield from report_start.describe_fastest_commands(summary)
     common_batch = dict(summary.table.common_values).get(columns.key_heading("global_batch_size"))
     for choice in choices:
-        where = choice.where.removesuffix(f", batch {common_batch}")
-        subject = f"{choice.workload}, {where}" if len(choices) > 1 else where
-        texts = [_shorten_choice(heading, text) for heading, text in choice.best if text.names or text.value]
-        yield f"{subject}: {'; '.join(texts)}."
+        contest_name = choice.where.removesuffix(f", batch {common_batch}")
+        subject = f"{choice.workload}, {contest_name}" if len(choices) > 1 else contest_name
+        choice_texts = [_shorten_choice(heading, text) for heading, text in choice.best if text.names or text.value]
+        yield f"{subject}: {'; '.join(choice_texts)}."
 
 
-def _shorten_choice(heading: str, text: ChoiceText) -> str:
+def _shorten_choice(heading: str, best_text: ChoiceText) -> str:
     """The best cells by one criterion in few words, such as `fastest: ddp 4,992 tokens/s`; the report has all words."""
-    subject = heading.lower().split(" per ")[0]
-    if text.remark.startswith("tensors"):  # on a CPU, where the table has the memory of whole processes
-        subject += " (tensors)"
-    is_undecided = text.names and text.remark == "cannot be distinguished"
-    reason_clause = f", because of {text.reason}" if text.reason else ""
-    words = [", ".join(link.text for link in text.names), "(undecided)" if is_undecided else text.value]
-    return f"{subject}: {' '.join(filter(None, words))}{reason_clause}"
+    criterion_name = heading.lower().split(" per ")[0]
+    if best_text.remark.startswith("tensors"):  # on a CPU, where the table has the memory of whole processes
+        criterion_name += " (tensors)"
+    is_undecided = best_text.names and best_text.remark == "cannot be distinguished"
+    reason_clause = f", because of {best_text.reason}" if best_text.reason else ""
+    shown_words = [", ".join(link.text for link in best_text.names), "(undecided)" if is_undecided else best_text.value]
+    return f"{criterion_name}: {' '.join(filter(None, shown_words))}{reason_clause}"
 
 
 def _list_cautions(summary: Summary) -> Iterator[str]:
     """Sentences that limit the answer: runs that failed, remarks, damaged records, outliers."""
     expected_states = {row.id: row.cell.get("expect") or () for row in summary.rows}
-    unexpected = (entry for entry in summary.failures if entry.state not in expected_states.get(entry.cell, ()))
-    failures = [entry for entry in unexpected if not entry.superseded]
+    unexpected_failures = (entry for entry in summary.failures if entry.state not in expected_states.get(entry.cell, ()))
+    failures = [entry for entry in unexpected_failures if not entry.superseded]
     if failures:
-        states, first = Counter(failure.state for failure in failures), failures[0]
-        counts_text = ", ".join(f"{count} {state}" for state, count in states.items())
-        reason = first.why if len(first.why) <= MOST_COLUMNS else f"{first.why[: MOST_COLUMNS - 1]}…"
-        yield f"did not complete: {counts_text}; the first: {first.run}: {reason or first.state}"
+        count_by_state, first_failure = Counter(failure.state for failure in failures), failures[0]
+        counts_text = ", ".join(f"{count} {state}" for state, count in count_by_state.items())
+        reason = first_failure.why if len(first_failure.why) <= MOST_COLUMNS else f"{first_failure.why[: MOST_COLUMNS - 1]}…"
+        yield f"did not complete: {counts_text}; the first: {first_failure.run}: {reason or first_failure.state}"
     marks = [remark for remark in summary.remarks if REHEARSAL_NOTE in remark or remark.startswith(SYNTHETIC.split("{")[0])]
     yield from marks
     if summary.damage:
         yield f"damaged records of {len(summary.damage)} run(s); the first: {summary.damage[0].run}: {summary.damage[0].says}"
     largest = max((entry for entry in summary.losses if entry.relative), key=lambda entry: entry.relative or 0, default=None)
     if largest is not None and (largest.relative or 0) > LARGEST_EQUAL_LOSS:
-        yield terminal.losses_sentence(largest, summary.labels_by_cell)
+        yield terminal.describe_losses(largest, summary.labels_by_cell)
     if summary.outliers:
         yield f"{len(summary.outliers)} outlier(s), not removed: repeats far from the others of their cells"
     yield from [remark for remark in summary.remarks if remark not in marks]
-    yield from [caution for caution in choice_text.choice_cautions(summary) if caution != choice_text.CAUTION]
+    yield from [caution for caution in choice_text.list_choice_cautions(summary) if caution != choice_text.REHEARSAL_CAUTION]

@@ -29,28 +29,28 @@ LOST_NOTE = (
     "until the first other rank had made all its steps. Not seen: units of the asked steps on which no rank trained. Loss: at "
     "the last step that all ranks made, of the ranks that were left; in brackets at the end of the cell without the fault."
 )
-MOST_RANKS = 8  # the most ranks whose waiting is written
+MOST_WAITING_RANKS = 8  # the most ranks whose waiting is written
 
 
-def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]]:
+def make_fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]]:
     """The tables of slowed ranks and of lost workers that have rows. labels: {id of a cell: its label}."""
     slowed: list[Column[StragglerEffect]] = [
         cell_column(labels),
         REPEATS,
         Column("Delay of a step", lambda effect: effect.delay_ms, "ms", digits=3),
         Column("Found", lambda effect: "" if effect.found is None else f"rank {effect.found}"),
-        _compared_column(
+        _make_compared_column(
             "Throughput by the slowest rank",
             "units/s",
             lambda effect: (effect.throughput_per_s, effect.ordinary_throughput_per_s),
         ),
-        _compared_column(
+        _make_compared_column(
             "By each rank's own time",
             "units/s",
             lambda effect: (effect.rank_throughput_per_s, effect.ordinary_rank_throughput_per_s),
         ),
-        Column("Waiting of ranks 0, 1, ...", _waiting_text, "ms", is_number=False),
-        _compared_column("Staleness, mean", "", lambda effect: (effect.staleness_mean, effect.ordinary_staleness_mean)),
+        Column("Waiting of ranks 0, 1, ...", _describe_waiting, "ms", is_number=False),
+        _make_compared_column("Staleness, mean", "", lambda effect: (effect.staleness_mean, effect.ordinary_staleness_mean)),
     ]
     lost: list[Column[LostWorkerEffect]] = [
         cell_column(labels),
@@ -61,7 +61,7 @@ def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]
         Column("Not seen", lambda effect: effect.unseen_units, "units"),
         Column("Not seen", lambda effect: effect.unseen_pct, "%", digits=3),
         Column("Last step", lambda effect: effect.last_step),
-        _compared_column("Loss", "nats", lambda effect: (effect.last_loss, effect.ordinary_loss)),
+        _make_compared_column("Loss", "nats", lambda effect: (effect.last_loss, effect.ordinary_loss)),
     ]
     all_tables: list[Table[Any]] = [
         Table("Ranks that were slowed on purpose", slowed, summary.slowed, "slowed", SLOWED_NOTE),
@@ -70,17 +70,19 @@ def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]
     return [table for table in all_tables if table.rows]
 
 
-def _waiting_text(effect: StragglerEffect) -> str:
-    waiting_texts = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_RANKS]]
-    return ", ".join([*waiting_texts, "..."] if len(effect.waiting_ms) > MOST_RANKS else waiting_texts)
+def _describe_waiting(effect: StragglerEffect) -> str:
+    waiting_texts = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_WAITING_RANKS]]
+    return ", ".join([*waiting_texts, "..."] if len(effect.waiting_ms) > MOST_WAITING_RANKS else waiting_texts)
 
 
-def _compared_column(heading: str, unit: str, get_values: Callable[[Row], tuple[float | None, float | None]]) -> Column[Row]:
+def _make_compared_column(
+    heading: str, unit: str, get_values: Callable[[Row], tuple[float | None, float | None]]
+) -> Column[Row]:
     """A column of values, and in brackets the value of the same cell without the fault. get_values: both values of a row."""
 
     def make_text(row: Row) -> str:
-        value, ordinary = get_values(row)
-        text = "" if value is None else notation.format_number(value)
-        return f"{text} ({notation.format_number(ordinary)})".strip() if ordinary is not None else text
+        fault_value, ordinary_value = get_values(row)
+        value_text = "" if fault_value is None else notation.format_number(fault_value)
+        return f"{value_text} ({notation.format_number(ordinary_value)})".strip() if ordinary_value is not None else value_text
 
     return Column(heading, make_text, unit, is_number=True)

@@ -55,7 +55,7 @@ from shardlab.terminal.table import Column, Table
 from templates import render_page
 
 TEMPLATE = "report/index.html.j2"
-WIDE = (
+WIDE_FIGURES = (
     "telemetry", "gpus", "memory_timeline", "breakdown", "collectives", "operator_differences", "memory_categories", "sharding",
     "memory_of_categories", "head_to_head", "stragglers", "step_timeline", "run_timeline", "why_slower", "layers", "theory",
 )  # fmt: skip  # figures that take a whole row of the page
@@ -111,7 +111,7 @@ PARTS = {
 }  # fmt: skip
 # by the list of the summary
 TRACE_ANSWERS = trace_changes.SECTIONS | trace_answers.SECTIONS | trace_details.SECTIONS | trace_tables.SECTIONS
-MOST_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
+MOST_FACET_VALUES = 24  # a key with more values gets no check boxes; the search field finds its values
 LEAST_ROWS = 4  # a table with fewer rows gets no tools: the reader sees all of it at once
 
 
@@ -151,7 +151,7 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     title: str
     caption: str
     height_px: int
-    wide: bool
+    is_wide: bool
     """Whether the figure takes a whole row of the page."""
     cells: list[str]
     """The ids of the cells that the figure shows."""
@@ -165,12 +165,12 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
     folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative,
     so the two folders can be moved together."""
     short_summary = truncation.truncate_summary(summary)
-    table = columns.make_cell_tables(summary.rows, short_summary.rows)
+    cell_tables = columns.make_cell_tables(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
     tensors = memory_parts.list_tensor_memory(loaded.cells)
     figures = draw_figures(loaded, summary)
-    chosen = report_start.best_choices(summary, tensors)
-    headline = _find_headline_figure(figures, [choice.workload for choice in chosen])
+    choices = report_start.list_best_choices(summary, tensors)
+    headline = _find_headline_figure(figures, [choice.workload for choice in choices])
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
     section_tables = summary_tables.make_section_tables(short_summary, label_by_cell)
@@ -185,31 +185,31 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
         version=__version__,
         created=notation.format_time(summary.created_s),
         parts=_list_parts(
-            short_summary, section_tables, [plot for plot in figures if plot.name != (headline and headline.name)], table
+            short_summary, section_tables, [plot for plot in figures if plot.name != (headline and headline.name)], cell_tables
         ),
         palette=palette,
         plain_text=columns.plain_text,
         labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
-        link_to=lambda name: _find_address(name, index_by_cell, runs_path),
+        link_to=lambda name: _find_link_address(name, index_by_cell, runs_path),
         few_cells=FEW_CELLS,
         place_of=index_by_cell,
         text=verdict_text,
-        redrawn=study_tables.redraw_tables(verdict_text.reported_lines(summary, label_by_cell)),
-        table=table,
-        facets=make_facets(table.main.columns, short_summary.rows),
+        redrawn=study_tables.redraw_tables(verdict_text.make_reported_lines(summary, label_by_cell)),
+        table=cell_tables,
+        facets=make_facets(cell_tables.main.columns, short_summary.rows),
         facets_of_row=_encode_facets_of_row,
         least_rows=LEAST_ROWS,
         runs_path=runs_path,
         state_class=columns.find_notable_state,
-        place_of_runs={cell.id: provenance.cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
+        place_of_runs={cell.id: provenance.find_cell_provenance(cell) for cell in loaded.cells if cell.id in index_by_cell},
         headline=headline,
-        chosen=chosen,
+        chosen=choices,
         tensors=tensors,
         answer=report_start,
         choices=choice_text,
-        places=provenance.run_properties(loaded),
-        hosts=provenance.host_descriptions(loaded),
+        places=provenance.list_run_properties(loaded),
+        hosts=provenance.describe_hosts(loaded),
         record_tables=provenance.make_record_tables(summary),
         citations=_list_citations(summary),
         metrics=(shown_metrics := _select_shown_metrics(summary)),
@@ -218,7 +218,7 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
     )
 
 
-def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -> str:
+def _find_link_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -> str:
     """The address of the runs of a cell on the page, or of a file of a run; "" if the page shows no runs of the cell.
 
     name: the id of the cell, the id of the run followed by a slash and the name of a file or "", or an address on the page.
@@ -229,24 +229,21 @@ def _find_address(name: str, index_by_cell: Mapping[str, int], runs_path: str) -
 
 
 def _list_parts(
-    summary: Summary,
-    section_tables: dict[str, list[Table[Any]]],
-    figures: Sequence[DrawnFigure],
-    table: CellTables,
+    summary: Summary, section_tables: dict[str, list[Table[Any]]], figures: Sequence[DrawnFigure], cell_tables: CellTables
 ) -> list[ShownPart]:
     """The parts of the page that are not empty. figures: all but the figure at the start of the page."""
-    contents: dict[str, Sequence[Any]] = {
+    contents_by_section: dict[str, Sequence[Any]] = {
         **section_tables,
         "reported": summary.reported,
         "study": [*summary.assumed, *summary.notes],
-        "choices": choice_text.shown_families(summary),
+        "choices": choice_text.select_shown_families(summary),
         "traces": [rows for name in TRACE_ANSWERS for rows in getattr(summary, name)],
     }
     shown_parts = []
     for name, part in PARTS.items():
         part_figures = [plot for plot in figures if plot.part == name]
-        tables = [cell_table for cell_table in table.further if cell_table.name == part.table]
-        sections = {section: title for section, title in part.sections.items() if contents.get(section, [title])}
+        tables = [cell_table for cell_table in cell_tables.further if cell_table.name == part.table]
+        sections = {section: title for section, title in part.sections.items() if contents_by_section.get(section, [title])}
         titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
         titles += [*(cell_table.title for cell_table in tables), *sections.values()]
         if part_figures or tables or sections:
@@ -267,8 +264,8 @@ def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tupl
 
 def _select_shown_metrics(summary: Summary) -> list[Metric]:
     """The metrics that a cell of the summary has, or for which the study prints a number."""
-    shown_names = {name for row in summary.rows for name in row.metrics} | {entry.metric for entry in summary.reported}
-    return [metric for metric in all_metrics() if metric.name in shown_names]
+    metric_names = {name for row in summary.rows for name in row.metrics} | {entry.metric for entry in summary.reported}
+    return [metric for metric in all_metrics() if metric.name in metric_names]
 
 
 def _list_citations(summary: Summary) -> list[tuple[str, str]]:
@@ -287,11 +284,11 @@ def _find_headline_figure(drawn_figures: Sequence[DrawnFigure], workloads: Seque
         candidates = [plot for plot in drawn_figures if plot.kind == kind]
         if candidates:
             first = next((plot for plot in candidates if workloads and plot.title.endswith(f", {workloads[0]}")), candidates[0])
-            return msgspec.structs.replace(first, wide=False)  # the page shows the choices beside this figure
+            return msgspec.structs.replace(first, is_wide=False)  # the page shows the choices beside this figure
     return None
 
 
-def plotly_script() -> str:
+def read_plotly_script() -> str:
     """The JavaScript of plotly, which the page contains once for all figures."""
     from plotly.offline import get_plotlyjs
 
@@ -306,7 +303,7 @@ def compress(text: bytes) -> Markup:
 def _compress_scripts(figures: Sequence[DrawnFigure]) -> dict[str, Markup]:
     """What the page needs to draw its figures: plotly, and the data of the figures by name."""
     specs = msgspec.json.encode({plot.name: plot.spec for plot in figures})
-    return {"plotly": compress(plotly_script().encode()), "specs": compress(specs)} if figures else {}
+    return {"plotly": compress(read_plotly_script().encode()), "specs": compress(specs)} if figures else {}
 
 
 def draw_figures(loaded: LoadedMatrix, summary: Summary) -> list[DrawnFigure]:
@@ -323,7 +320,7 @@ def draw_figures(loaded: LoadedMatrix, summary: Summary) -> list[DrawnFigure]:
         mark = " (rehearsal)" * summary.rehearsal
         for name, part in PARTS.items():
             plots = arrange_in_rows([plot for draw in part.draw_figures if (plot := draw(group)) is not None])
-            drawn += [_build_drawn_figure(plot, name, title_suffix, caption_suffix, wide, mark) for plot, wide in plots]
+            drawn += [_build_drawn_figure(plot, name, title_suffix, caption_suffix, is_wide, mark) for plot, is_wide in plots]
     return drawn
 
 
@@ -336,29 +333,30 @@ def arrange_in_rows(plots: Sequence[figure.Figure]) -> list[tuple[figure.Figure,
     remaining_plots = list(plots)
     arranged: list[tuple[figure.Figure, bool]] = []
     while remaining_plots:
-        plot = remaining_plots.pop(0)
-        partner = None if plot.name in WIDE else next((other for other in remaining_plots if _fits_beside(plot, other)), None)
+        next_plot = remaining_plots.pop(0)
+        candidates = [] if next_plot.name in WIDE_FIGURES else remaining_plots
+        partner = next((other for other in candidates if _fits_beside(next_plot, other)), None)
         if partner is None:
-            arranged.append((plot, True))
+            arranged.append((next_plot, True))
         else:
             remaining_plots.remove(partner)
-            arranged += [(plot, False), (partner, False)]
+            arranged += [(next_plot, False), (partner, False)]
     return arranged
 
 
 def _fits_beside(plot: figure.Figure, other: figure.Figure) -> bool:
-    low, high = sorted((plot.height_px, other.height_px))
-    return other.name not in WIDE and high <= MAX_HEIGHT_RATIO * low
+    lower_px, higher_px = sorted((plot.height_px, other.height_px))
+    return other.name not in WIDE_FIGURES and higher_px <= MAX_HEIGHT_RATIO * lower_px
 
 
 def _build_drawn_figure(
-    plot: figure.Figure, part: str, title_suffix: str, caption_suffix: str, wide: bool, mark: str
+    plot: figure.Figure, part: str, title_suffix: str, caption_suffix: str, is_wide: bool, title_mark: str
 ) -> DrawnFigure:
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
-    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + mark, wide)}
+    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + title_mark, is_wide)}
     spec = printable.map_texts(spec, printable.clean_to_one_line)
-    return DrawnFigure(name, plot.name, part, title, plot.caption + caption_suffix, plot.height_px, wide, plot.cells, spec)
+    return DrawnFigure(name, plot.name, part, title, plot.caption + caption_suffix, plot.height_px, is_wide, plot.cells, spec)
 
 
 def make_facets(columns: Sequence[Column[CellRow]], rows: Sequence[CellRow]) -> list[Facet]:
@@ -375,9 +373,9 @@ def make_facets(columns: Sequence[Column[CellRow]], rows: Sequence[CellRow]) -> 
         values = [str(column.text(row)) for row in rows]
         choices = list(dict.fromkeys(filter(None, values)))
         facets.append(Facet(column.heading, values, sorted(choices, key=float) if column.is_number else choices))
-    return [facet for facet in facets if 1 < len(facet.choices) <= MOST_VALUES]
+    return [facet for facet in facets if 1 < len(facet.choices) <= MOST_FACET_VALUES]
 
 
-def _encode_facets_of_row(facets: Sequence[Facet], row: int) -> str:
-    """The values of all facets for one row, as a JSON list of texts. row: index of the row in the summary."""
-    return msgspec.json.encode([facet.values[row] for facet in facets]).decode()
+def _encode_facets_of_row(facets: Sequence[Facet], row_index: int) -> str:
+    """The values of all facets for one row, as a JSON list of texts. row_index: index of the row in the summary."""
+    return msgspec.json.encode([facet.values[row_index] for facet in facets]).decode()

@@ -23,13 +23,13 @@ DARK = {
 }  # fmt: skip
 
 
-def resolve_colours(value: Any, colours: Mapping[str, str]) -> Any:
+def resolve_colours(figure_json: Any, colours: Mapping[str, str]) -> Any:
     """The JSON of a figure, with the colour NAME in place of each `var(--NAME)`. Raises KeyError if there is no colour of
     this name."""
-    if isinstance(value, str):
-        return colours[value[6:-1]] if value.startswith("var(--") else value
-    if isinstance(value, Mapping):
-        return {key: resolve_colours(item, colours) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [resolve_colours(item, colours) for item in value]
-    return value
+    if isinstance(figure_json, str):
+        return colours[figure_json[6:-1]] if figure_json.startswith("var(--") else figure_json
+    if isinstance(figure_json, Mapping):
+        return {key: resolve_colours(item, colours) for key, item in figure_json.items()}
+    if isinstance(figure_json, list | tuple):
+        return [resolve_colours(item, colours) for item in figure_json]
+    return figure_json

@@ -18,8 +18,8 @@ from shardlab.files import files
 
 FORMATS = ("svg", "png")
 FOLDER = "figures"
-SCALE = {"svg": 1, "png": 2}  # format -> how many pixels of a picture stand for one pixel of the page, in each direction
-BROWSER = (
+SCALE_BY_FORMAT = {"svg": 1, "png": 2}  # how many pixels of a picture stand for one pixel of the page, in each direction
+BROWSER_MISSING_MESSAGE = (
     "{} needs Chrome or Chromium, which was not found; install one (on Debian: apt install chromium), or set "
     "BROWSER_PATH to its path. The buttons in the report save the same images in any browser."
 )
@@ -36,7 +36,7 @@ def parse_formats(option_value: str, option: str) -> tuple[str, ...]:
     return names
 
 
-def picture_export(suffix: str, summary: str) -> Export:
+def make_picture_export(suffix: str, summary: str) -> Export:
     """Make an export of `collect export` that writes only the figures, as picture files of one format.
 
     suffix: the format, `svg` or `png`; also the name of the export. summary: the help text of this export.
@@ -44,12 +44,12 @@ def picture_export(suffix: str, summary: str) -> Export:
 
     def write_all(loaded: LoadedMatrix, summarized: Summary, folder: Path, _place: Path) -> None:
         (folder / FOLDER).mkdir()
-        write(folder / FOLDER, draw_figures(loaded, summarized), (suffix,), f"collect export --to {suffix}")
+        write_pictures(folder / FOLDER, draw_figures(loaded, summarized), (suffix,), f"collect export --to {suffix}")
 
     return Export(name=suffix, summary=summary, written_names=frozenset({FOLDER}), write=write_all, package="kaleido")
 
 
-def write(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], command: str) -> None:
+def write_pictures(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], command: str) -> None:
     """Write each figure as NAME.svg or NAME.png into a folder, in the colours of the light mode. One browser draws all figures.
 
     formats: the formats. command: the command that needs the pictures, for error messages.
@@ -66,13 +66,13 @@ def write(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], 
         spec = palette.resolve_colours(figure.spec, palette.LIGHT)
         picture, data = spec["picture"], [trace for trace in spec["data"] if trace.get("visible") != "legendonly"]
         for name in formats:
-            opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE[name]}
-            fig = {"data": data, "layout": spec["layout"] | picture}
-            pictures.append((folder / f"{figure.name}.{name}", fig, opts))
+            opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE_BY_FORMAT[name]}
+            picture_figure = {"data": data, "layout": spec["layout"] | picture}
+            pictures.append((folder / f"{figure.name}.{name}", picture_figure, opts))
     try:
         asyncio.run(_draw_pictures(kaleido.Kaleido, pictures))
     except ChromeNotFoundError:
-        raise InputError(BROWSER.format(command)) from None
+        raise InputError(BROWSER_MISSING_MESSAGE.format(command)) from None
 
 
 async def _draw_pictures(

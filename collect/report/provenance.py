@@ -18,7 +18,7 @@ from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Piece, Table
 from shardlab.workspace import handles
 
-OF_RUNS = ("throughput_per_s", "step_time_ms", "final_loss")  # the metrics of which the table of runs has columns
+RUN_METRICS = ("throughput_per_s", "step_time_ms", "final_loss")  # the metrics of which the table of runs has columns
 
 
 class RunProvenance(msgspec.Struct, frozen=True):
@@ -44,9 +44,9 @@ class CellProvenance(msgspec.Struct, frozen=True):
         """The runs of a cell. row: the row of the cell. label: its label. table_columns: the columns of the table of cells, of
         which some are shown for each run, too."""
 
-        def make_metric_column(name: str, heading: str, unit: str) -> Column[RunRow]:
-            unit = unit or (row.metrics[name].unit if name in row.metrics else "")
-            return Column(heading, lambda run: run.metrics.get(name), unit, is_number=True)
+        def make_metric_column(column: Column[CellRow]) -> Column[RunRow]:
+            unit = column.unit or (row.metrics[column.name].unit if column.name in row.metrics else "")
+            return Column(column.heading, lambda run: run.metrics.get(column.name), unit, is_number=True)
 
         columns: list[Column[RunRow]] = [
             *([handles.make_column(lambda run: f"{row.handle}.{run.repeat}")] if row.handle else []),
@@ -56,7 +56,7 @@ class CellProvenance(msgspec.Struct, frozen=True):
             ),
             Column("State", lambda run: run.state, state=lambda run: run.state),
             Column("Hosts", lambda run: ", ".join(self.runs[run.run_id].hosts), is_number=False),
-            *(make_metric_column(entry.name, entry.heading, entry.unit) for entry in table_columns if entry.name in OF_RUNS),
+            *(make_metric_column(column) for column in table_columns if column.name in RUN_METRICS),
             Column(
                 "Files", separator=" ",
                 pieces=lambda run: [Piece(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
@@ -66,14 +66,14 @@ class CellProvenance(msgspec.Struct, frozen=True):
         return Table(f"Runs of {label}", columns, row.runs)
 
 
-def cell_provenance(loaded: LoadedCell) -> CellProvenance:
+def find_cell_provenance(loaded: LoadedCell) -> CellProvenance:
     """Say where the numbers of one cell come from. loaded: the cell with its runs."""
-    hashes = [run.run.cell_hash for run in loaded.runs if run.run]
-    runs = {run.run_id: _run_provenance(run) for run in loaded.runs}
-    return CellProvenance(hashes[0] if hashes else "", reasons.rehearsal_reason(loaded), runs)
+    cell_hashes = [run.run.cell_hash for run in loaded.runs if run.run]
+    runs = {run.run_id: _find_run_provenance(run) for run in loaded.runs}
+    return CellProvenance(cell_hashes[0] if cell_hashes else "", reasons.explain_rehearsal(loaded), runs)
 
 
-def _run_provenance(run: LoadedRun) -> RunProvenance:
+def _find_run_provenance(run: LoadedRun) -> RunProvenance:
     if run.verdict == NO_FOLDER_STATE:
         return RunProvenance([], None)
     records = {
@@ -89,7 +89,7 @@ def _run_provenance(run: LoadedRun) -> RunProvenance:
     )
 
 
-def run_properties(loaded: LoadedMatrix) -> list[tuple[str, list[str]]]:
+def list_run_properties(loaded: LoadedMatrix) -> list[tuple[str, list[str]]]:
     """The cluster, launchers, code, package versions and data of all runs.
 
     Returns a list of (name of a property such as "Launchers", the different values of this property in the runs).
@@ -108,9 +108,9 @@ def run_properties(loaded: LoadedMatrix) -> list[tuple[str, list[str]]]:
         properties["Git commit"].append(run.run.git_commit or "not in a git repository")
         if run.result and run.result.data:
             data = run.result.data
-            synthetic = " (synthetic)" if data.get("synthetic") else ""
-            properties["Data"].append(f"{data.get('name', 'unnamed')}{synthetic}, SHA-256 {data.get('sha256', 'unknown')}")
-    versions = list_environments([_run_versions(run) for run in runs])
+            synthetic_mark = " (synthetic)" if data.get("synthetic") else ""
+            properties["Data"].append(f"{data.get('name', 'unnamed')}{synthetic_mark}, SHA-256 {data.get('sha256', 'unknown')}")
+    versions = list_environments([_merge_run_versions(run) for run in runs])
     properties["Versions"] = [", ".join(f"{name} {version}" for name, version in sorted(entry.items())) for entry in versions]
     return [(property_name, list(dict.fromkeys(values))) for property_name, values in properties.items() if values]
 
@@ -123,23 +123,23 @@ def list_environments(reports: Sequence[Mapping[str, str]]) -> list[dict[str, st
     """
     merged: list[dict[str, str]] = []
     for report in sorted(reports, key=len, reverse=True):
-        same = next(
+        same_environment = next(
             (entry for entry in merged if all(entry.get(name, version) == version for name, version in report.items())), None
         )
-        if same is None:
+        if same_environment is None:
             merged.append(dict(report))
         else:
-            same |= report
+            same_environment |= report
     return [entry for entry in merged if entry]
 
 
-def _run_versions(run: LoadedRun) -> dict[str, str]:
+def _merge_run_versions(run: LoadedRun) -> dict[str, str]:
     """The package versions of a run: the versions when it was submitted, replaced by the versions that its ranks imported."""
     assert run.run is not None
     return run.run.versions | (run.result.versions if run.result else {})
 
 
-def host_descriptions(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, str]]]]:
+def describe_hosts(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, str]]]]:
     """The hosts on which runs ran. A host that was rebooted between runs is listed once for each boot.
 
     Returns a list of (name of the host, [(name of a property such as "Memory", value of the property)]).
@@ -147,13 +147,13 @@ def host_descriptions(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, s
     host_by_boot = {(host.host, host.boot_id): host for run in loaded.runs for host in run.hosts}
     descriptions = []
     for host in host_by_boot.values():
-        gpus = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in host.gpus or ())
-        nics = [f"{nic.name} ({nic.kind}{f', {nic.speed_mbps} Mbit/s' if nic.speed_mbps else ''})" for nic in host.nics]
+        gpu_names = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in host.gpus or ())
+        nic_texts = [f"{nic.name} ({nic.kind}{f', {nic.speed_mbps} Mbit/s' if nic.speed_mbps else ''})" for nic in host.nics]
         properties = [
             ("Processors", f"{host.cpus_allowed} of {host.cpus}, {host.cpu_model or 'model unknown'}"),
             ("Memory", f"{notation.format_number(host.memory_bytes / notation.GIB, 3)} GiB"),
-            ("GPUs", gpus or f"no GPU{f' ({host.gpu_why_absent})' if host.gpu_why_absent else ''}"),
-            ("Network", ", ".join(nics) or "no interface"),
+            ("GPUs", gpu_names or f"no GPU{f' ({host.gpu_why_absent})' if host.gpu_why_absent else ''}"),
+            ("Network", ", ".join(nic_texts) or "no interface"),
             ("System", f"{host.system}, kernel {host.kernel}"),
             ("Python", ", ".join([host.python, *(f"{name} {version}" for name, version in sorted(host.packages.items()))])),
         ]
@@ -161,7 +161,7 @@ def host_descriptions(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, s
     return descriptions
 
 
-MOST_TRAFFIC = 100  # the most runs that the table of traffic shows; summary.json contains all runs
+MOST_TRAFFIC_RUNS = 100  # the most runs that the table of traffic shows; summary.json contains all runs
 
 
 class HostCoverage(NamedTuple):
@@ -189,9 +189,9 @@ def _make_coverage_table(summary: Summary) -> Table[HostCoverage]:
     for host in dict.fromkeys(entry.host for entry in summary.telemetry):
         entries = [entry for entry in summary.telemetry if entry.host == host]
         shares = [entry.coverage_pct for entry in entries if entry.coverage_pct is not None]
-        gaps = [entry.largest_gap_s for entry in entries if entry.largest_gap_s is not None]
+        gaps_s = [entry.largest_gap_s for entry in entries if entry.largest_gap_s is not None]
         samples, incomplete = sum(entry.samples for entry in entries), sum(bool(entry.incomplete) for entry in entries)
-        rows.append(HostCoverage(host, len(entries), samples, min(shares, default=None), max(gaps, default=None), incomplete))
+        rows.append(HostCoverage(host, len(entries), samples, min(shares, default=None), max(gaps_s, default=None), incomplete))
     columns: list[Column[HostCoverage]] = [
         Column("Telemetry of host", lambda row: row.host),
         Column("Runs", lambda row: row.runs),
@@ -204,7 +204,7 @@ def _make_coverage_table(summary: Summary) -> Table[HostCoverage]:
 
 
 def _make_traffic_table(summary: Summary) -> Table[tuple[RunTraffic, HostTraffic | None]]:
-    """The network traffic of the first MOST_TRAFFIC runs, one row per run and host."""
+    """The network traffic of the first MOST_TRAFFIC_RUNS runs, one row per run and host."""
     columns: list[Column[tuple[RunTraffic, HostTraffic | None]]] = [
         Column("Traffic of run", lambda row: row[0].run),
         Column("Host", lambda row: row[1].host if row[1] else "", is_number=False),
@@ -214,7 +214,7 @@ def _make_traffic_table(summary: Summary) -> Table[tuple[RunTraffic, HostTraffic
         Column("Known from", lambda row: row[0].why, is_number=False),
     ]
     no_host: list[HostTraffic | None] = [None]
-    rows = [(run, host) for run in summary.traffic[:MOST_TRAFFIC] for host in run.hosts or no_host]
-    hidden_runs = len(summary.traffic) - MOST_TRAFFIC
-    note = f" {hidden_runs:,} more runs are in summary.json." if hidden_runs > 0 else ""
-    return Table("Traffic", columns, rows, note=f"Traffic: of all programs of the host, in the timed steps.{note}")
+    rows = [(run, host) for run in summary.traffic[:MOST_TRAFFIC_RUNS] for host in run.hosts or no_host]
+    hidden_runs = len(summary.traffic) - MOST_TRAFFIC_RUNS
+    hidden_note = f" {hidden_runs:,} more runs are in summary.json." if hidden_runs > 0 else ""
+    return Table("Traffic", columns, rows, note=f"Traffic: of all programs of the host, in the timed steps.{hidden_note}")

@@ -76,11 +76,11 @@ def redraw_tables(lines: Sequence[ReportedLine]) -> list[tuple[Table[StudyRow], 
         cell = {key: columns.plain_text(value) for key, value in flatten_cell(line.entry.cell).items()}
         cell |= {ARGUMENT_KEY: line.entry.of} if line.entry.of else {}
         groups.setdefault(where, []).append(_PlacedLine(line, cell, (line.entry.metric, qualifier)))
-    table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
+    table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_make_place_sort_key)
     tables = [_redraw_table(f"study-{number}", where, groups[where]) for number, where in enumerate(table_places, start=1)]
     if single_lines := [line for line in lines if len(groups[line.entry.where.partition(", ")[0]]) < MIN_NUMBERS]:
         title = "Numbers in the text of the study" if tables else "Printed numbers"
-        rows = [StudyRow([_metric_name(line), line.cell, line.entry.where], [line]) for line in single_lines]
+        rows = [StudyRow([_name_metric(line), line.cell, line.entry.where], [line]) for line in single_lines]
         headings = [_Heading("Reported", "measured")]
         tables.append(_make_table("study-text", title, "", ["Metric", "Cell", "Where"], headings, rows))
     return tables
@@ -88,40 +88,40 @@ def redraw_tables(lines: Sequence[ReportedLine]) -> list[tuple[Table[StudyRow], 
 
 def make_footnotes(lines: Sequence[ReportedLine]) -> Footnotes:
     """The footnotes of a table with these numbers. A sentence that applies to several numbers is one footnote."""
-    texts = list(dict.fromkeys(line.own for line in lines if line.own))
+    texts = list(dict.fromkeys(line.own_remarks for line in lines if line.own_remarks))
     doubts = list(dict.fromkeys(note for line in lines for note in line.entry.notes))
-    is_common = len(texts) == 1 and len(lines) > 1 and all(line.own for line in lines)
+    is_common = len(texts) == 1 and len(lines) > 1 and all(line.own_remarks for line in lines)
     return Footnotes([] if is_common else texts, texts if is_common else [], doubts)
 
 
-def metric_heading(metric: str) -> tuple[str, str]:
+def make_metric_heading(metric: str) -> tuple[str, str]:
     """The heading and the unit of a metric, made from its name: (`Peak memory`, `bytes`) for `peak_memory_bytes`."""
-    for suffix, unit in _SUFFIXES.items():
-        if metric.endswith(suffix):
-            return _capitalise_words(metric.removesuffix(suffix)), unit
+    for name_suffix, unit in _UNITS.items():
+        if metric.endswith(name_suffix):
+            return _capitalise_words(metric.removesuffix(name_suffix)), unit
     return _capitalise_words(metric), ""
 
 
-_SUFFIXES = {"_per_s": "per s", "_per_unit_j": "J per unit", "_bytes": "bytes", "_pct": "%", "_ms": "ms", "_s": "s", "_j": "J"}
-_ABBREVIATIONS = {"cpu": "CPU", "gpu": "GPU", "mfu": "MFU", "hfu": "HFU", "rss": "RSS"}
+_UNITS = {"_per_s": "per s", "_per_unit_j": "J per unit", "_bytes": "bytes", "_pct": "%", "_ms": "ms", "_s": "s", "_j": "J"}
+_SPELLING_BY_WORD = {"cpu": "CPU", "gpu": "GPU", "mfu": "MFU", "hfu": "HFU", "rss": "RSS"}
 
 
 def _capitalise_words(name: str) -> str:
-    words = [_ABBREVIATIONS.get(word, word) for word in name.split("_")]
+    words = [_SPELLING_BY_WORD.get(word, word) for word in name.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
 
 
-def _metric_name(line: ReportedLine) -> str:
-    return ", ".join(filter(None, (metric_heading(line.entry.metric)[0], line.entry.of)))
+def _name_metric(line: ReportedLine) -> str:
+    return ", ".join(filter(None, (make_metric_heading(line.entry.metric)[0], line.entry.of)))
 
 
-def _sort_key(where: str) -> tuple[int, list[int]]:
+def _make_place_sort_key(where: str) -> tuple[int, list[int]]:
     """The sort key of a place in a study: tables by their numbers, then figures, then sections, then places without a number.
 
     Places without a number have equal keys, so sorting keeps their order.
     """
-    kind = next((rank for rank, word in enumerate(("table", "figure", "section")) if where.lower().startswith(word)), 3)
-    return kind, [int(digits) for digits in re.findall(r"\d+", where)] if kind < 3 else []
+    kind_rank = next((rank for rank, word in enumerate(("table", "figure", "section")) if where.lower().startswith(word)), 3)
+    return kind_rank, [int(digits) for digits in re.findall(r"\d+", where)] if kind_rank < 3 else []
 
 
 def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) -> tuple[Table[StudyRow], Footnotes]:
@@ -129,7 +129,7 @@ def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) ->
     all_keys = list(dict.fromkeys(key for placed in placed_lines for key in placed.cell))
     keys = [key for key in all_keys if len({placed.cell.get(key) for placed in placed_lines}) > 1]
     keys_without_lengths = [key for key in keys if key not in LENGTH_KEYS]
-    if len({(_row_names(placed, keys_without_lengths), placed.column) for placed in placed_lines}) == len(placed_lines):
+    if len({(_list_row_names(placed, keys_without_lengths), placed.column) for placed in placed_lines}) == len(placed_lines):
         keys = keys_without_lengths
     first_cell = placed_lines[0].cell
     common_values = [
@@ -138,7 +138,7 @@ def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) ->
         if key not in keys and {placed.cell.get(key) for placed in placed_lines} == {first_cell.get(key)}
     ]
     table_columns = list(dict.fromkeys(placed.column for placed in placed_lines))
-    headings = [_column_heading(*column) for column in table_columns]
+    headings = [_make_heading(*column) for column in table_columns]
     name_headings = [columns.key_heading(key) for key in keys]
     if len(table_columns) == 1 and (crossed_rows := _cross_rows(keys, placed_lines)):
         (metric,), rows = headings, crossed_rows
@@ -161,12 +161,7 @@ def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) ->
 
 
 def _make_table(
-    name: str,
-    title: str,
-    note: str,
-    name_headings: Sequence[str],
-    headings: Sequence[_Heading],
-    rows: Sequence[StudyRow],
+    name: str, title: str, note: str, name_headings: Sequence[str], headings: Sequence[_Heading], rows: Sequence[StudyRow]
 ) -> tuple[Table[StudyRow], Footnotes]:
     """The table of some rows, and its footnotes. name_headings: the headings of the columns that name the rows. headings: those
     of the columns of numbers."""
@@ -178,7 +173,7 @@ def _make_table(
     def make_number_column(index: int, heading: _Heading) -> Column[StudyRow]:
         def make_pieces(row: StudyRow) -> list[Piece]:
             line = row.lines[index]
-            return _make_pieces(line, name, footnotes.texts) if line else []
+            return _make_field_pieces(line, name, footnotes.texts) if line else []
 
         return Column(heading.text, unit=heading.unit, name=heading.metric, is_number=True, pieces=make_pieces, separator=" ")
 
@@ -187,14 +182,17 @@ def _make_table(
     return Table(title, [*name_columns, *number_columns], rows, name, note), footnotes
 
 
-def _make_pieces(line: ReportedLine, table_name: str, footnote_texts: Sequence[str]) -> list[Piece]:
+def _make_field_pieces(line: ReportedLine, table_name: str, footnote_texts: Sequence[str]) -> list[Piece]:
     """The printed number, and below it the measured number, its interval, whether both agree, their ratio and the footnote."""
-    cell, footnote = line.entry.row or "", str(footnote_texts.index(line.own) + 1) if line.own in footnote_texts else ""
+    cell, footnote = (
+        line.entry.row or "",
+        str(footnote_texts.index(line.own_remarks) + 1) if line.own_remarks in footnote_texts else "",
+    )
     return [
         Piece(line.printed, "" if line.measured else cell, "printed"),
         Piece(line.measured, cell) if line.measured else Piece("–", spoken="not measured"),
-        Piece(line.spread and f"({line.spread})"),
-        Piece({"agrees": "✓", "differs": "≠"}.get(line.agrees, ""), style=line.agrees, spoken=line.agrees),
+        Piece(line.interval and f"({line.interval})"),
+        Piece({"agrees": "✓", "differs": "≠"}.get(line.agreement, ""), style=line.agreement, spoken=line.agreement),
         Piece(line.ratio and f"×{line.ratio}", spoken=f"measured divided by reported: {line.ratio}"),
         Piece(footnote, f"#note-{table_name}-{footnote}", "footnote", f"note {footnote}"),
     ]
@@ -226,7 +224,7 @@ def _build_rows(
     line_columns: the column of each number. table_columns: the columns of the table, in order."""
     rows: list[tuple[tuple[str, ...], dict[_Column, ReportedLine]]] = []
     for placed, column in zip(placed_lines, line_columns, strict=True):
-        names = _row_names(placed, keys)
+        names = _list_row_names(placed, keys)
         fields = next((fields for row_names, fields in rows if row_names == names and column not in fields), None)
         if fields is None:
             fields = {}
@@ -235,10 +233,10 @@ def _build_rows(
     return [StudyRow(list(names), [fields.get(column) for column in table_columns]) for names, fields in rows]
 
 
-def _row_names(placed: _PlacedLine, keys: Sequence[str]) -> tuple[str, ...]:
+def _list_row_names(placed: _PlacedLine, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(placed.cell.get(key, "") for key in keys)
 
 
-def _column_heading(metric: str, qualifier: str) -> _Heading:
-    text, unit = metric_heading(metric)
+def _make_heading(metric: str, qualifier: str) -> _Heading:
+    text, unit = make_metric_heading(metric)
     return _Heading(qualifier[:1].upper() + qualifier[1:] or text, unit, metric)

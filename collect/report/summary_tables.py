@@ -48,12 +48,12 @@ AMONG = {"throughput_per_s": "among the fastest", "peak_memory_bytes": "among th
 NO_COMPARISON = "no comparison"
 
 
-def report_title(summary: Summary) -> str:
+def make_report_title(summary: Summary) -> str:
     """The title of a report: the name of the matrix, and the title of the matrix if it has one."""
     return f"{summary.matrix}: {summary.title}" if summary.title else summary.matrix
 
 
-def general_remarks(summary: Summary) -> list[str]:
+def list_general_remarks(summary: Summary) -> list[str]:
     """Sentences that apply to all numbers of a summary: values that all cells share, what ± means, and remarks."""
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in summary.table.common_values)
     return [*([f"all cells: {common_values}"] if common_values else []), describe_spread(summary), *summary.remarks]
@@ -73,7 +73,7 @@ def make_text_tables(summary: Summary) -> list[Table[Any]]:
     """
     candidates = [
         *(summary.table.main, *summary.table.further),
-        *fault_text.fault_tables(summary, summary.labels_by_cell),
+        *fault_text.make_fault_tables(summary, summary.labels_by_cell),
         make_searches_table(summary.searches),
         make_score_table(summary.predictions),
         make_claims_table(summary),
@@ -99,37 +99,35 @@ def make_searches_table(searches: Sequence[SearchResult]) -> Table[SearchResult]
 
 def make_claims_table(summary: Summary) -> Table[Verdict]:
     """The claims of the study with their verdicts."""
-    title = (
-        ". ".join([verdict_text.verdict_counts(summary), *verdict_text.verdict_cautions(summary)]) if summary.verdicts else ""
-    )
+    title = ". ".join([verdict_text.count_verdicts(summary), *verdict_text.list_verdict_cautions(summary)])
     columns: list[Column[Verdict]] = [
         Column("Claim", lambda verdict: verdict.id, is_number=False),
-        Column("Verdict", verdict_text.verdict_label, is_number=False),
+        Column("Verdict", verdict_text.label_verdict, is_number=False),
         Column("What the study says", lambda verdict: verdict.says, is_number=False, is_sentence=True),
         Column("Where", lambda verdict: verdict.where, is_number=False),
         Column("Why", lambda verdict: verdict.why, is_number=False, is_sentence=True),
     ]
-    styles = [verdict_text.STYLES[verdict.verdict] for verdict in summary.verdicts]
+    styles = [verdict_text.VERDICT_STYLES[verdict.verdict] for verdict in summary.verdicts]
     return Table(title, columns, summary.verdicts, "claims", styles=styles)
 
 
 def make_reported_table(summary: Summary) -> Table[ReportedLine]:
     """The numbers that the study prints, each beside the measured number."""
-    common_reasons = verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary))
-    title = ". ".join([verdict_text.reported_counts(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
+    common_reasons = verdict_text.join_assumed_reasons(verdict_text.find_common_reasons(summary))
+    title = ". ".join([verdict_text.count_reported(summary), *(f"For all of them: {reason}" for reason in common_reasons)])
     columns: list[Column[ReportedLine]] = [
         Column("Where", lambda line: line.entry.where, is_number=False),
         Column("Cell", lambda line: line.cell, is_number=False),
         Column("Metric", lambda line: line.entry.metric, is_number=False),
         Column("Reported", lambda line: line.printed, is_number=True),
         Column("Measured", lambda line: line.measured, is_number=True),
-        Column("95 % interval", lambda line: line.spread, is_number=False),
+        Column("95 % interval", lambda line: line.interval, is_number=False),
         Column("n", lambda line: line.entry.n or None, is_number=True),
         Column("Ratio", lambda line: line.ratio, is_number=True),
-        Column("", lambda line: line.agrees, is_number=False),
+        Column("", lambda line: line.agreement, is_number=False),
         Column("Why", lambda line: line.remarks, is_number=False, is_sentence=True),
     ]
-    return Table(title, columns, verdict_text.reported_lines(summary, summary.labels_by_cell), "reported")
+    return Table(title, columns, verdict_text.make_reported_lines(summary, summary.labels_by_cell), "reported")
 
 
 def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str, list[Table[Any]]]:
@@ -138,7 +136,7 @@ def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str
     tables_by_section: dict[str, list[Table[Any]]] = {
         "deviations": [_make_deviations_table(summary)],
         "failures": [_make_failures_table(summary)],
-        "faults": fault_text.fault_tables(summary, labels),
+        "faults": fault_text.make_fault_tables(summary, labels),
         "instruments": [_make_instruments_table(summary, labels)],
         "losses": [_make_losses_table(summary, labels)],
         "predictions": [make_score_table(summary.predictions)],
@@ -208,27 +206,27 @@ def _make_printed_table(printed: FilledTable) -> Table[FilledRow]:
         def show_estimate(row: FilledRow) -> str:
             return verdict_text.format_quantity(value.value, value.unit) if (value := row.values[index]) else ""
 
-        heading = f"{study_tables.metric_heading(name)[0]}, here"
+        heading = f"{study_tables.make_metric_heading(name)[0]}, here"
         return Column(heading, show_estimate, is_number=True, name=name, link=lambda row: row.row or "")
 
     columns = [make_text_column(index, heading) for index, heading in enumerate(printed.columns)]
     columns += [make_measured_column(index, name) for index, name in enumerate(printed.measured)]
     if printed.choice:
         columns.append(Column(
-            "Chosen here", lambda row: "; ".join(choice_clauses(row)), is_sentence=True,
-            pieces=lambda row: [*map(Piece, choice_clauses(row))], separator="\n",
+            "Chosen here", lambda row: "; ".join(list_choice_clauses(row)), is_sentence=True,
+            pieces=lambda row: [*map(Piece, list_choice_clauses(row))], separator="\n",
         ))  # fmt: skip
     return Table(f"{printed.where[:1].upper()}{printed.where[1:]}", columns, printed.rows, note=f"{printed.title}.")
 
 
-def choice_clauses(row: FilledRow) -> list[str]:
+def list_choice_clauses(row: FilledRow) -> list[str]:
     """What the computed choice says about a row, in one clause per criterion; NO_COMPARISON if no comparison has a cell of the
     row."""
     wins = [f"{AMONG[entry.criterion]} in {entry.won} of {entry.of} comparison{'s' * (entry.of != 1)}" for entry in row.wins]
-    best = [
-        f"{WINS[entry.criterion]} on {choice_text.ranks_text(entry.ranks)}: {_shorten_names(entry.best)}" for entry in row.best
+    best_clauses = [
+        f"{WINS[entry.criterion]} on {choice_text.name_ranks(entry.ranks)}: {_shorten_names(entry.best)}" for entry in row.best
     ]
-    return wins + best or [NO_COMPARISON]
+    return wins + best_clauses or [NO_COMPARISON]
 
 
 def _shorten_names(names: Sequence[str]) -> str:
@@ -241,8 +239,8 @@ def make_score_table(scores: Sequence[PredictionScore]) -> Table[PredictionScore
         Column("Strategy", lambda score: score.strategy, is_number=False),
         Column("Category", lambda score: score.category, is_number=False),
         Column("n", lambda score: score.n),
-        Column("Predicted", lambda score: _size_text(score.predicted, score.unit), is_number=True),
-        Column("Measured", lambda score: _size_text(score.measured, score.unit), is_number=True),
+        Column("Predicted", lambda score: _format_quantity(score.predicted, score.unit), is_number=True),
+        Column("Measured", lambda score: _format_quantity(score.measured, score.unit), is_number=True),
         Column("Ratio", lambda score: score.ratio, digits=3),
         Column("Ratio from", lambda score: score.ratio_low, digits=3),
         Column("Ratio to", lambda score: score.ratio_high, digits=3),
@@ -252,10 +250,10 @@ def make_score_table(scores: Sequence[PredictionScore]) -> Table[PredictionScore
     return Table(PREDICTIONS_TITLE, columns, scores, "predictions", _PREDICTIONS_NOTE)
 
 
-def _size_text(value: float | None, unit: str) -> str:
+def _format_quantity(value: float | None, unit: str) -> str:
     if value is None:
         return ""
-    scale = 1.0
+    unit_size = 1.0
     if unit == "bytes":
-        unit, scale = notation.bytes_unit([value])
-    return f"{notation.format_number(value / scale, 3)} {unit}".rstrip()
+        unit, unit_size = notation.bytes_unit([value])
+    return f"{notation.format_number(value / unit_size, 3)} {unit}".rstrip()

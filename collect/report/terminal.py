@@ -23,12 +23,12 @@ from shardlab.workspace import handles
 def print_summary(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:
     """Print the table of cells, then all other parts of a summary: choices, claims, failures, damaged records and more.
 
-    tensors: as for `report_start.best_choices`."""
+    tensors: as for `report_start.list_best_choices`."""
     labels = summary.labels_by_cell
-    table = make_cells_table(summary)
+    cells_table = make_cells_table(summary)
     further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further
     summary = truncation.truncate_summary(summary)
-    output.show_table(table)
+    output.show_table(cells_table)
     for other_table in further_tables:
         _show_further(output, other_table)
     _show_further(output, summary_tables.make_searches_table(summary.searches))
@@ -38,32 +38,30 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
     print_choices(output, summary, tensors)
     print_claims(output, summary)
     if summary.reported:
-        output.print_line(f"{verdict_text.reported_counts(summary)} (see the report, or: collect verdicts)")
+        output.print_line(f"{verdict_text.count_reported(summary)} (see the report, or: collect verdicts)")
     for comparison in summary.losses:
-        output.print_line(losses_sentence(comparison, labels))
+        output.print_line(describe_losses(comparison, labels))
     for cost in summary.instruments:
-        output.print_line(instrument_sentence(cost, labels))
-    for other_table in (*fault_text.fault_tables(summary, labels), summary_tables.make_score_table(summary.predictions)):
+        output.print_line(describe_instrument_cost(cost, labels))
+    for other_table in (*fault_text.make_fault_tables(summary, labels), summary_tables.make_score_table(summary.predictions)):
         _show_further(output, other_table)
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
         output.print_line(f"{failure.state}: {text}", columns.STATE_STYLES.get(failure.state))
     for outlier in summary.outliers:
-        values = f"{notation.format_number(outlier.value)}, the median is {notation.format_number(outlier.median)}"
-        output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {values}", style="yellow")
+        value_texts = f"{notation.format_number(outlier.value)}, the median is {notation.format_number(outlier.median)}"
+        output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value_texts}", style="yellow")
     for damage in summary.damage:
         output.print_line(f"damaged records: {damage.run}: {damage.says}", style="yellow")
 
 
 def make_cells_table(summary: Summary) -> Table[CellRow]:
     """The table of the cells of a summary. Its title has the values that all cells share."""
-    tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
-    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
-    title = (
-        f"{summary_tables.report_title(summary)} ({common_values})" if common_values else summary_tables.report_title(summary)
-    )
-    shown_columns = [handles.make_column(lambda row: row.handle), *tables.main.columns]
-    return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
+    cell_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
+    common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in cell_tables.common_values)
+    title = f"{summary_tables.make_report_title(summary)}{f' ({common_values})' if common_values else ''}"
+    shown_columns = [handles.make_column(lambda row: row.handle), *cell_tables.main.columns]
+    return msgspec.structs.replace(cell_tables.main, title=title, columns=shown_columns)
 
 
 def print_choices(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:
@@ -71,21 +69,21 @@ def print_choices(output: Output, summary: Summary, tensors: Mapping[str, Tensor
 
     Prints nothing if the matrix has no cells that can be compared.
     """
-    families = choice_text.shown_families(summary)
+    families = choice_text.select_shown_families(summary)
     if not families:
         return
-    criteria = choice_text.differing_criteria(families)
+    criteria = choice_text.find_differing_criteria(families)
     for choice_family in families:
         table = choice_text.make_choice_table([choice_family], criteria, tensors)
-        title = f"which strategy to choose: {choice_text.family_title(choice_family)}"
+        title = f"which strategy to choose: {choice_text.make_family_title(choice_family)}"
         output.show_table(msgspec.structs.replace(table, title=title, columns=table.columns[: 1 + len(criteria)]))
-    for choice in report_start.best_choices(summary, tensors):
+    for choice in report_start.list_best_choices(summary, tensors):
         for heading, text in choice.best:
             if text.reason:
                 output.print_line(f"{heading.lower()}, {choice.where}: {text.names[0].text}, because of {text.reason}.")
-    if hidden_note := choice_text.hidden_note(summary):
+    if hidden_note := choice_text.write_hidden_note(summary):
         output.print_line(hidden_note)
-    for caution in choice_text.choice_cautions(summary):
+    for caution in choice_text.list_choice_cautions(summary):
         output.print_line(caution, style="yellow")
 
 
@@ -94,8 +92,8 @@ def print_claims(output: Output, summary: Summary) -> None:
     if not summary.verdicts:
         return
     claims = summary_tables.make_claims_table(summary)
-    output.show_table(msgspec.structs.replace(claims, title=verdict_text.verdict_counts(summary), columns=claims.columns[:3]))
-    for caution in verdict_text.verdict_cautions(summary):
+    output.show_table(msgspec.structs.replace(claims, title=verdict_text.count_verdicts(summary), columns=claims.columns[:3]))
+    for caution in verdict_text.list_verdict_cautions(summary):
         output.print_line(caution, style="yellow")
 
 
@@ -109,9 +107,9 @@ def print_verdicts(output: Output, summary: Summary) -> None:
     print_claims(output, summary)
     for verdict in summary.verdicts:
         output.print_line(
-            f"{verdict.id}: {verdict_text.verdict_label(verdict)}: {verdict.why}", verdict_text.STYLES[verdict.verdict]
+            f"{verdict.id}: {verdict_text.label_verdict(verdict)}: {verdict.why}", verdict_text.VERDICT_STYLES[verdict.verdict]
         )
-        for text in (*map(verdict_text.number_text, verdict.numbers), *verdict.remarks):
+        for text in (*map(verdict_text.describe_claim_number, verdict.numbers), *verdict.remarks):
             output.print_line(f"  {text}")
         for reason in verdict_text.join_assumed_reasons(verdict.reasons):
             output.print_line(f"  likely: {reason}")
@@ -119,10 +117,10 @@ def print_verdicts(output: Output, summary: Summary) -> None:
             output.print_line(f"  note on the same place in the study: {note}")
     if summary.reported:
         reported = summary_tables.make_reported_table(summary)
-        output.show_table(msgspec.structs.replace(reported, title=verdict_text.reported_counts(summary)))
+        output.show_table(msgspec.structs.replace(reported, title=verdict_text.count_reported(summary)))
         if verdict_text.uses_pooled_noise(summary):
             output.print_line("intervals of fewer than three repeats are from the noise of all repeated cells of this matrix")
-        for reason in verdict_text.join_assumed_reasons(verdict_text.common_reasons(summary)):
+        for reason in verdict_text.join_assumed_reasons(verdict_text.find_common_reasons(summary)):
             output.print_line(f"for all of them: {reason}")
 
 
@@ -131,24 +129,24 @@ def _show_further(output: Output, table: Table[Any]) -> None:
         output.show_table(msgspec.structs.replace(table, title=table.title.lower()))
 
 
-def losses_sentence(comparison: LossComparison, labels: Mapping[str, str]) -> str:
+def describe_losses(comparison: LossComparison, labels: Mapping[str, str]) -> str:
     """A sentence that compares the losses of two cells. labels: {id of a cell: its label}."""
     subject = "both launchers" if comparison.differ == "launcher" else "both strategies"
-    pair = f"{labels[comparison.one]} and {labels[comparison.other]}"
+    pair_text = f"{labels[comparison.one]} and {labels[comparison.other]}"
     if comparison.max_difference is None:
-        return f"losses of {subject}: no step in common: {pair}"
+        return f"losses of {subject}: no step in common: {pair_text}"
     if comparison.max_difference == 0:
-        return f"same losses with {subject}: no difference in {comparison.steps} steps: {pair}"
-    difference = notation.format_number(comparison.max_difference, 2)
-    relative = f" ({notation.format_number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
-    return f"losses of {subject}: max difference {difference}{relative} in {comparison.steps} steps: {pair}"
+        return f"same losses with {subject}: no difference in {comparison.steps} steps: {pair_text}"
+    difference_text = notation.format_number(comparison.max_difference, 2)
+    relative_clause = f" ({notation.format_number(100 * comparison.relative, 2)} % of the loss)" if comparison.relative else ""
+    return f"losses of {subject}: max difference {difference_text}{relative_clause} in {comparison.steps} steps: {pair_text}"
 
 
-def instrument_sentence(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
+def describe_instrument_cost(cost: InstrumentCost, labels: Mapping[str, str]) -> str:
     """A sentence about the time that an instrument cost in a cell. labels: {id of a cell: its label}."""
-    text = f"instrument {cost.instrument}: {notation.format_number(cost.cost_s, 2)} s between steps"
+    sentence = f"instrument {cost.instrument}: {notation.format_number(cost.cost_s, 2)} s between steps"
     if cost.watched_steps:
-        text += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"
+        sentence += f", {cost.watched_steps} step{'s' if cost.watched_steps > 1 else ''} observed and not counted"
     if cost.step_ratio is not None:
-        text += f" ({notation.format_number(cost.step_ratio, 3)} times as long as the others)"
-    return f"{text}: {labels[cost.cell]}"
+        sentence += f" ({notation.format_number(cost.step_ratio, 3)} times as long as the others)"
+    return f"{sentence}: {labels[cost.cell]}"

@@ -7,8 +7,8 @@ import msgspec
 from collect.summary import Summary
 
 MAX_ENTRIES = 200  # the most cells that are shown, and the most entries of each other list
-_LISTS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
-_LISTS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outliers"}
+_NOUNS = {"losses": "loss comparisons", "instruments": "instrument costs", "failures": "runs that did not complete"}
+_NOUNS |= {"searches": "searches", "damage": "damaged runs", "outliers": "outliers"}
 
 
 def truncate_summary(summary: Summary) -> Summary:
@@ -25,12 +25,12 @@ def truncate_summary(summary: Summary) -> Summary:
     short = msgspec.structs.replace(
         summary,
         rows=[row for row in summary.rows if row.id in shown_ids],
-        **{name: getattr(summary, name)[:MAX_ENTRIES] for name in _LISTS},
+        **{name: getattr(summary, name)[:MAX_ENTRIES] for name in _NOUNS},
     )
-    counts = {
-        noun: (len(getattr(short, name)), len(getattr(summary, name))) for name, noun in {"rows": "cells", **_LISTS}.items()
+    counts_by_noun = {
+        noun: (len(getattr(short, name)), len(getattr(summary, name))) for name, noun in {"rows": "cells", **_NOUNS}.items()
     }
-    cuts = [f"{part_count:,} of {total:,} {noun}" for noun, (part_count, total) in counts.items() if part_count < total]
+    cuts = [f"{part_count:,} of {total:,} {noun}" for noun, (part_count, total) in counts_by_noun.items() if part_count < total]
     if cuts:
         short.remarks = [*short.remarks, f"shown here: {', '.join(cuts)}; summary.json and the tables contain all"]
     return short

@@ -15,7 +15,7 @@ from collect.findings.row import CellRow
 from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS
 from collect.reading.load import LoadedMatrix
 from collect.verdicts import draws, part_text, reasons
-from collect.verdicts.draws import Value
+from collect.verdicts.draws import CallValue
 from collect.verdicts.selection import STATE_METRIC, Measurements, NoMeasurement
 from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix import cell_names, matrix
@@ -139,8 +139,8 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
         test=claim.test,
         verdict="not run",
         why="",
-        remarks=reasons.adaptation_clauses(claim),
-        notes=reasons.notes_at(loaded, claim.where),
+        remarks=reasons.list_adaptation_clauses(claim),
+        notes=reasons.find_notes_at(loaded, claim.where),
         illustrative=illustrative,
     )
     try:
@@ -153,33 +153,33 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
         verdict.verdict, verdict.why = unanswered.verdict, unanswered.why
         return verdict
     row_of_cell = {row.id: row for row in measurements.rows}
-    cells = [row_of_cell[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
-    verdict.rehearsal = any(reasons.rehearsal_reason(measurements.cell(row)) for row in cells)
+    claim_rows = [row_of_cell[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
+    verdict.rehearsal = any(reasons.explain_rehearsal(measurements.cell(row)) for row in claim_rows)
     try:
         _decide_verdict(verdict, test_tree, values)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
-    all_parts = [part for number in numbers.values() for part in number.selected.parts]
-    all_step_parts = [part for part in all_parts if part.metric.of_all_steps]
-    if comparability.instruments_differ(part.row.cell for part in all_step_parts):
-        metric_names = ", ".join(dict.fromkeys(part.metric.name for part in all_step_parts))
+    selected_parts = [part for number in numbers.values() for part in number.selected.parts]
+    step_metric_parts = [part for part in selected_parts if part.metric.of_all_steps]
+    if comparability.instruments_differ(part.row.cell for part in step_metric_parts):
+        metric_names = ", ".join(dict.fromkeys(part.metric.name for part in step_metric_parts))
         verdict.remarks.append(
             f"the cells have different instruments, and {metric_names} includes the steps that these slowed down"
         )
-    loaded_cells = [measurements.cell(row) for row in cells]
+    loaded_cells = [measurements.cell(row) for row in claim_rows]
     remarks = (comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells))
     verdict.remarks += filter(None, remarks)
-    host_reasons = (reasons.uncounted_traffic_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
-    if no_network := next(filter(None, host_reasons), ""):
-        verdict.verdict, verdict.why = "undecided", no_network
-    elif unproven_reason := _unproven_reason(measurements, verdict, test_tree, numbers):
+    host_reasons = (reasons.explain_uncounted_traffic(measurements.cell(part.row), part.metric.name) for part in selected_parts)
+    if network_reason := next(filter(None, host_reasons), ""):
+        verdict.verdict, verdict.why = "undecided", network_reason
+    elif unproven_reason := _find_unproven_reason(measurements, verdict, test_tree, numbers):
         verdict.verdict, verdict.why = "undecided", unproven_reason
     elif verdict.verdict == "undecided" and verdict.parts:
         cell_ids = {cell for claim_number in verdict.numbers for cell in (claim_number.cell, claim_number.against) if cell}
-        verdict.helps = repeat_command(loaded.expansion, max(claim_number.n for claim_number in verdict.numbers), cell_ids)
+        verdict.helps = make_repeat_command(loaded.expansion, max(claim_number.n for claim_number in verdict.numbers), cell_ids)
     if verdict.verdict == "contradicted":
         metrics = {number.selected.metric.name for number in numbers.values()}
-        clause_lists = [reasons.likely_reasons(loaded, measurements.cell(row), row, metrics) for row in cells]
+        clause_lists = [reasons.list_likely_reasons(loaded, measurements.cell(row), row, metrics) for row in claim_rows]
         verdict.reasons = list(dict.fromkeys(clause for clauses in clause_lists for clause in clauses))
     return verdict
 
@@ -194,13 +194,13 @@ class _Unanswerable(Exception):
 
 def _look_up_numbers(
     measurements: Measurements, verdict: Verdict, test_tree: ast.expr
-) -> tuple[dict[str, Value | None], dict[str, UncertainNumber]]:
+) -> tuple[dict[str, CallValue | None], dict[str, UncertainNumber]]:
     """Look up the value of each call in the test of a claim, and add it to the numbers of the verdict.
 
     Returns ({text of a call: the draws of its value, or None if they are not known}, {text of a call of a metric: its
     number}). Raises _Unanswerable with all calls that have no value, ExpressionError if a filter is not a constant.
     """
-    value_of_call: dict[str, Value | None] = {}
+    value_of_call: dict[str, CallValue | None] = {}
     numbers: dict[str, UncertainNumber] = {}
     missing_numbers: list[NoMeasurement] = []
     for call_text, call in draws.find_calls(test_tree).items():
@@ -208,13 +208,13 @@ def _look_up_numbers(
         assert isinstance(call.func, ast.Name)
         try:
             if call.func.id == STATE_METRIC:
-                row, value_of_call[call_text] = measurements.state(cell_filter)
+                row, value_of_call[call_text] = measurements.find_state(cell_filter)
                 run_ids = [run.run_id for run in row.runs]
                 verdict.numbers.append(ClaimNumber(call=call_text, cell=row.id, value=row.state, n=len(run_ids), runs=run_ids))
                 continue
             metric = measurements.metrics.get(call.func.id)
             argument = cell_filter.pop(metric.argument, None) if metric and metric.argument else None
-            number = UncertainNumber(measurements, measurements.find(call.func.id, cell_filter, argument))
+            number = UncertainNumber(measurements, measurements.find_metric(call.func.id, cell_filter, argument))
         except NoMeasurement as unanswered:
             missing_numbers.append(unanswered)
             continue
@@ -240,26 +240,26 @@ def _look_up_numbers(
     return value_of_call, numbers
 
 
-def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mapping[str, Value | None]) -> None:
+def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mapping[str, CallValue | None]) -> None:
     """Evaluate the parts of the test of a claim, and set the verdict.
 
     value_of_call: {text of a call in the test: the draws of its value, or None if they are not known}. Raises ExpressionError
     if the test cannot be evaluated."""
     test_parts = draws.split_test(test_tree)
-    measured_values: dict[str, Value] = {number.call: number.value for number in verdict.numbers}
+    measured_values: dict[str, CallValue] = {number.call: number.value for number in verdict.numbers}
     known_values = {text: value for text, value in value_of_call.items() if value is not None}
     for test in test_parts:
         part_calls = draws.find_calls(test).keys()
         part = ClaimPart(
-            test=ast.unparse(test), holds=draws.share_of_draws(test, {text: measured_values[text] for text in part_calls}) == 1
+            test=ast.unparse(test), holds=draws.compute_share(test, {text: measured_values[text] for text in part_calls}) == 1
         )
-        part.left, part.right = draws.side_values(test, {text: measured_values[text] for text in part_calls})
+        part.left, part.right = draws.compute_side_values(test, {text: measured_values[text] for text in part_calls})
         unit_of_call = {number.call: number.unit for number in verdict.numbers}
-        if side_numbers := _test_sides(test):
+        if side_numbers := _list_test_sides(test):
             part.left_unit, part.right_unit = (_infer_unit(side, unit_of_call) or "" for side in side_numbers)
         if part_calls <= known_values.keys():
-            part.holds_pct = 100 * draws.share_of_draws(test, {text: known_values[text] for text in part_calls})
-            part.left_interval, part.right_interval = draws.side_intervals(
+            part.holds_pct = 100 * draws.compute_share(test, {text: known_values[text] for text in part_calls})
+            part.left_interval, part.right_interval = draws.compute_side_intervals(
                 test, {text: known_values[text] for text in part_calls}
             )
         verdict.parts.append(part)
@@ -268,7 +268,7 @@ def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mappin
     ]
     open_parts = [part for part in verdict.parts if part.holds_pct is None or part.holds_pct < 100 * (1 - ERROR_LEVEL)]
     if failing_parts:
-        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.failure_text(part) for part in failing_parts)
+        verdict.verdict, verdict.why = "contradicted", "; ".join(part_text.describe_failure(part) for part in failing_parts)
     elif not open_parts:
         least_holds_pct = min((part.holds_pct for part in verdict.parts if part.holds_pct is not None), default=100.0)
         is_exact = all(isinstance(value, float | str) for value in value_of_call.values())
@@ -283,10 +283,12 @@ def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mappin
         )
         measured_text = "as measured it holds" if all(part.holds for part in verdict.parts) else "as measured it does not hold"
         has_unknown = any(part.holds_pct is None for part in open_parts)
-        verdict.why = "; ".join([*unknown_reasons, measured_text] if has_unknown else map(part_text.overlap_text, open_parts))
+        verdict.why = "; ".join(
+            [*unknown_reasons, measured_text] if has_unknown else map(part_text.describe_overlap, open_parts)
+        )
 
 
-def repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Collection[str]) -> str:
+def make_repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Collection[str]) -> str:
     """The command that submits more repeats of some cells of a matrix. repeat_count: the present number of repeats. cell_ids:
     ids of the cells.
 
@@ -301,12 +303,12 @@ def repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Collection
         else shlex.quote(expansion.path)
     )
     scale_option = " --scale tiny" if expansion.scale == "tiny" else ""
-    cell_expression = _cells_expression(expansion, cell_ids)
+    cell_expression = _make_cells_expression(expansion, cell_ids)
     where_option = f" --where {shlex.quote(cell_expression)}" if cell_expression else ""
     return f"jobs submit --matrix {matrix_option}{scale_option} --repeats {max(LEAST_REPEATS, 2 * repeat_count)}{where_option}"
 
 
-def _cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> str:
+def _make_cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> str:
     """An expression for the option --where that selects these cells of the matrix, and as few other cells as possible.
 
     Returns "" if all cells are meant, or if no such expression was found. The expression contains only names that every cell
@@ -316,43 +318,43 @@ def _cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> str:
         entry.id: cell_names.values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
         for entry in expansion.cells
     }
-    other_names = [names for cell, names in names_by_cell.items() if cell not in cell_ids]
-    if not other_names:
+    other_cells = [names for cell, names in names_by_cell.items() if cell not in cell_ids]
+    if not other_cells:
         return ""
     common_names = set.intersection(*(set(names) for names in names_by_cell.values()))
-    cell_conditions: dict[str, None] = {}
+    conditions: dict[str, None] = {}
     for cell in names_by_cell:
         if cell in cell_ids:
-            cell_conditions[_distinguishing_comparisons(names_by_cell[cell], other_names, sorted(common_names))] = None
-    where_expression = " or ".join(cell_conditions)
-    return where_expression if len(where_expression) <= MAX_LENGTH and "" not in cell_conditions else ""
+            conditions[_make_distinguishing_comparisons(names_by_cell[cell], other_cells, sorted(common_names))] = None
+    where_expression = " or ".join(conditions)
+    return where_expression if len(where_expression) <= MAX_LENGTH and "" not in conditions else ""
 
 
-def _distinguishing_comparisons(
-    cell_names: Mapping[str, Any], other_names: Sequence[Mapping[str, Any]], keys: Sequence[str]
+def _make_distinguishing_comparisons(
+    cell_names: Mapping[str, Any], other_cells: Sequence[Mapping[str, Any]], keys: Sequence[str]
 ) -> str:
     """Comparisons, joined by `and`, that are true for one cell and for as few other cells as is possible with these keys.
 
-    cell_names: the values of the cell by key. other_names: the values of each other cell. keys: the keys that may be compared.
+    cell_names: the values of the cell by key. other_cells: the values of each other cell. keys: the keys that may be compared.
     """
     chosen_keys: list[str] = []
-    remaining_claims = list(other_names)
-    while remaining_claims:
-        best_key = min(keys, key=lambda key: sum(other[key] == cell_names[key] for other in remaining_claims))
-        still_equal = [other for other in remaining_claims if other[best_key] == cell_names[best_key]]
-        if len(still_equal) == len(remaining_claims):
+    remaining_cells = list(other_cells)
+    while remaining_cells:
+        best_key = min(keys, key=lambda key: sum(other[key] == cell_names[key] for other in remaining_cells))
+        still_equal_cells = [other for other in remaining_cells if other[best_key] == cell_names[best_key]]
+        if len(still_equal_cells) == len(remaining_cells):
             break
         chosen_keys.append(best_key)
-        remaining_claims = still_equal
-    return " and ".join(f"{key} == {_python_literal(cell_names[key])}" for key in chosen_keys)
+        remaining_cells = still_equal_cells
+    return " and ".join(f"{key} == {_format_python_literal(cell_names[key])}" for key in chosen_keys)
 
 
-def _python_literal(value: Any) -> str:
+def _format_python_literal(value: Any) -> str:
     """A value as a literal of Python. Texts get double quotes where possible: a shell takes these inside of single quotes."""
     return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
 
 
-def _test_sides(test: ast.expr) -> list[ast.expr]:
+def _list_test_sides(test: ast.expr) -> list[ast.expr]:
     return [test.left, test.comparators[0]] if isinstance(test, ast.Compare) else []
 
 
@@ -381,7 +383,7 @@ def _infer_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
             return None
 
 
-def _unproven_reason(
+def _find_unproven_reason(
     measurements: Measurements, verdict: Verdict, test_tree: ast.expr, numbers: Mapping[str, UncertainNumber]
 ) -> str:
     """The reason why the cells that a part of a claim compares must not be ranked; "" if they may be ranked.
@@ -391,13 +393,13 @@ def _unproven_reason(
     other work by design.
     """
     row_of_cell: dict[str, CellRow] = {}
-    cost_cells = set()  # ids of cells of which something else is compared than what the training reached
+    cost_cell_ids = set()  # ids of cells of which something else is compared than what the training reached
     for test in draws.split_test(test_tree):
         selections = [part for call in draws.find_calls(test) if call in numbers for part in numbers[call].selected.parts]
         compared_parts = [part for part in selections if not part.metric.exact]
         if len({part.row.id for part in compared_parts}) > 1:
             row_of_cell |= {part.row.id: part.row for part in compared_parts}
-            cost_cells |= {part.row.id for part in compared_parts if not part.metric.of_training}
+            cost_cell_ids |= {part.row.id for part in compared_parts if not part.metric.of_training}
     unproven_texts, unprovable_texts = [], []
     for row in row_of_cell.values():
         proof = row.same_work
@@ -406,7 +408,7 @@ def _unproven_reason(
         )
         if row.gpu_trouble:
             return f"not ranked, because GPUs were shared, throttled or faulty while steps were timed ({row.gpu_trouble})"
-        if not row.is_ranked and (row.id in cost_cells or proof is None or proof.verdict != "other work"):
+        if not row.is_ranked and (row.id in cost_cell_ids or proof is None or proof.verdict != "other work"):
             unproven_texts.append(proof_text)
         elif proof and proof.verdict != "proven":
             unprovable_texts.append(proof_text)

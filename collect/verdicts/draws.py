@@ -18,7 +18,7 @@ from shardlab.matrix.expression import Evaluator, ExpressionError
 DRAW_COUNT = 10_000
 SEED = 20_260_101  # the seed of all draws, so that the same records always give the same verdicts
 DrawnValues = NDArray[np.float64]  # random draws of an uncertain number, shape (DRAWS,)
-Value = float | str | DrawnValues  # the value of a call: an exact number, the state of a cell, or draws of an uncertain number
+CallValue = float | str | DrawnValues  # of a call: an exact number, the state of a cell, or draws of an uncertain number
 
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
@@ -33,18 +33,18 @@ def draw_mean(mean: float, standard_error: float, freedom_degrees: int, name: st
     always the same; draws with different names are independent. If the error is 0, the mean itself is returned."""
     if standard_error == 0:
         return mean
-    shuffled_draws = pl.Series(_student_draws(freedom_degrees)).shuffle(seed=zlib.crc32(name.encode()))
+    shuffled_draws = pl.Series(_draw_from_student(freedom_degrees)).shuffle(seed=zlib.crc32(name.encode()))
     return mean + standard_error * shuffled_draws.to_numpy()
 
 
 @cache
-def half_width(freedom_degrees: int, beyond_share: float) -> float:
-    """Half the width of an interval of a mean, in standard errors. beyond_share: the share of draws that lie beyond the
+def compute_half_width(freedom_degrees: int, share_beyond: float) -> float:
+    """Half the width of an interval of a mean, in standard errors. share_beyond: the share of draws that lie beyond the
     interval on one side."""
-    return quantile(_student_draws(freedom_degrees), 1 - beyond_share)
+    return compute_quantile(_draw_from_student(freedom_degrees), 1 - share_beyond)
 
 
-def quantile(draws: DrawnValues, share: float) -> float:
+def compute_quantile(draws: DrawnValues, share: float) -> float:
     """The quantile of draws, with linear interpolation. share: which quantile, from 0 to 1."""
     quantile_value = pl.Series(draws).quantile(share, "linear")
     assert quantile_value is not None
@@ -52,8 +52,8 @@ def quantile(draws: DrawnValues, share: float) -> float:
 
 
 @cache
-def _student_draws(degrees: int) -> DrawnValues:
-    return np.random.default_rng(SEED).standard_t(degrees, DRAW_COUNT)
+def _draw_from_student(freedom_degrees: int) -> DrawnValues:
+    return np.random.default_rng(SEED).standard_t(freedom_degrees, DRAW_COUNT)
 
 
 def split_test(tree: ast.AST) -> list[ast.expr]:
@@ -78,7 +78,7 @@ def find_calls(tree: ast.AST) -> dict[str, ast.Call]:
     return {ast.unparse(node): node for node in call_nodes}
 
 
-def share_of_draws(test: ast.expr, value_of_call: Mapping[str, Value]) -> float:
+def compute_share(test: ast.expr, value_of_call: Mapping[str, CallValue]) -> float:
     """The share of draws in which a test holds, from 0 to 1.
 
     value_of_call: {text of a call in the test: its value}. Raises ExpressionError if the expression is not a test or cannot be
@@ -94,7 +94,7 @@ def share_of_draws(test: ast.expr, value_of_call: Mapping[str, Value]) -> float:
     return int(np.count_nonzero(holds_in_draw)) / np.size(holds_in_draw)
 
 
-def side_values(test: ast.expr, value_of_call: Mapping[str, Value]) -> tuple[float | None, float | None]:
+def compute_side_values(test: ast.expr, value_of_call: Mapping[str, CallValue]) -> tuple[float | None, float | None]:
     """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
     if not _compares_numbers(test, value_of_call):
         return None, None
@@ -102,8 +102,8 @@ def side_values(test: ast.expr, value_of_call: Mapping[str, Value]) -> tuple[flo
     return left, right
 
 
-def side_intervals(
-    test: ast.expr, value_of_call: Mapping[str, Value]
+def compute_side_intervals(
+    test: ast.expr, value_of_call: Mapping[str, CallValue]
 ) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
     """The 95 % intervals of the left and the right side of a test that compares numbers; (None, None) for any other test.
 
@@ -111,20 +111,20 @@ def side_intervals(
     """
     if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (_side_interval(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
+    left, right = (_compute_interval(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
-def _compares_numbers(test: ast.expr, values: Mapping[str, Value]) -> TypeGuard[ast.Compare]:
+def _compares_numbers(test: ast.expr, values: Mapping[str, CallValue]) -> TypeGuard[ast.Compare]:
     if not isinstance(test, ast.Compare) or isinstance(test.ops[0], ast.In | ast.NotIn):
         return False
     return not any(isinstance(value, str) for value in values.values())
 
 
-def _side_interval(side: float | DrawnValues) -> tuple[float, float] | None:
-    if not isinstance(side, np.ndarray):
+def _compute_interval(side_value: float | DrawnValues) -> tuple[float, float] | None:
+    if not isinstance(side_value, np.ndarray):
         return None
-    low, high = quantile(side, 0.025), quantile(side, 0.975)
+    low, high = compute_quantile(side_value, 0.025), compute_quantile(side_value, 0.975)
     return None if low == high else (low, high)
 
 
@@ -135,7 +135,7 @@ class DrawsEvaluator(Evaluator):
     must be finite.
     """
 
-    def __init__(self, values: Mapping[str, Value]) -> None:
+    def __init__(self, values: Mapping[str, CallValue]) -> None:
         super().__init__({})
         self.values = values
 
@@ -150,7 +150,7 @@ class DrawsEvaluator(Evaluator):
         """Raise ExpressionError for a plain name, because a metric in a claim must be a call that selects a cell."""
         raise ExpressionError(f"{name} is not a number")
 
-    def call_function(self, node: ast.Call) -> Value:
+    def call_function(self, node: ast.Call) -> CallValue:
         """The value of a call in the test of a claim. It is looked up by the text of the call."""
         return self.values[ast.unparse(node)]
 

@@ -11,29 +11,29 @@ if TYPE_CHECKING:
     from collect.verdicts.claims import ClaimPart
 
 
-def failure_text(claim_part: ClaimPart) -> str:
+def describe_failure(claim_part: ClaimPart) -> str:
     """Why a part is contradicted, such as `101.0 s is not < 90.00 s: train_time_s(strategy='ddp') < 90`."""
-    if (sides := _side_texts(claim_part)) is None:
+    if (sides := _describe_sides(claim_part)) is None:
         return f"does not hold: {claim_part.test}"
-    return f"{sides[0]} is not {_operator_text(claim_part.test)} {sides[1]}: {claim_part.test}"
+    return f"{sides[0]} is not {_find_operator(claim_part.test)} {sides[1]}: {claim_part.test}"
 
 
-def overlap_text(claim_part: ClaimPart) -> str:
+def describe_overlap(claim_part: ClaimPart) -> str:
     """Why a part is undecided: the values of both sides, the share of draws in which the part holds, and its test."""
-    sides = _side_texts(claim_part)
+    sides = _describe_sides(claim_part)
     values_text = f"{sides[0]} and {sides[1]}, " if sides else ""
     return f"intervals overlap ({values_text}holds in {format_share(claim_part.holds_pct or 0)} of draws): {claim_part.test}"
 
 
-def _side_texts(part: ClaimPart) -> tuple[str, str] | None:
+def _describe_sides(part: ClaimPart) -> tuple[str, str] | None:
     """The values of the left and the right side of a part, with their unit; None if the part does not compare numbers."""
     if part.left is None or part.right is None:
         return None
     unit = part.left_unit or part.right_unit  # a constant of the claim has the unit of the other side
-    unit_suffix = "" if unit == "x" else unit
+    unit_text = "" if unit == "x" else unit
     return (
-        f"{notation.format_number(part.left)} {unit_suffix}".rstrip(),
-        f"{notation.format_number(part.right)} {unit_suffix}".rstrip(),
+        f"{notation.format_number(part.left)} {unit_text}".rstrip(),
+        f"{notation.format_number(part.right)} {unit_text}".rstrip(),
     )
 
 
@@ -42,7 +42,7 @@ def format_share(pct: float) -> str:
     return f"{pct:.1f} %".replace(".0 ", " ")
 
 
-def _operator_text(test: str) -> str:
+def _find_operator(test: str) -> str:
     """The operator of the comparison in a part of a test, such as `<`."""
     comparison = ast.parse(test, mode="eval").body
     assert isinstance(comparison, ast.Compare)

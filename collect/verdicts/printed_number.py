@@ -34,7 +34,7 @@ _UNIT_FACTORS: dict[str, tuple[str, float]] = {
     "kWh": ("J", 3.6e6),
     **{name: (name, 1.0) for name in ("nats", "updates")},
 }
-COUNTED = ("", "parameters", "calls")  # units of metrics that are counts; studies print counts without a unit
+COUNT_UNITS = ("", "parameters", "calls")  # units of metrics that are counts; studies print counts without a unit
 _COUNT_WORDS = {"": 1.0, "k": 1e3, "K": 1e3, "thousand": 1e3, "M": 1e6, "million": 1e6, "B": 1e9, "bn": 1e9, "billion": 1e9}
 _ITEM_WORDS = {"tok": "tokens", "token": "tokens", "tokens": "tokens", "img": "images", "imgs": "images", "image": "images"}
 _ITEM_WORDS |= {
@@ -108,13 +108,13 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bo
     if match["number"].startswith("+") and metric_unit != "%" and not is_change:
         raise ValueError(f"{text!r} is a change (+), but the metric, in {metric_unit or 'plain numbers'}, is not.")
     unit_text = printed_unit or unit or ""
-    unit_name, factor = _unit_and_factor(unit_text, metric_unit, text)
-    value, rounding = _value_and_rounding(match["number"])
-    low, high = value - rounding, value + rounding
+    unit_name, unit_factor = _find_unit_and_factor(unit_text, metric_unit, text)
+    value, rounding_error = _parse_value_and_rounding(match["number"])
+    low, high = value - rounding_error, value + rounding_error
     if match["join"] in ("±", "+/-"):
-        low, high = value - _value_and_rounding(match["other"])[0], value + _value_and_rounding(match["other"])[0]
+        low, high = value - _parse_value_and_rounding(match["other"])[0], value + _parse_value_and_rounding(match["other"])[0]
     elif match["join"]:
-        low, high = value, _value_and_rounding(match["other"])[0]
+        low, high = value, _parse_value_and_rounding(match["other"])[0]
         value = (low + high) / 2
         if low > high:
             raise ValueError(f"{text!r} is a range that ends before it begins.")
@@ -124,9 +124,9 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bo
     )
     return ParsedNumber(
         unit=unit_name,
-        value=value * factor,
-        low=None if relation == "<" else (value if relation == ">" else low) * factor,
-        high=None if relation == ">" else (value if relation == "<" else high) * factor,
+        value=value * unit_factor,
+        low=None if relation == "<" else (value if relation == ">" else low) * unit_factor,
+        high=None if relation == ">" else (value if relation == "<" else high) * unit_factor,
         relation=relation,
         approximate=bool(re.search(_ABOUT_PATTERN, words_before)),
         remark=f"{unit_text} read as a power of 1,000 bytes (of 1,024: {100 * (binary_factor - 1):.1f} % more)"
@@ -135,30 +135,30 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bo
     )
 
 
-def _unit_and_factor(unit_text: str, metric_unit: str, text: str) -> tuple[str, float]:
+def _find_unit_and_factor(unit_text: str, metric_unit: str, text: str) -> tuple[str, float]:
     """Returns (unit of the metric, factor by which a number in the text is multiplied to get a value in this unit).
 
     unit_text: the unit in the text or in the head of the table. text: the whole text, for an error message. Raises ValueError
     if the number in the text cannot be converted."""
-    if metric_unit in COUNTED:
+    if metric_unit in COUNT_UNITS:
         count_word = re.sub(r"\s*(parameters|params)$", "", unit_text)
         if count_word in _COUNT_WORDS:
             return metric_unit, _COUNT_WORDS[count_word]
     elif metric_unit.endswith("/s"):
-        if rate_unit := _rate_unit(unit_text):
+        if rate_unit := _parse_rate_unit(unit_text):
             return rate_unit
     elif not unit_text and metric_unit == "%":
         return "%", 100.0
     elif unit_text in _UNIT_FACTORS:
         target_unit, target_factor = _UNIT_FACTORS.get(metric_unit, (metric_unit, 1.0))
-        source_unit, factor = _UNIT_FACTORS[unit_text]
+        source_unit, source_factor = _UNIT_FACTORS[unit_text]
         if source_unit == target_unit:
-            return metric_unit, factor / target_factor
+            return metric_unit, source_factor / target_factor
     unit_phrase = f"the unit {unit_text!r}" if unit_text else "no unit"
     raise ValueError(f"{text!r} has {unit_phrase}, but the metric is in {metric_unit or 'plain numbers'}.")
 
 
-def _rate_unit(unit_text: str) -> tuple[str, float] | None:
+def _parse_rate_unit(unit_text: str) -> tuple[str, float] | None:
     """For a unit of items per time, such as `tok/ms`: (unit per second, factor to convert to it), such as (tokens/s, 1000).
 
     None if `unit_text` is another unit.
@@ -172,11 +172,11 @@ def _rate_unit(unit_text: str) -> tuple[str, float] | None:
     return f"{_ITEM_WORDS[items]}/s", _COUNT_WORDS[thousands_sign] / _UNIT_FACTORS[time_unit][1]
 
 
-def _value_and_rounding(text: str) -> tuple[float, float]:
+def _parse_value_and_rounding(text: str) -> tuple[float, float]:
     """Returns (value of a number, half a unit of its last printed digit), such as (1.5, 0.05) for `1.5`."""
-    match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
-    assert match is not None
-    digits = re.sub(r"[, ]", "", match[1])
-    power_of_ten = 10.0 ** int(match[2] or match[3] or 0)
-    decimal_count = len(digits.partition(".")[2])
-    return float(digits) * power_of_ten, 0.5 * 10.0**-decimal_count * power_of_ten
+    number_match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
+    assert number_match is not None
+    digits_text = re.sub(r"[, ]", "", number_match[1])
+    power_of_ten = 10.0 ** int(number_match[2] or number_match[3] or 0)
+    decimal_count = len(digits_text.partition(".")[2])
+    return float(digits_text) * power_of_ten, 0.5 * 10.0**-decimal_count * power_of_ten

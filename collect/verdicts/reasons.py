@@ -33,45 +33,45 @@ _SPEED_KEYS = {
     "precision", "optimizer.name", "activation_checkpointing", "compile", "warmup_steps", "options.wrap", "options.image_size",
 }  # fmt: skip
 _PLACE_PATTERN = re.compile(r"(tables?|sections?|figures?)|(\d+(?:\.\d+)*)")
-REHEARSAL = "rehearsal: "
-ASSUMED = "assumed, because the study does not state it: "
+REHEARSAL_PREFIX = "rehearsal: "
+ASSUMED_PREFIX = "assumed, because the study does not state it: "
 _DATA_METRICS = {"final_loss", "final_accuracy_pct", "time_to_accuracy_s"}
 
 
-def rehearsal_reason(cell: LoadedCell) -> str:
+def explain_rehearsal(cell: LoadedCell) -> str:
     """A sentence that says why the runs of a cell are only a rehearsal; "" if the runs are not a rehearsal."""
     if cell.cell.rehearses is not None:
-        twin, large_cell = cell.cell, cell.cell.rehearses
+        twin_cell, large_cell = cell.cell, cell.cell.rehearses
         changed_settings = [
-            f"{key.replace('_', ' ')} {getattr(twin, key)} instead of {getattr(large_cell, key)}"
+            f"{key.replace('_', ' ')} {getattr(twin_cell, key)} instead of {getattr(large_cell, key)}"
             for key in _SIZE_KEYS
-            if getattr(twin, key) != getattr(large_cell, key)
+            if getattr(twin_cell, key) != getattr(large_cell, key)
         ]
-        return f"{REHEARSAL}a tiny twin on CPU ({', '.join(changed_settings)}): absolute numbers are not comparable"
+        return f"{REHEARSAL_PREFIX}a tiny twin on CPU ({', '.join(changed_settings)}): absolute numbers are not comparable"
     if any(run.run and run.run.cluster.get("provider") == "virtual" for run in cell.runs):
-        return f"{REHEARSAL}practice nodes, all on one machine's CPU: absolute numbers are not comparable"
+        return f"{REHEARSAL_PREFIX}practice nodes, all on one machine's CPU: absolute numbers are not comparable"
     if any(run.is_rehearsal for run in cell.runs):
-        return f"{REHEARSAL}ranks on CPU: absolute numbers are not comparable"
+        return f"{REHEARSAL_PREFIX}ranks on CPU: absolute numbers are not comparable"
     return ""
 
 
-def uncounted_traffic_reason(cell: LoadedCell, metric: str) -> str:
+def explain_uncounted_traffic(cell: LoadedCell, metric: str) -> str:
     """The reason why a claim about the traffic of a network cannot be judged: the ranks of a tiny twin ran on one host, and
     those of the cell that it represents run on several; or RDMA was used between nodes, or may have been. "" if none of this is
     so. metric: the name of the metric."""
     if not metric.startswith("network_"):
         return ""
-    study = cell.cell.rehearses
-    if study is not None and cell.cell.nnodes == 1 < study.nnodes:
-        return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
-    measured = [traffic.measure_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
-    if any(run_traffic.rdma for run_traffic in measured if run_traffic):
+    study_cell = cell.cell.rehearses
+    if study_cell is not None and cell.cell.nnodes == 1 < study_cell.nnodes:
+        return f"all ranks ran on one host here ({study_cell.nnodes} nodes in the study), so no bytes crossed a network"
+    traffic_of_runs = [traffic.measure_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
+    if any(run_traffic.rdma for run_traffic in traffic_of_runs if run_traffic):
         return f"the ranks sent by RDMA, whose bytes {metric} does not count"
-    unknown = next((run_traffic.why for run_traffic in measured if run_traffic and run_traffic.rdma is None), "")
+    unknown = next((run_traffic.why for run_traffic in traffic_of_runs if run_traffic and run_traffic.rdma is None), "")
     return f"{metric} does not count bytes sent by RDMA, and whether it was used is not known: {unknown}" if unknown else ""
 
 
-def likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, metric_names: set[str]) -> list[str]:
+def list_likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, metric_names: set[str]) -> list[str]:
     """The possible reasons why measured numbers of a cell differ from the numbers of the study, one clause for each reason.
 
     The reasons are: another GPU, link, network or software than the study states, synthetic data, and values that the matrix
@@ -86,8 +86,8 @@ def likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, metric_
         if study_gpu := setting.gpu:
             if not gpus and hosts:
                 clauses.append(f"no GPU here, {study_gpu} in the study")
-            elif other_values := [name for name in gpus if study_gpu not in name]:
-                clauses.append(f"another GPU: {', '.join(other_values)} here, {study_gpu} in the study")
+            elif other_names := [name for name in gpus if study_gpu not in name]:
+                clauses.append(f"another GPU: {', '.join(other_names)} here, {study_gpu} in the study")
         if (study_link := setting.link) and gpus and cell.cell.gpus > 1 and has_nvlink != (study_link == "NVLink"):
             clauses.append(
                 f"another link between GPUs: {'NVLink' if has_nvlink else 'no NVLink'} here, {study_link} in the study"
@@ -97,8 +97,8 @@ def likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, metric_
             clauses.append(f"another network: {max(nic_speeds_mbps)} Mbit/s here, {study_mbps} Mbit/s in the study")
         for package, version in setting.software.items():
             results = [run.result for run in cell.completed_runs if run.result]
-            other_values = sorted({_base_version(result.versions, package) for result in results} - {""})
-            if different_versions := [other for other in other_values if not other.startswith(version)]:
+            other_names = sorted({_find_base_version(result.versions, package) for result in results} - {""})
+            if different_versions := [other for other in other_names if not other.startswith(version)]:
                 clauses.append(f"other software: {package} {', '.join(different_versions)} here, {version} in the study")
     if metric_names & _DATA_METRICS and any(run.result and run.result.data.get("synthetic") for run in cell.completed_runs):
         clauses.append("synthetic data here")
@@ -106,23 +106,23 @@ def likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, metric_
     for assumed_value in loaded.expansion.assumed:
         key = assumed_value.key
         if key in _SPEED_KEYS and key in value_of_name and _has_assumed_value(assumed_value, value_of_name[key]):
-            clauses.append(f"{ASSUMED}{key} {str(value_of_name[key]).lower()}")
+            clauses.append(f"{ASSUMED_PREFIX}{key} {str(value_of_name[key]).lower()}")
     return list(dict.fromkeys(clauses))
 
 
-def adaptation_clauses(claim_or_number: Claim | Reported) -> list[str]:
+def list_adaptation_clauses(claim_or_number: Claim | Reported) -> list[str]:
     """The clause that says how the cells of a claim or a printed number differ from those of the study, because the matrix was
     adapted to the cluster; empty if they do not differ."""
     return [f"adapted to the cluster: {claim_or_number.adapted}"] if claim_or_number.adapted else []
 
 
-def notes_at(loaded: LoadedMatrix, where: str) -> list[str]:
+def find_notes_at(loaded: LoadedMatrix, where: str) -> list[str]:
     """The notes of the matrix on a table, section or figure of the study. where: the place, such as `table 2`."""
-    note_places = named_places(where)
-    return [note.says for note in loaded.expansion.notes if note_places & named_places(note.where)]
+    note_places = find_named_places(where)
+    return [note.says for note in loaded.expansion.notes if note_places & find_named_places(note.where)]
 
 
-def named_places(where: str) -> set[str]:
+def find_named_places(where: str) -> set[str]:
     """The places of a study that a text names: {section 3.1, section 4.1.2} for `sections 3.1 and 4.1.2`.
 
     A part of the text without a number, such as `abstract`, is a place, too.
@@ -140,14 +140,14 @@ def named_places(where: str) -> set[str]:
     return place_names
 
 
-def common_clauses(clause_lists: Sequence[Sequence[str]]) -> list[str]:
+def find_common_clauses(clause_lists: Sequence[Sequence[str]]) -> list[str]:
     """The reasons that are in each of these lists of reasons."""
     return [
         clause for clause in (clause_lists[0] if clause_lists else ()) if all(clause in clauses for clauses in clause_lists)
     ]
 
 
-def _base_version(versions: Mapping[str, str], package: str) -> str:
+def _find_base_version(versions: Mapping[str, str], package: str) -> str:
     return versions.get(package, "").partition("+")[0]
 
 

@@ -16,7 +16,7 @@ from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
 # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
-_OF_A_CPU = {MEMORY_KINDS["rss_bytes"], "cpu"}
+_KINDS_OF_CPU = {MEMORY_KINDS["rss_bytes"], "cpu"}
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -85,15 +85,17 @@ def _compare_reported_number(loaded: LoadedMatrix, measurements: Measurements, r
         kind=reported_entry.kind,
         head=reported_entry.unit or "",
         of=reported_entry.of or "",
-        notes=reasons.notes_at(loaded, reported_entry.where),
+        notes=reasons.find_notes_at(loaded, reported_entry.where),
     )
     try:
         uncertain_number: UncertainNumber | None = None
         if reported.metric == STATE_METRIC:
-            row, state = measurements.state(reported.cell)
+            row, state = measurements.find_state(reported.cell)
             reported.measured, reported.n = state, len(row.runs)
         else:
-            selected_metric = measurements.find(reported.metric, reported.cell, reported_entry.of, reported_entry.against)
+            selected_metric = measurements.find_metric(
+                reported.metric, reported.cell, reported_entry.of, reported_entry.against
+            )
             uncertain_number = UncertainNumber(measurements, selected_metric)
             row = selected_metric.row
             reported.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
@@ -114,13 +116,13 @@ def _compare_reported_number(loaded: LoadedMatrix, measurements: Measurements, r
     if reported.row is None or reported.reported is None:
         return reported
     cell = measurements.cell(row)
-    if rehearsal_reason := reasons.rehearsal_reason(cell):
-        reported.reasons = [*reasons.adaptation_clauses(reported_entry), rehearsal_reason]
+    if rehearsal_reason := reasons.explain_rehearsal(cell):
+        reported.reasons = [*reasons.list_adaptation_clauses(reported_entry), rehearsal_reason]
         return reported
     reported.reasons = [
-        *reasons.adaptation_clauses(reported_entry),
-        *_doubt_clauses(reported, uncertain_number),
-        *reasons.likely_reasons(loaded, cell, row, {reported.metric}),
+        *reasons.list_adaptation_clauses(reported_entry),
+        *_list_doubt_clauses(reported, uncertain_number),
+        *reasons.list_likely_reasons(loaded, cell, row, {reported.metric}),
     ]
     if uncertain_number and len({part.row.id for part in uncertain_number.selected.parts if not part.metric.exact}) > 1:
         unproven_labels = [measurements.label(part.row) for part in uncertain_number.selected.parts if not part.row.is_ranked]
@@ -141,7 +143,7 @@ def _is_change(metric: Metric | None) -> bool:
     return metric is not None and metric.of_cells is not None
 
 
-def _doubt_clauses(reported: ReportedResult, number: UncertainNumber | None) -> list[str]:
+def _list_doubt_clauses(reported: ReportedResult, number: UncertainNumber | None) -> list[str]:
     """Clauses that say why the printed number is doubtful, or why the measured number is of another kind than the printed
     number."""
     clause_of_kind = {
@@ -150,7 +152,7 @@ def _doubt_clauses(reported: ReportedResult, number: UncertainNumber | None) -> 
     }
     remark = reported.reported.remark if reported.reported else ""
     kind = number.selected.parts[0].kind if number else ""
-    kind_clause = f"measured here: {kind}" if kind in _OF_A_CPU else ""
+    kind_clause = f"measured here: {kind}" if kind in _KINDS_OF_CPU else ""
     return [clause for clause in (clause_of_kind.get(reported.kind, ""), remark, kind_clause) if clause]
 
 

@@ -81,28 +81,28 @@ class Measurements:
         """The short and unique name of a row of the summary."""
         return self._labels[row.id]
 
-    def row(self, cell_filter: Mapping[str, Any]) -> CellRow:
+    def find_row(self, cell_filter: Mapping[str, Any]) -> CellRow:
         """The one cell whose keys have these values. Raises NoMeasurement if no cell or several cells have these values."""
-        matching_rows = [row for row in self.rows if cell_names.matches_cell(row.cell, cell_filter)]
+        matches = [row for row in self.rows if cell_names.matches_cell(row.cell, cell_filter)]
         filter_text = ", ".join(f"{key} {value}" for key, value in cell_filter.items()) or "no filter"
-        if len(matching_rows) > 1:
+        if len(matches) > 1:
             raise NoMeasurement(
-                "ambiguous", f"{filter_text}: matches {len(matching_rows)} cells: {'; '.join(map(self.label, matching_rows))}"
+                "ambiguous", f"{filter_text}: matches {len(matches)} cells: {'; '.join(map(self.label, matches))}"
             )
-        if matching_rows:
-            return matching_rows[0]
+        if matches:
+            return matches[0]
         for excluded in self._excluded:
             if all(excluded.cell.get(key) == value for key, value in cell_filter.items()):
                 raise NoMeasurement("not run", f"{filter_text}: excluded: {excluded.why}")
         raise NoMeasurement("not run", f"{filter_text}: no such cell in this matrix")
 
-    def state(self, cell_filter: Mapping[str, Any]) -> tuple[CellRow, str]:
+    def find_state(self, cell_filter: Mapping[str, Any]) -> tuple[CellRow, str]:
         """The one cell whose keys have these values, and its state, such as completed or oom.
 
         Raises NoMeasurement if the cell has not ended, if its repeats ended in different states, or if its runs were tiny
         twins, which have too little data to run out of memory or time.
         """
-        row = self.row(cell_filter)
+        row = self.find_row(cell_filter)
         if self.cell(row).cell.rehearses is not None:
             raise NoMeasurement("not run", f"{self.label(row)}: how its tiny twin ended does not say how the cell itself ends")
         unfinished_states = [state for state in row.states if state in ("planned", "pending", "running", "unknown")]
@@ -112,7 +112,7 @@ class Measurements:
             raise NoMeasurement("undecided", f"{self.label(row)}: {row.state}")
         return row, row.state
 
-    def find(
+    def find_metric(
         self,
         name: str,
         cell_filter: Mapping[str, Any],
@@ -128,12 +128,12 @@ class Measurements:
         metric = self.metrics.get(name)
         if metric is None:
             raise NoMeasurement("not run", f"{name} is not a metric")
-        row = self.row(cell_filter)
+        row = self.find_row(cell_filter)
         if metric.of_cells is not None:
-            return self._select_comparison(metric, row, argument, self.row(against) if against else None)
+            return self._select_comparison(metric, row, argument, self.find_row(against) if against else None)
         return self.select_measured(metric, row, argument)
 
-    def noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
+    def find_noise(self, metric: Metric, argument: Argument | None = None) -> Noise | None:
         """The scatter of a metric over repeats, pooled over all cells that have several repeats; None if no cell has several
         repeats."""
         metric_and_argument = (metric.name, argument)
@@ -144,7 +144,7 @@ class Measurements:
                 ]
             else:
                 values_of_cells = [
-                    [entry.value for entry in self._quantities(metric, row, argument) if entry] for row in self.rows
+                    [entry.value for entry in self._compute_quantities(metric, row, argument) if entry] for row in self.rows
                 ]
             self._noise[metric_and_argument] = pool_noise(values_of_cells)
         return self._noise[metric_and_argument]
@@ -172,7 +172,7 @@ class Measurements:
             )
             raise NoMeasurement("undecided", f"not compared, because the cells do not do the same work: {proof_texts}")
         if other_row is None:
-            raise self._no_measurement(metric, row, ": no baseline" if row.n else "")
+            raise self._explain_no_measurement(metric, row, ": no baseline" if row.n else "")
         compared_metric = self.metrics[metric.compares]
         selected, other_selected = (self.select_measured(compared_metric, entry, argument) for entry in (row, other_row))
         if (selected.unit, selected.kind) != (other_selected.unit, other_selected.kind):
@@ -182,7 +182,7 @@ class Measurements:
             raise NoMeasurement("not run", f"{metric.name}: {kinds_text} are not comparable")
         quantity = self._apply_formula(metric, selected, other_selected, selected.mean, other_selected.mean)
         if quantity is None:
-            raise self._no_measurement(metric, row)
+            raise self._explain_no_measurement(metric, row)
         return SelectedMetric(row, metric, selected.values, quantity.unit, quantity.kind, argument, (selected, other_selected))
 
     def _apply_formula(
@@ -197,7 +197,7 @@ class Measurements:
             return self._select_with_argument(metric, row, argument)
         estimate = row.metrics.get(metric.name)
         if estimate is None:
-            raise self._no_measurement(metric, row)
+            raise self._explain_no_measurement(metric, row)
         values = [run.metrics[metric.name] for run in row.runs if metric.name in run.metrics]
         return SelectedMetric(row, metric, values, estimate.unit, estimate.kind)
 
@@ -206,16 +206,16 @@ class Measurements:
             raise NoMeasurement(
                 "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
             )
-        quantity_or_none = self._quantities(metric, row, argument)
+        quantity_or_none = self._compute_quantities(metric, row, argument)
         known_quantities: list[Quantity] = [entry for entry in quantity_or_none if entry is not None]
         if not known_quantities or len(known_quantities) < len(quantity_or_none):
-            raise self._no_measurement(
+            raise self._explain_no_measurement(
                 metric,
                 row,
                 f" ({len(known_quantities)} of {len(quantity_or_none)} repeats have one)" if known_quantities else "",
             )
         if len({(entry.unit, entry.kind) for entry in known_quantities}) > 1:
-            raise self._no_measurement(metric, row, " in the same way in all repeats")
+            raise self._explain_no_measurement(metric, row, " in the same way in all repeats")
         return SelectedMetric(
             row,
             metric,
@@ -225,11 +225,11 @@ class Measurements:
             argument,
         )
 
-    def _quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
+    def _compute_quantities(self, metric: Metric, row: CellRow, argument: Argument | None) -> list[Quantity | None]:
         assert metric.of_run_at is not None
         return [metric.of_run_at(run, argument) for run in self.cell(row).completed_runs]
 
-    def _no_measurement(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
+    def _explain_no_measurement(self, metric: Metric, row: CellRow, suffix: str = "") -> NoMeasurement:
         if not row.n:
             return NoMeasurement("not run", f"{self.label(row)}: {row.state or 'planned'}")
         return NoMeasurement("not run", f"{self.label(row)}: {metric.name} was not measured{suffix}")

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, t_975
-from collect.verdicts.draws import DRAW_COUNT, Value, draw_mean, quantile
+from collect.verdicts.draws import DRAW_COUNT, CallValue, compute_quantile, draw_mean
 from collect.verdicts.selection import Measurements, SelectedMetric
 
 EXACT_TEXT = "exact: the same in every repeat"
@@ -43,7 +43,7 @@ class UncertainNumber:
             self._compare_two(measurements, selected, *selected.compared_pair)
             return
         is_exact = selected.metric.exact and len(set(selected.values)) == 1
-        noise = None if is_exact else measurements.noise(selected.metric, selected.argument)
+        noise = None if is_exact else measurements.find_noise(selected.metric, selected.argument)
         self.error_and_degrees = (0.0, 1) if is_exact else compute_standard_error(selected.values, noise)
         if self.error_and_degrees is None:
             self.how = ALONE_TEXT
@@ -55,7 +55,7 @@ class UncertainNumber:
         self.high = self.value + t_975(freedom_degrees) * error_of_mean
 
     @cached_property
-    def draws(self) -> Value | None:
+    def draws(self) -> CallValue | None:
         """Random draws of the mean, or the mean itself if it does not scatter; None if the scatter is not known.
 
         The same metric of the same cell has the same draws everywhere.
@@ -97,10 +97,10 @@ class UncertainNumber:
         # value grows as its divisor goes to 0, so such a draw gets the largest value of the other draws.
         largest_draw = max(defined_draws)
         filled_draws = np.array([largest_draw if value is None else value for value in compared_draws])
-        self.low, self.high = quantile(filled_draws, ERROR_LEVEL), quantile(filled_draws, 1 - ERROR_LEVEL)
+        self.low, self.high = compute_quantile(filled_draws, ERROR_LEVEL), compute_quantile(filled_draws, 1 - ERROR_LEVEL)
         self.draws = self.low if self.low == self.high else filled_draws
 
 
-def _draw_list(value: Value) -> list[float]:
+def _draw_list(value: CallValue) -> list[float]:
     assert not isinstance(value, str)
     return list(np.broadcast_to(value, DRAW_COUNT).tolist())

@@ -25,7 +25,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from collect import write_report
 from collect.reading.load import load_matrix
-from collect.report.page import plotly_script
+from collect.report.page import read_plotly_script
 from collect.summary import summarize
 from collect.watch.live_page import LivePage
 from collect.write_report import PAGE
@@ -101,7 +101,7 @@ class WatchServer(ThreadingHTTPServer):
         self.page, self.report, self.runs, self.tell = page, report, runs, print_line
         self.scripts = {
             "script.js": render_page("watch/script.js.j2", printable.clean_text).encode(),
-            "plotly.js": plotly_script().encode(),
+            "plotly.js": read_plotly_script().encode(),
         }
         try:
             super().__init__((SERVER_ADDRESS, port), RequestHandler)

@@ -104,8 +104,8 @@ def test_a_page_shows_two_hundred_cells_and_says_how_many_there_are(tmp_path):
 def test_a_table_of_latex_with_more_rows_than_a_page_is_a_long_one(tmp_path, monkeypatch, count, environment):
     table = Table("Summary", [Column("Cell", lambda text: text)], ["x"] * count, "summary")
     monkeypatch.setattr(latex.summary_tables, "make_text_tables", lambda _: [table])
-    monkeypatch.setattr(latex.summary_tables, "report_title", lambda _: "m")
-    monkeypatch.setattr(latex.summary_tables, "general_remarks", lambda _: [])
+    monkeypatch.setattr(latex.summary_tables, "make_report_title", lambda _: "m")
+    monkeypatch.setattr(latex.summary_tables, "list_general_remarks", lambda _: [])
     latex.write(None, SimpleNamespace(matrix="m"), tmp_path, tmp_path)
     assert f"\\begin{{{environment}}}" in (tmp_path / "summary.tex").read_text()
 

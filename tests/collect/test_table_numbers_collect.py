@@ -275,7 +275,7 @@ def test_the_tables_of_faults_show_the_known_number_in_every_column(summarized):
             unseen_pct=12.3, last_step=17, last_loss=2.503, ordinary=None, ordinary_loss=2.207,
         )
     ]  # fmt: skip
-    slowed, lost = fault_text.fault_tables(summarized, summarized.labels_by_cell)
+    slowed, lost = fault_text.make_fault_tables(summarized, summarized.labels_by_cell)
     label = summarized.labels_by_cell[cell]
     assert dict(zip(slowed.headings, slowed.texts[0], strict=True)) == {
         "Cell": label, "n": "3", "Delay of a step (ms)": "53.0", "Found": "rank 1",
@@ -307,6 +307,6 @@ def test_the_reported_numbers_of_a_study_show_the_known_number_in_every_column(s
 
 
 def test_the_hosts_of_a_report_show_the_known_numbers(tmp_path):
-    (host,) = provenance.host_descriptions(load.load_matrix(support_collect.matrix(tmp_path), None))
+    (host,) = provenance.describe_hosts(load.load_matrix(support_collect.matrix(tmp_path), None))
     assert dict(host[1])["Memory"] == "16.0 GiB"
     assert dict(host[1])["Network"] == "lo (loopback), eth0 (virtual, 10000 Mbit/s)"

@@ -23,7 +23,7 @@ SECONDS = [0.00125, 0.35, 0.99, 1, 12, 59, 61, 3599, 3600, 7505, 90000, 400000]
 FORMATTERS = {
     "the planner's size": (planner_table.format_size, SIZES),
     "a size in a verdict": (lambda size: verdict_text.format_quantity(size, "bytes"), SIZES),
-    "a size at the start of the report": (lambda size: report_start._number_and_interval(size, None, "bytes")[0], SIZES),
+    "a size at the start of the report": (lambda size: report_start._format_measured(size, None, "bytes")[0], SIZES),
     "a column of sizes": (lambda size: "{1:.3f} {0}".format(*scale_size(size)), SIZES),
     "the planner's duration": (planner_table.format_duration, SECONDS),
     "the rest of a fetch": (progress._format_duration, SECONDS[3:]),

@@ -215,8 +215,11 @@ def sentences_of_collect_numbers():
     for value, unit in quantities:
         yield "collect/report/verdict_text.py", verdict_text.format_quantity(value, unit)
         yield "collect/report/choice_text.py", choice_text._format_quantity(value, unit)
-        yield "collect/report/report_start.py", " | ".join(report_start._number_and_interval(value, (-value, 2 * value), unit))
-        yield "collect/report/summary_tables.py", summary_tables._size_text(value, unit)
+        yield (
+            "collect/report/report_start.py",
+            " | ".join(report_start._format_measured(value, (-value, 2 * value), unit)),
+        )
+        yield "collect/report/summary_tables.py", summary_tables._format_quantity(value, unit)
     yield "collect/report/verdict_text.py", verdict_text.format_interval(57.9, 58.5, "s")
     yield "collect/report/verdict_text.py", verdict_text.format_interval(9e5, 2e6, "bytes")
     yield "collect/report/choice_text.py", choice_text._format_range(512.0, 2048.0, "bytes")
@@ -266,10 +269,10 @@ def sentences_of_collect():
     for seconds in (None, 0.0123456, 1234.5):
         yield "collect/timeline/command.py", timeline_command._format_ms(seconds)
     cost = InstrumentCost(cell="c", instrument="profile", n=3, cost_s=1.2345, watched_steps=2, step_ratio=1.2345)
-    yield "collect/report/terminal.py", terminal.instrument_sentence(cost, {"c": "ddp"})
+    yield "collect/report/terminal.py", terminal.describe_instrument_cost(cost, {"c": "ddp"})
     yield (
         "collect/report/terminal.py",
-        terminal.instrument_sentence(msgspec.structs.replace(cost, watched_steps=1, step_ratio=None), {"c": "x"}),
+        terminal.describe_instrument_cost(msgspec.structs.replace(cost, watched_steps=1, step_ratio=None), {"c": "x"}),
     )
     window = TimedWindow(first_s=1_938_000_000.25, last_s=1_938_000_010.5)
     yield "collect/explain/command.py", explain_command._window_text(window)

@@ -18,7 +18,7 @@ def page_figures() -> list[Callable[[figure.WorkloadGroup], figure.Figure | None
 
 def packed_plotly() -> str:
     """The script of plotly as a page holds it."""
-    return page.compress(page.plotly_script().encode())
+    return page.compress(page.read_plotly_script().encode())
 
 
 def unpack(text: str, name: str) -> str:

@@ -153,10 +153,10 @@ def test_single_repeats_are_ranked_as_measured_unless_other_cells_show_the_noise
     """With one repeat per cell, the order is only `as measured`. If some cell has repeats, their noise decides."""
     found = summarized(tmp_path / "a", [(DDP, (1,)), (FSDP, (1,))])
     assert only(found)[2, 8][1][SPEED] == ("as measured", ["ddp"])
-    assert choice_text.ONCE in choice_text.choice_cautions(found)
+    assert choice_text.NOT_REPEATED_CAUTION in choice_text.list_choice_cautions(found)
     found = summarized(tmp_path / "b", [(DDP, (1,)), (FSDP, (1,)), (support.cell(), THRICE)])
     assert only(found)[2, 8][1][SPEED] == ("best", ["ddp"])
-    assert choice_text.choice_cautions(found) == []
+    assert choice_text.list_choice_cautions(found) == []
 
 
 def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp_path):
@@ -176,7 +176,7 @@ def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp
     assert family.has_choice
     (fit,) = family.more_ranks
     assert (fit.fits, fit.does_not_fit, fit.over_the_limit, fit.unknown) == (["ddp"], ["fsdp2"], ["zero1"], ["tp", "zero3"])
-    first, second = choice_text.decision_tree(family)[:2]
+    first, second = choice_text.make_decision_tree(family)[:2]
     assert (first.asks, str(first.answers[0][1])) == ("Does it fit on one rank?", "not measured on one rank")
     assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
 
@@ -196,7 +196,7 @@ def test_the_only_fitting_strategy_is_called_the_only_one(tmp_path):
     assert [(answer.contests, answer.word, answer.best) for answer in question.answers] == [
         ([0], "best", ["ddp"]), ([1], "only one fits", ["fsdp2"]),
     ]  # fmt: skip
-    assert [(when, str(said)) for when, said, _ in choice_text.decision_tree(found.choices[0])[2].answers] == [
+    assert [(when, str(said)) for when, said, _ in choice_text.make_decision_tree(found.choices[0])[2].answers] == [
         ("2 ranks", "ddp"), ("4 ranks", "fsdp2 (the only one that fits)"),
     ]  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_the_decision_tree_asks_for_the_batch_if_one_rank_fits_only_one_batch(tm
     """The model fits on one rank with batch 8 but not with batch 64, so the decision tree asks for the batch."""
     big = support.cell(global_batch_size=64, micro_batch_size=64)
     found = summarized(tmp_path, [(support.cell(), THRICE)], failures=[(big, OOM, {})])
-    answers = choice_text.decision_tree(found.choices[0])[0].answers
+    answers = choice_text.make_decision_tree(found.choices[0])[0].answers
     assert [(when, said.value, [link.text for link in cites]) for when, said, cites in answers] == [
         ("batch 8", "yes", ["single ×1, batch 8"]), ("batch 64", "no", ["single ×1, batch 64"]),
     ]  # fmt: skip
@@ -225,7 +225,7 @@ def test_cells_of_different_work_are_never_ranked_together(tmp_path, other):
     contests = [contest for family in found.choices for contest in family.contests]
     assert [len(contest.contenders) for contest in contests] == [1, 1]
     assert not any(family.has_choice or family.questions for family in found.choices)
-    assert len({choice_text.family_title(family) for family in found.choices}) == len(found.choices)
+    assert len({choice_text.make_family_title(family) for family in found.choices}) == len(found.choices)
 
 
 @pytest.mark.parametrize(("verdict", "ranked"), [("different", False), ("not proven", False), ("not provable", True)])
@@ -319,7 +319,7 @@ def test_a_cell_without_a_profiler_is_ranked_before_its_profiled_twin(tmp_path):
 def test_headings_name_their_key_whole(tmp_path):
     other = Optimizer(name="sgd", lr=0.5)
     found = summarized(tmp_path, [(DDP, (1,)), (msgspec.structs.replace(DDP, optimizer=other), (1,))])
-    assert [choice_text.family_title(family) for family in found.choices] == [
+    assert [choice_text.make_family_title(family) for family in found.choices] == [
         "gpt2-tiny, optimizer adamw",
         "gpt2-tiny, optimizer sgd",
     ]
@@ -332,7 +332,7 @@ def test_headings_name_their_key_whole(tmp_path):
         ("compile", True): "compile",
         ("compile", False): "",
     }
-    assert {key: contests._value_text(*key) for key in said} == said
+    assert {key: contests._describe_value(*key) for key in said} == said
 
 
 def test_sent_bytes_that_differ_by_a_few_bytes_count_as_equal(tmp_path):
@@ -380,7 +380,7 @@ def test_variants_of_a_strategy_are_named_by_what_differs(tmp_path):
         "ddp", "fsdp2, activation checkpointing full", "fsdp2, activation checkpointing none",
         "pp-gpipe, 2 micro-batches", "pp-gpipe, 8 micro-batches",
     ]  # fmt: skip
-    (_, what_fits, *_) = choice_text.decision_tree(found.choices[0])
+    (_, what_fits, *_) = choice_text.make_decision_tree(found.choices[0])
     assert str(what_fits.answers[0][1]) == (
         "ddp, fsdp2 (activation checkpointing full; activation checkpointing none) and pp-gpipe (2 and 8 micro-batches)"
     )
@@ -488,9 +488,9 @@ def test_the_first_figure_and_the_first_choice_show_the_same_numbers_of_nodes(tm
     (group,) = figure.group_by_workload(loaded, found)
     drawn = head_to_head.draw(group)
     assert "on 2 ranks of 2 nodes with batch 8" in drawn.caption
-    (choice,) = report_start.best_choices(found)
+    (choice,) = report_start.list_best_choices(found)
     assert choice.where == "2 ranks, 2 nodes, batch 8"
-    fits, fastest = (choice_text.decision_tree(found.choices[0])[place].answers for place in (1, 2))
+    fits, fastest = (choice_text.make_decision_tree(found.choices[0])[place].answers for place in (1, 2))
     assert {link.text for _, _, cites in fits for link in cites} == {
         f"{name} ×2 on {nodes}" for name in ("ddp", "fsdp2") for nodes in ("1 node", "2 nodes")
     }
@@ -505,7 +505,7 @@ def test_the_page_and_the_terminal_name_the_choice_and_link_its_runs(tmp_path, c
     assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     shown = capsys.readouterr().out
     assert "which strategy to choose" in shown
-    assert choice_text.CAUTION in shown
+    assert choice_text.REHEARSAL_CAUTION in shown
     text = (workspace.report / "index.html").read_text()
     section = text.partition('<section id="choices">')[2].partition("</section>")[0]
     for said in ("Fastest", "% faster than fsdp2", "out of memory", "Decision tree", "Which is the fastest?"):
@@ -517,11 +517,11 @@ def test_the_page_and_the_terminal_name_the_choice_and_link_its_runs(tmp_path, c
 def test_of_very_many_choices_the_first_are_shown_and_the_others_counted(several, rows):
     found = summary.summarize(several, "single")
     (family,) = found.choices
-    assert choice_text.hidden_note(found) == ""
+    assert choice_text.write_hidden_note(found) == ""
     found.choices = [family] * (choice_text.MOST_SHOWN + 2)
-    assert len(choice_text.shown_families(found)) == choice_text.MOST_SHOWN
+    assert len(choice_text.select_shown_families(found)) == choice_text.MOST_SHOWN
     # The page hides two families with three contests each: on two ranks, on four ranks, and with a second batch size.
-    assert choice_text.hidden_note(found) == "6 more comparisons are in summary.json"
+    assert choice_text.write_hidden_note(found) == "6 more comparisons are in summary.json"
 
 
 def test_a_study_without_alternatives_has_no_choices(tmp_path, capsys):

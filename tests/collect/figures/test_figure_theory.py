@@ -118,7 +118,7 @@ def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processe
         summarized = summary.summarize(loaded, "ddp")
         (group,) = figure.group_by_workload(loaded, summarized)
         tensors = {cell.id: memory for cell in loaded.cells if (memory := tensor_memory(cell))}
-        (choice,) = report_start.best_choices(summarized, tensors)
+        (choice,) = report_start.list_best_choices(summarized, tensors)
         return head_to_head.draw(group), dict(choice.best)["Least memory per rank"]
 
     drawn, said = judge(ddp=4)  # fsdp2 has no prediction, so only the processes can be compared
@@ -128,5 +128,5 @@ def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processe
     assert {trace["name"]: trace["x"] for trace in drawn.data if trace["name"] != "front"} == {"ddp": [4], "fsdp2": [2]}
     assert f"Memory: {BY_THEORY}." in drawn.caption
     assert drawn.layout["xaxis"]["rangemode"] == "tozero"
-    assert ([link.text for link in said.names], said.value, said.sure) == (["fsdp2"], "2.00 GiB", False)
+    assert ([link.text for link in said.names], said.value, said.is_sure) == (["fsdp2"], "2.00 GiB", False)
     assert (said.remark, said.margin) == (BY_THEORY, "50\u00a0% less than ddp")

@@ -225,4 +225,4 @@ def test_the_picture_of_a_divided_figure_has_room_for_its_legend(group, crowded)
     added = figure.image_layout(drawn, "Loss", False)
     assert added["height"] > drawn.height_px + figure.TITLE_PX
     assert "xaxis10" in (drawn.layout | added)
-    assert "loss" not in page.WIDE
+    assert "loss" not in page.WIDE_FIGURES

@@ -54,7 +54,7 @@ def test_two_cells_that_are_the_same_are_rarely_distinguished(n):
             drawn = [luck.gauss(100, 1) for _ in range(n)]
             error, degrees = statistics.compute_standard_error(drawn, statistics.pool_noise([drawn]))
             values[name] = draws.draw_mean(sum(drawn) / n, error, degrees, f"{name} {trial}")
-        wrong += not 0.025 < draws.share_of_draws(test, values) < 0.975
+        wrong += not 0.025 < draws.compute_share(test, values) < 0.975
     assert wrong <= 400 * 0.05 + 13  # 5 % of 400 pairs, plus three standard deviations of this count
 
 
@@ -73,7 +73,7 @@ def test_two_cells_that_differ_by_ten_standard_deviations_are_distinguished(n, l
             drawn = [luck.gauss(mean, 1) for _ in range(n)]
             error, degrees = statistics.compute_standard_error(drawn, statistics.pool_noise([drawn]))
             values[name] = draws.draw_mean(sum(drawn) / n, error, degrees, f"{name} {trial}")
-        right += draws.share_of_draws(test, values) > 0.975
+        right += draws.compute_share(test, values) > 0.975
     assert right >= least
 
 
@@ -94,4 +94,4 @@ def test_a_claim_is_split_at_its_ands():
     ]  # fmt: skip
     assert list(draws.find_calls(tree)) == ["a()", "b()", "c()"]
     with pytest.raises(ExpressionError, match="neither true nor false"):
-        draws.share_of_draws(Expression("a()").tree, {"a()": 1.0})
+        draws.compute_share(Expression("a()").tree, {"a()": 1.0})

@@ -21,7 +21,7 @@ def waiting(count):
         throughput_per_s=None, ordinary_throughput_per_s=None, rank_throughput_per_s=None, ordinary_rank_throughput_per_s=None,
         staleness_mean=None, ordinary_staleness_mean=None,
     )  # fmt: skip
-    return fault_text._waiting_text(effect)
+    return fault_text._describe_waiting(effect)
 
 
 def facets(count):
@@ -33,7 +33,7 @@ def facets(count):
 def reason(length):
     """The reason at the start of a report for a claim that was not judged for a reason of `length` characters."""
     verdict = SimpleNamespace(verdict="not run", why="w" * length + "; more", helps=False, parts=[])
-    return report_start._reason_text(verdict, None)
+    return report_start._shorten_reason(verdict, None)
 
 
 def redrawn(count):

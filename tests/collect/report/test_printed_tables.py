@@ -61,9 +61,9 @@ def test_a_row_has_the_values_of_its_cell_and_how_often_it_is_the_best(loaded):
     assert of_fsdp.wins[0] == ComparisonsWon("throughput_per_s", 0, 1)
     assert of_both.wins[0] == ComparisonsWon("throughput_per_s", 1, 1)
     assert sizes.rows[0].best[0] == BestOfRanks("throughput_per_s", 2, ["ddp"])
-    assert summary_tables.choice_clauses(of_ddp)[0] == "among the fastest in 1 of 1 comparison"
-    assert summary_tables.choice_clauses(sizes.rows[0])[0] == "fastest on 2 ranks: ddp"
-    assert summary_tables.choice_clauses(of_none) == [summary_tables.NO_COMPARISON]
+    assert summary_tables.list_choice_clauses(of_ddp)[0] == "among the fastest in 1 of 1 comparison"
+    assert summary_tables.list_choice_clauses(sizes.rows[0])[0] == "fastest on 2 ranks: ddp"
+    assert summary_tables.list_choice_clauses(of_none) == [summary_tables.NO_COMPARISON]
 
 
 def test_the_page_has_the_tables_with_links_and_escaped_texts(loaded, tmp_path):

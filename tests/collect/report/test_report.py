@@ -350,7 +350,7 @@ def test_the_page_asks_no_host_for_anything(loaded, summarized, workspace):
     """
     text = page.draw_page(loaded, summarized, workspace.report, workspace.runs)
     tags = Tags(text)
-    assert support_report.unpack(text, "plotly") == page.plotly_script()
+    assert support_report.unpack(text, "plotly") == page.read_plotly_script()
     ours = text.replace(support_report.packed_plotly(), "")
     assert not re.search(r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttpRequest|WebSocket|import\(", ours)
     policies = [attrs["content"] for tag, attrs in tags.found if attrs.get("http-equiv") == "Content-Security-Policy"]
@@ -394,10 +394,10 @@ def test_one_environment_is_shown_once_though_failed_runs_name_other_packages(tm
         text = folder.run_json.read_text()
         folder.run_json.write_text(text.replace('"torch": "2.13.0"', '"python": "3.11.2", "torch": "2.13.0"'))
         assert "python" in folder.read_run().versions
-    versions = dict(provenance.run_properties(load.load_matrix(workspace, None)))["Versions"]
+    versions = dict(provenance.list_run_properties(load.load_matrix(workspace, None)))["Versions"]
     assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0"]
     runs[1].run_json.write_text(runs[1].run_json.read_text().replace("2.13.0", "2.12.1"))
-    versions = dict(provenance.run_properties(load.load_matrix(workspace, None)))["Versions"]
+    versions = dict(provenance.list_run_properties(load.load_matrix(workspace, None)))["Versions"]
     assert versions == ["python 3.11.2, shardlab 0.1.0, torch 2.13.0", "python 3.11.2, shardlab 0.1.0, torch 2.12.1"]
 
 

@@ -76,7 +76,7 @@ def line(summarized, name):
 def test_a_ratio_is_shown_with_its_interval_beside_the_bound_of_the_test(summarized):
     """The ratio is 101 s / 50.5 s = 2. By Student's t with 2 degrees of freedom, the interval is about 2 ± 0.08."""
     found = line(summarized, "twice")
-    assert (found.mark, found.measured, found.asked, found.against) == ("✓", "2.00 ×", "1.9 to 2.1 ×", "")
+    assert (found.symbol, found.measured, found.bounds, found.other_number) == ("✓", "2.00 ×", "1.9 to 2.1 ×", "")
     low, high = (float(number) for number in found.interval.split(" to "))
     assert 1.90 < low < 1.97
     assert 2.03 < high < 2.10
@@ -85,8 +85,8 @@ def test_a_ratio_is_shown_with_its_interval_beside_the_bound_of_the_test(summari
 
 def test_two_measured_numbers_of_a_claim_are_shown_side_by_side(summarized):
     found = line(summarized, "faster")
-    assert (found.mark, found.measured, found.asked) == ("✓", "50.5 s", "")
-    assert found.against.startswith("101 s (98.")
+    assert (found.symbol, found.measured, found.bounds) == ("✓", "50.5 s", "")
+    assert found.other_number.startswith("101 s (98.")
     assert found.interval.startswith("49.")
 
 
@@ -95,22 +95,22 @@ def test_a_number_that_a_claim_multiplies_is_shown_with_its_factor(tmp_path, tes
     (verdict,) = summary.summarize(load.load_matrix(study(tmp_path, {"part": test}), None), "single").verdicts
     found = report_start.write_claim_line(verdict, summary.summarize(load.load_matrix(Workspace(tmp_path), None), "single"))
     assert verdict.verdict == "reproduced"
-    assert {found.measured, found.against.partition(" (")[0]} == {"50.5 s", "0.8 × 101 s"}
+    assert {found.measured, found.other_number.partition(" (")[0]} == {"50.5 s", "0.8 × 101 s"}
 
 
 def test_a_failed_claim_is_shown_with_its_test(summarized):
     found = line(summarized, "slow")
-    assert (found.mark, found.measured, found.asked, found.reason) == ("✗", "50.5 s", "at least 60 s", "does not hold")
+    assert (found.symbol, found.measured, found.bounds, found.reason) == ("✗", "50.5 s", "at least 60 s", "does not hold")
     found = line(summarized, "both")
-    assert (found.measured, found.asked, found.reason) == ("50.5 s", "more than 60 s", "does not hold in 1 of 2 parts")
+    assert (found.measured, found.bounds, found.reason) == ("50.5 s", "more than 60 s", "does not hold in 1 of 2 parts")
 
 
 def test_overlapping_intervals_and_missing_numbers_are_reasons(summarized):
     found = line(summarized, "close")
-    assert (found.mark, found.measured) == ("?", "51.3 s")
+    assert (found.symbol, found.measured) == ("?", "51.3 s")
     assert found.reason.startswith("intervals overlap: holds in ")
     found = line(summarized, "energy")
-    assert (found.mark, found.measured, found.reason) == ("–", "", "ddp ×2: energy_j was not measured")
+    assert (found.symbol, found.measured, found.reason) == ("–", "", "ddp ×2: energy_j was not measured")
 
 
 def test_a_measured_number_is_shown_beside_the_printed_number_of_its_cell(summarized):
@@ -129,7 +129,7 @@ def test_a_claim_on_single_runs_is_undecided_and_names_the_next_command(tmp_path
         entered.cell for entered in verdict.numbers
     }
     assert line(found, "faster").reason == "n = 1, so no interval; as measured it holds"
-    assert report_start.repeat_commands(found) == [verdict.helps]
+    assert report_start.list_repeat_commands(found) == [verdict.helps]
 
 
 def test_a_claim_with_exact_parts_is_undecided_because_of_its_single_runs(tmp_path):
@@ -160,8 +160,8 @@ def test_a_reason_names_the_part_that_decided(parts, verdict, test, reason):
     judged = claims.Verdict(
         id="c", says="s", where="w", test="t", verdict=verdict, why="w", parts=claim_parts, helps="jobs submit"
     )
-    part = report_start._deciding_part(judged)
-    assert (part.test, report_start._reason_text(judged, part)) == (test, reason)
+    part = report_start._find_deciding_part(judged)
+    assert (part.test, report_start._shorten_reason(judged, part)) == (test, reason)
 
 
 @pytest.mark.parametrize(
@@ -173,22 +173,22 @@ def test_a_reason_names_the_part_that_decided(parts, verdict, test, reason):
 )
 def test_the_suggested_command_spells_the_matrix_as_the_user_did(name, path, scale, n, command):
     expansion = Expansion(schema=1, name=name, title="", path=path, cells=[], excluded=[], scale=scale)
-    assert claims.repeat_command(expansion, n, []) == command
+    assert claims.make_repeat_command(expansion, n, []) == command
 
 
 def test_the_start_of_the_report_describes_the_comparison_in_words(summarized):
     assert (
-        report_start.compared_sentence(summarized)
+        report_start.describe_comparison(summarized)
         == "single, ddp and fsdp2 on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell"
     )
-    assert report_start.same_work_sentence(summarized) == "3 of 3 cells are proven to do the same work as one process"
+    assert report_start.describe_same_work(summarized) == "3 of 3 cells are proven to do the same work as one process"
 
 
 def test_the_choice_is_that_of_the_contest_of_most_cells(summarized):
     """The recommendation is for the ranks and the batch with which most cells were measured."""
-    (choice,) = report_start.best_choices(summarized)
+    (choice,) = report_start.list_best_choices(summarized)
     assert (choice.workload, choice.where) == ("gpt2-tiny", "2 ranks, batch 8")
-    best = {criterion: ([link.text for link in said.names], said.sure) for criterion, said in choice.best}
+    best = {criterion: ([link.text for link in said.names], said.is_sure) for criterion, said in choice.best}
     assert best["Fastest"] == (["ddp"], True)
 
 
@@ -208,7 +208,7 @@ def test_cells_of_a_command_are_compared_without_a_choice(summarized, speeds, sa
         cell = row.cell | {"command": {"words": ["t.py"]}, "workload": "mine"}
         work = SameWork(verdict="not proven", why="of a command")
         rows.append(msgspec.structs.replace(row, cell=cell, same_work=work, metrics={"throughput_per_s": speed}))
-    sentences = report_start.compare_commands(msgspec.structs.replace(summarized, rows=rows))
+    sentences = report_start.describe_fastest_commands(msgspec.structs.replace(summarized, rows=rows))
     assert [sentence.startswith(said) for sentence in sentences] == [True] * bool(said), sentences
     assert all("It is not proven that the cells do the same work" in sentence for sentence in sentences)
 
@@ -231,7 +231,7 @@ def test_the_reason_is_beside_the_fastest_cell_if_profiles_say_it(tmp_path, caps
             folder = support.completed(workspace, cell, repeat, rehearsal=False, found={"same_work": PROVEN})
             support_ranks.write_traces(folder, [rank])
     found = summary.summarize(load.load_matrix(workspace, None), "ddp")
-    ((_, said), *_) = report_start.best_choices(found)[0].best
+    ((_, said), *_) = report_start.list_best_choices(found)[0].best
     assert ([link.text for link in said.names], said.reason) == (["ddp"], reason)
     assert main(["summarize", "-v", "--workspace", str(workspace.path)]) == 0
     assert (f"fastest, 2 ranks, batch 8: ddp, because of {reason}." in capsys.readouterr().out) == bool(reason)

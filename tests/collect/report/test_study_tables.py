@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collect.report.study_tables import metric_heading, redraw_tables
+from collect.report.study_tables import make_metric_heading, redraw_tables
 from collect.report.verdict_text import ReportedLine
 from collect.verdicts.reported import ReportedResult
 
@@ -147,4 +147,4 @@ def test_entries_with_the_same_remark_share_a_footnote():
      ("state", ("State", "")), ("energy_per_unit_j", ("Energy", "J per unit"))],
 )  # fmt: skip
 def test_a_metric_has_a_heading_and_its_unit(name, told):
-    assert metric_heading(name) == told
+    assert make_metric_heading(name) == told

@@ -80,7 +80,7 @@ def test_a_table_of_cells_comes_with_hidden_tools_and_the_facets_of_each_row(rep
 
 
 def test_a_key_with_many_values_or_with_one_has_no_check_boxes(summarized_of):
-    keys, shown = summarized_of([support.cell("ddp", 1, seed=seed) for seed in range(page.MOST_VALUES + 1)])
+    keys, shown = summarized_of([support.cell("ddp", 1, seed=seed) for seed in range(page.MOST_FACET_VALUES + 1)])
     assert [column.name for column in keys][:3] == ["strategy", "gpus", "seed"]
     assert page.make_facets(keys, shown) == []
     of_batch_16 = [support.cell("ddp", ranks, global_batch_size=16, micro_batch_size=16 // ranks) for ranks in (16, 2, 8)]

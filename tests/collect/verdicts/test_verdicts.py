@@ -291,7 +291,7 @@ def test_each_verdict_names_a_rehearsal_whose_numbers_are_not_compared(tmp_path)
     (beside,) = found.reported
     assert (beside.measured, beside.comparable, beside.ratio, beside.agrees) == (pytest.approx(50.5), False, None, None)
     assert "absolute numbers are not comparable" in beside.reasons[0]
-    assert verdict_text.verdict_label(found.verdicts[0]) == "contradicted (rehearsal)"
+    assert verdict_text.label_verdict(found.verdicts[0]) == "contradicted (rehearsal)"
 
 
 def beside(tmp_path, entry, times=CLOSE, **more):
@@ -467,10 +467,10 @@ def test_a_study_that_measured_nothing_is_marked(tmp_path):
 
 
 def test_notes_are_found_by_their_place():
-    assert reasons.named_places("sections 3.1 and 4.1.2") == {"section 3.1", "section 4.1.2"}
-    assert reasons.named_places("table 4.1.2, effective throughput") == {"table 4.1.2", "effective throughput"}
-    assert reasons.named_places("section 5.1.3 and table 1") == {"section 5.1.3", "table 1"}
-    assert not reasons.named_places("table 4") & reasons.named_places("section 4")
+    assert reasons.find_named_places("sections 3.1 and 4.1.2") == {"section 3.1", "section 4.1.2"}
+    assert reasons.find_named_places("table 4.1.2, effective throughput") == {"table 4.1.2", "effective throughput"}
+    assert reasons.find_named_places("section 5.1.3 and table 1") == {"section 5.1.3", "table 1"}
+    assert not reasons.find_named_places("table 4") & reasons.find_named_places("section 4")
 
 
 def test_a_matrix_may_give_an_accuracy_and_no_other_argument(tmp_path):
