@@ -86,10 +86,10 @@ def group_comparable_cells(rows: Sequence[CellRow]) -> list[ComparableCells]:
     options_of_workload = _find_shared_options(rows)
     rows_by_work: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.id):
-        description = comparability.describe_work(row.cell, options_of_workload[row.cell["workload"]])
-        for item in (description, description["rehearses"] or {}):
+        work_description = comparability.describe_work(row.cell, options_of_workload[row.cell["workload"]])
+        for item in (work_description, work_description["rehearses"] or {}):
             item.pop("global_batch_size", None)
-        rows_by_work[msgspec.json.encode(description, order="deterministic")].append(row)
+        rows_by_work[msgspec.json.encode(work_description, order="deterministic")].append(row)
     naming_values: dict[str, dict[bytes, dict[str, Any]]] = defaultdict(dict)
     for key, members in rows_by_work.items():
         naming_values[members[0].cell["workload"]][key] = _collect_naming_values(members[0], options_of_workload)
@@ -127,7 +127,7 @@ def _find_least_instrumented(rows: Sequence[CellRow]) -> set[str]:
     for row in rows:
         if row.n:
             rows_by_cell[comparability.key_without_instruments(row.cell)].append(row)
-    return {min(twins, key=lambda row: (_count_instruments(row), row.id)).id for twins in rows_by_cell.values()}
+    return {min(equal_rows, key=lambda row: (_count_instruments(row), row.id)).id for equal_rows in rows_by_cell.values()}
 
 
 def _count_instruments(row: CellRow) -> int:
@@ -157,10 +157,10 @@ def _name_rows(rows: Sequence[CellRow]) -> list[tuple[str, CellRow]]:
     for row in rows:
         rows_by_strategy[row.cell["strategy"]].append(row)
     named_rows = []
-    for strategy, members in rows_by_strategy.items():
-        cells = [row.flat_cell for row in members]
+    for strategy, strategy_rows in rows_by_strategy.items():
+        cells = [row.flat_cell for row in strategy_rows]
         keys = [key for key in find_distinguishing_keys(cells) if key not in ("strategy", "gpus")] if len(cells) > 1 else []
-        for row, cell in zip(members, cells):
+        for row, cell in zip(strategy_rows, cells):
             named_rows.append((", ".join(filter(None, [strategy, *(_describe_key(key, cell) for key in keys)])), row))
     return named_rows
 
@@ -174,7 +174,7 @@ def _describe_key(key: str, cell: dict[str, Any]) -> str:
 
 def make_natural_sort_key(name: str) -> list[str | int]:
     """A sort key that compares numbers inside names by value, so that 2 comes before 10."""
-    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", name))]
+    return [int(name_part) if index % 2 else name_part for index, name_part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _find_shared_options(rows: Sequence[CellRow]) -> dict[str, set[str]]:
@@ -199,11 +199,11 @@ def _collect_naming_values(row: CellRow, options_of_workload: dict[str, set[str]
     represents; its own values follow, with the prefix `rehearses.` before their keys.
     """
     values: dict[str, Any] = {}
-    for prefix, cell in (("", _get_represented_cell(row)), ("rehearses.", row.cell)):
-        options = options_of_workload[row.cell["workload"]] & cell["options"].keys()
-        work_description = comparability.describe_work(cell, options) | {"rehearses": None}
+    for key_prefix, cell in (("", _get_represented_cell(row)), ("rehearses.", row.cell)):
+        shared_options = options_of_workload[row.cell["workload"]] & cell["options"].keys()
+        work_description = comparability.describe_work(cell, shared_options) | {"rehearses": None}
         work_description.pop("global_batch_size")
-        values |= {prefix + key: value for key, value in flatten_cell(work_description).items()}
+        values |= {key_prefix + key: value for key, value in flatten_cell(work_description).items()}
     return values | {"launcher": row.cell["launcher"]}
 
 

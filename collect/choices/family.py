@@ -79,14 +79,14 @@ def choose_strategies(measurements: Measurements) -> list[ChoiceFamily]:
 
 
 def _build_choice_family(
-    measurements: Measurements, workload: str, values: str, rows: dict[tuple[int, int, int], list[CellRow]]
+    measurements: Measurements, workload: str, values: str, rows_by_contest: dict[tuple[int, int, int], list[CellRow]]
 ) -> ChoiceFamily:
     contests = []
-    for (rank_count, nodes, batch), contest_rows in rows.items():
+    for (rank_count, node_count, batch_size), contest_rows in rows_by_contest.items():
         contenders = contest_groups.list_contenders(contest_rows)
         measured_ids = {contender.cell for contender in contenders if contender.outcome == "measured"}
         standings = rank_cells(measurements, [row for row in contest_rows if row.id in measured_ids])
-        contests.append(Contest(rank_count, nodes, batch, contenders, standings))
+        contests.append(Contest(rank_count, node_count, batch_size, contenders, standings))
     one_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks == 1]
     more_rank_indexes = [index for index, contest in enumerate(contests) if contest.ranks > 1]
     criterion_names = [
@@ -98,19 +98,19 @@ def _build_choice_family(
     )
 
 
-def _group_fits(contests: Sequence[Contest], indexes: Sequence[int]) -> list[MemoryFit]:
+def _group_fits(contests: Sequence[Contest], contest_indexes: Sequence[int]) -> list[MemoryFit]:
     """Which cells fit into memory in some contests. Contests in which the same cells do not fit, or may not fit, are grouped.
 
-    contests: all contests of a family. indexes: the indexes in `contests` of the contests that are considered.
+    contests: all contests of a family. contest_indexes: the indexes in `contests` of the contests that are considered.
     """
     fits_by_names: dict[Hashable, MemoryFit] = {}
-    for index in indexes:
+    for contest_index in contest_indexes:
         new_fit = MemoryFit([], [], [], [], [])
-        for contender in contests[index].contenders:
+        for contender in contests[contest_index].contenders:
             getattr(new_fit, _find_fit(contender)).append(contender.name)
         other_names = (new_fit.does_not_fit, new_fit.over_the_limit, new_fit.unknown)
         shared_fit = fits_by_names.setdefault((bool(new_fit.fits), *map(tuple, other_names)), new_fit)
-        shared_fit.contests.append(index)
+        shared_fit.contests.append(contest_index)
         shared_fit.fits = sorted({*shared_fit.fits, *new_fit.fits}, key=make_natural_sort_key)
     return list(fits_by_names.values())
 
@@ -129,13 +129,13 @@ def _find_fit(contender: Contender) -> str:
 
 def _build_criterion_choice(contests: Sequence[Contest], criterion: str) -> CriterionChoice:
     answer_by_best: dict[Hashable, CriterionAnswer] = {}
-    for index, contest in enumerate(contests):
+    for contest_index, contest in enumerate(contests):
         if criterion == SENT_BYTES_METRIC and contest.ranks == 1:
             continue  # one rank sends nothing, so no strategy can be chosen by the sent bytes
         answer = _answer_contest(contest, criterion)
         best_names = () if answer.word in ("only one", "same work") else tuple(answer.best)
         equal_answer = answer_by_best.setdefault((answer.word, best_names), answer)
-        equal_answer.contests.append(index)
+        equal_answer.contests.append(contest_index)
         equal_answer.best = sorted({*equal_answer.best, *answer.best}, key=make_natural_sort_key)
     return CriterionChoice(
         criterion, sorted(answer_by_best.values(), key=lambda answer: answer.word in ("only one", "none fits", "not measured"))

@@ -109,13 +109,13 @@ def _build_row(table: PrintedTable, texts: list[str], matching: Sequence[CellRow
     return filled_row
 
 
-def _count_wins(criterion: str, ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
-    best_of_contests = [best for contest in contests for best in _find_best_cell_ids(contest, criterion, ids)]
-    return ComparisonsWon(criterion, sum(not ids.isdisjoint(best) for best in best_of_contests), len(best_of_contests))
+def _count_wins(criterion: str, cell_ids: set[str], contests: Sequence[Contest]) -> ComparisonsWon:
+    best_of_contests = [best for contest in contests for best in _find_best_cell_ids(contest, criterion, cell_ids)]
+    return ComparisonsWon(criterion, sum(not cell_ids.isdisjoint(best) for best in best_of_contests), len(best_of_contests))
 
 
-def _find_best_of_most_ranks(criterion: str, ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
-    candidates = [(contest, best_ids) for contest in contests for best_ids in _find_best_cell_ids(contest, criterion, ids)]
+def _find_best_of_most_ranks(criterion: str, cell_ids: set[str], contests: Sequence[Contest]) -> BestOfRanks | None:
+    candidates = [(contest, best_ids) for contest in contests for best_ids in _find_best_cell_ids(contest, criterion, cell_ids)]
     if not candidates:
         return None
     contest, best_ids = max(candidates, key=lambda pair: pair[0].ranks)
@@ -123,15 +123,15 @@ def _find_best_of_most_ranks(criterion: str, ids: set[str], contests: Sequence[C
     return BestOfRanks(criterion, contest.ranks, sorted((name_by_cell[cell] for cell in best_ids), key=make_natural_sort_key))
 
 
-def _find_best_cell_ids(contest: Contest, criterion: str, ids: set[str]) -> list[list[str]]:
+def _find_best_cell_ids(contest: Contest, criterion: str, cell_ids: set[str]) -> list[list[str]]:
     """The ids of the best cells of a contest by a criterion, as a list with one element.
 
-    The list is empty if no cell of `ids` is ranked by this criterion, or if no cell of the contest is ahead of the others.
+    The list is empty if no cell of `cell_ids` is ranked by this criterion, or if no cell of the contest is ahead of the others.
     """
     return [
         standing.best
         for standing in contest.standings
         if standing.criterion == criterion
         and standing.word not in UNORDERED_WORDS
-        and not ids.isdisjoint(ranked_cell.cell for ranked_cell in standing.placed)
+        and not cell_ids.isdisjoint(ranked_cell.cell for ranked_cell in standing.placed)
     ]

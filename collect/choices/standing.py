@@ -80,11 +80,11 @@ def rank_cells(measurements: Measurements, rows: Sequence[CellRow]) -> list[Stan
     return [standing for standing in candidates if standing is not None]
 
 
-def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[CellRow]) -> Standing | None:
-    estimates = [row.metrics[name] for row in rows]
+def _rank_by_criterion(measurements: Measurements, criterion: str, rows: Sequence[CellRow]) -> Standing | None:
+    estimates = [row.metrics[criterion] for row in rows]
     if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
         return None
-    metric = measurements.metrics[name]
+    metric = measurements.metrics[criterion]
     if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
         return None
     higher_is_better = metric.direction == "higher is better"
@@ -102,7 +102,7 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
         best += [other for other, is_ahead in other_pairs if not (is_ahead and _is_ahead(first_mean, other, corrected_level))]
         have_no_scatter = all(mean.error_and_degrees is not None and mean.error_and_degrees[0] == 0 for mean in best)
         word = "equal" if have_no_scatter and (metric.exact or best[-1].value == first_mean.value) else "not told apart"
-        if name == ACCURACY_METRIC and all(_is_proven(mean) for mean in best):
+        if criterion == ACCURACY_METRIC and all(_is_proven(mean) for mean in best):
             word = "same work"
     if None in is_ahead_of_other:
         best, word = [mean for mean in means if mean.value == first_mean.value], "as measured"
@@ -111,7 +111,7 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     if runner_up is not None and runner_up.value and word != "not told apart":
         margin_pct = 100 * abs(first_mean.value - runner_up.value) / abs(runner_up.value)
     return Standing(
-        criterion=name,
+        criterion=criterion,
         unit=estimates[0].unit,
         word=word,
         best=[mean.selected.row.id for mean in best],
@@ -134,21 +134,21 @@ def _is_ahead(best: UncertainNumber, other: UncertainNumber, level: float) -> bo
         return False
     if best.error_and_degrees is None or other.error_and_degrees is None:
         return None
-    distance = abs(best.value - other.value)
-    if best.selected.metric.exact and distance <= EQUAL_TOLERANCE * abs(best.value):
+    mean_distance = abs(best.value - other.value)
+    if best.selected.metric.exact and mean_distance <= EQUAL_TOLERANCE * abs(best.value):
         return False
     half_widths = [
         error * compute_half_width(degrees, level) for error, degrees in (best.error_and_degrees, other.error_and_degrees)
     ]
-    if distance == 0 or distance < max(half_widths):
+    if mean_distance == 0 or mean_distance < max(half_widths):
         return False
-    if distance >= sum(half_widths):
+    if mean_distance >= sum(half_widths):
         return True
     draws_of_best, draws_of_other = (np.broadcast_to(np.asarray(number.draws), DRAW_COUNT) for number in (best, other))
     ahead_count = int((draws_of_best > draws_of_other if best.value > other.value else draws_of_best < draws_of_other).sum())
     return ahead_count >= (1 - level) * DRAW_COUNT
 
 
-def _is_proven(mean: UncertainNumber) -> bool:
-    proof = mean.selected.row.same_work
+def _is_proven(number: UncertainNumber) -> bool:
+    proof = number.selected.row.same_work
     return proof is not None and proof.verdict == "proven"

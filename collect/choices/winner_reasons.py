@@ -28,8 +28,8 @@ def explain_winners(loaded: LoadedMatrix, families: Sequence[ChoiceFamily]) -> l
 def find_rivals(contest: Contest) -> tuple[str, str] | None:
     """The ids of the fastest cell and of the fastest cell that is not among the best; None if no cell is slower."""
     standing = next((standing for standing in contest.standings if standing.criterion == _SPEED_METRIC), None)
-    rival = next((entry.cell for entry in standing.placed if entry.cell not in standing.best), None) if standing else None
-    return (standing.placed[0].cell, rival) if standing and rival is not None else None
+    rival_id = next((entry.cell for entry in standing.placed if entry.cell not in standing.best), None) if standing else None
+    return (standing.placed[0].cell, rival_id) if standing and rival_id is not None else None
 
 
 def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:
@@ -37,8 +37,8 @@ def write_reason(contest: Contest, reasons: Sequence[CellDifference]) -> str:
 
     "" if the traces do not say it, also because the profiled steps of the fastest cell are not shorter.
     """
-    rivals = find_rivals(contest)
-    step_difference = next((entry.step for entry in reasons if (entry.cell, entry.baseline) == rivals), None)
+    rival_ids = find_rivals(contest)
+    step_difference = next((entry.step for entry in reasons if (entry.cell, entry.baseline) == rival_ids), None)
     if step_difference is None or step_difference.difference_ns >= 0:
         return ""
     label_and_share = [(part.label, 100 * part.difference_ns / step_difference.difference_ns) for part in step_difference.parts]

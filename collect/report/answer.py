@@ -38,23 +38,23 @@ def print_answer(output: Output, summary: Summary, tensors: Mapping[str, TensorM
 
     def wrap(sentences: Iterable[str], most_lines: int) -> list[str]:
         """The lines of sentences on a terminal; in a pipe, a line is a sentence."""
-        lines = [*sentences]
+        text_lines = [*sentences]
         if width is not None:
             text_width = min(width, MOST_COLUMNS)
-            lines = [line for text in lines for line in textwrap.wrap(text, text_width, subsequent_indent="  ")]
-        return lines if len(lines) <= most_lines else [*lines[: most_lines - 1], "  ..."]
+            text_lines = [line for text in text_lines for line in textwrap.wrap(text, text_width, subsequent_indent="  ")]
+        return text_lines if len(text_lines) <= most_lines else [*text_lines[: most_lines - 1], "  ..."]
 
     answer_lines = wrap(_list_choices(summary, tensors), MOST_ANSWER_LINES)
     caution_lines = wrap(_list_cautions(summary), MOST_ANSWER_LINES + MOST_CAUTION_LINES - len(answer_lines))
-    table = terminal.make_cells_table(summary)
-    title_lines = wrap([table.title], MOST_TITLE_LINES)
+    cells_table = terminal.make_cells_table(summary)
+    title_lines = wrap([cells_table.title], MOST_TITLE_LINES)
     line_count = len(title_lines) + len(answer_lines) + len(caution_lines) + LAST_LINES
-    table = _cut_rows(msgspec.structs.replace(table, title=""), MOST_LINES - line_count, width)
-    for lines, style in ((title_lines, "bold"), (answer_lines, None), (caution_lines, "yellow")):
-        for line in lines:
-            output.print_line(line, style=style)
-    output.show_table(table)
-    hidden_count = len(summary.rows) - len(table.rows)
+    cells_table = _cut_rows(msgspec.structs.replace(cells_table, title=""), MOST_LINES - line_count, width)
+    for text_lines, line_style in ((title_lines, "bold"), (answer_lines, None), (caution_lines, "yellow")):
+        for line in text_lines:
+            output.print_line(line, style=line_style)
+    output.show_table(cells_table)
+    hidden_count = len(summary.rows) - len(cells_table.rows)
     cells_text = f"{hidden_count} more cell(s), " if hidden_count else ""
     output.print_line("±: half the 95 % interval of the mean over n repeats")
     output.print_line(f"collect summarize -v: {cells_text}{len(summary.remarks)} remark(s), times, memory, traffic")
@@ -75,16 +75,16 @@ def _cut_rows(table: Table[Any], most_lines: int, width: int | None) -> Table[An
 
 def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iterator[str]:
     """The counts of the verdicts on claims; then a sentence for each workload: the best cells by each criterion."""
-    choices = report_start.list_best_choices(summary, tensors)
+    workload_choices = report_start.list_best_choices(summary, tensors)
     if summary.verdicts:
         yield f"{verdict_text.count_verdicts(summary)}."
     yield from report_start.describe_fastest_commands(summary)
     common_batch = dict(summary.table.common_values).get(columns.key_heading("global_batch_size"))
-    for choice in choices:
+    for choice in workload_choices:
         contest_name = choice.where.removesuffix(f", batch {common_batch}")
-        subject = f"{choice.workload}, {contest_name}" if len(choices) > 1 else contest_name
+        choice_subject = f"{choice.workload}, {contest_name}" if len(workload_choices) > 1 else contest_name
         choice_texts = [_shorten_choice(heading, text) for heading, text in choice.best if text.names or text.value]
-        yield f"{subject}: {'; '.join(choice_texts)}."
+        yield f"{choice_subject}: {'; '.join(choice_texts)}."
 
 
 def _shorten_choice(heading: str, best_text: ChoiceText) -> str:
@@ -102,9 +102,9 @@ def _list_cautions(summary: Summary) -> Iterator[str]:
     """Sentences that limit the answer: runs that failed, remarks, damaged records, outliers."""
     expected_states = {row.id: row.cell.get("expect") or () for row in summary.rows}
     unexpected_failures = (entry for entry in summary.failures if entry.state not in expected_states.get(entry.cell, ()))
-    failures = [entry for entry in unexpected_failures if not entry.superseded]
-    if failures:
-        count_by_state, first_failure = Counter(failure.state for failure in failures), failures[0]
+    counted_failures = [entry for entry in unexpected_failures if not entry.superseded]
+    if counted_failures:
+        count_by_state, first_failure = Counter(failure.state for failure in counted_failures), counted_failures[0]
         counts_text = ", ".join(f"{count} {state}" for state, count in count_by_state.items())
         reason = first_failure.why if len(first_failure.why) <= MOST_COLUMNS else f"{first_failure.why[: MOST_COLUMNS - 1]}…"
         yield f"did not complete: {counts_text}; the first: {first_failure.run}: {reason or first_failure.state}"

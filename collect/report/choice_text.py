@@ -18,7 +18,7 @@ from collect.metrics.memory import MEMORY_KINDS
 from collect.report import verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Piece, Table
+from shardlab.terminal.table import Column, Table, TextPiece
 
 REHEARSAL_CAUTION = "choices of a rehearsal show that a choice can be computed, not which strategy to choose"
 AS_MEASURED_REMARK = "as measured"
@@ -50,7 +50,7 @@ MOST_NAMED_CELLS = 3  # if a contest has more best cells than this number, the t
 class ChoiceText(msgspec.Struct, frozen=True):
     """The text of a choice by one criterion."""
 
-    names: list[Piece]
+    names: list[TextPiece]
     """The best cells, each with a link to its runs."""
     value: str = ""
     """The value of the first of the best cells, with its unit."""
@@ -68,15 +68,15 @@ class ChoiceText(msgspec.Struct, frozen=True):
         return f"{text} ({self.remark})" if text and self.remark else text or self.remark
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[TextPiece]:
         """The text as a page shows it: the best cells and their value, then how certain the choice is, and why."""
         names = [msgspec.structs.replace(name, style="sure" if self.is_sure else "") for name in self.names]
         certainty = "; ".join(filter(None, (self.remark, self.margin)))
         reason_clause = f"why: {self.reason}" if self.reason else ""
         return [
             *join_links(names),
-            Piece(self.value, style="value"),
-            *(Piece(text, style="more") for text in (certainty, reason_clause)),
+            TextPiece(self.value, style="value"),
+            *(TextPiece(text, style="more") for text in (certainty, reason_clause)),
         ]
 
 
@@ -85,7 +85,7 @@ class TreeNode(msgspec.Struct, frozen=True):
 
     question: str
     """The question."""
-    answers: list[tuple[str, ChoiceText, list[Piece]]]
+    answers: list[tuple[str, ChoiceText, list[TextPiece]]]
     """For each answer (the contests for which the answer holds, as text; the answer; the cells from which it follows)."""
 
 
@@ -123,7 +123,7 @@ def list_choice_cautions(summary: Summary) -> list[str]:
     return [*cautions, NOT_REPEATED_CAUTION] if is_as_measured else cautions
 
 
-def list_uncompared_cells(summary: Summary) -> list[tuple[str, list[Piece]]]:
+def list_uncompared_cells(summary: Summary) -> list[tuple[str, list[TextPiece]]]:
     """The cells that cannot be compared, because no other cell on the same number of ranks has the same batch size.
 
     Returns a list of (title of the family and number of ranks, cells). A cell is only listed if another cell ran on the same
@@ -137,7 +137,7 @@ def list_uncompared_cells(summary: Summary) -> list[tuple[str, list[Piece]]]:
         for (rank_count, _), contests in contests_by_ranks.items():
             lone_contenders = [(contest.batch, contest.contenders[0]) for contest in contests if len(contest.contenders) == 1]
             if len({contender.name for contest in contests for contender in contest.contenders}) > 1 and lone_contenders:
-                links = [Piece(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
+                links = [TextPiece(f"{contender.name} (batch {batch})", contender.cell) for batch, contender in lone_contenders]
                 uncompared_groups.append((f"{make_family_title(choice_family)}, {name_ranks(rank_count)}", links))
     return uncompared_groups
 
@@ -158,7 +158,7 @@ def make_choice_table(
             HEADING_BY_CRITERION[criterion], lambda row: str(find_best(row)), pieces=lambda row: find_best(row).pieces
         )
 
-    rows = [
+    contest_rows = [
         (family, contest)
         for family in families
         for contest in [contest for contest in family.contests if contest.has_choice][:MOST_SHOWN]
@@ -166,19 +166,19 @@ def make_choice_table(
     columns: list[Column[FamilyContest]] = [
         Column(
             "Ranks", lambda row: name_contest(row[1]),
-            pieces=lambda row: [Piece(name_ranks(row[1].ranks)), Piece(_name_batch_and_nodes(row[1]), style="more")],
+            pieces=lambda row: [TextPiece(name_ranks(row[1].ranks)), TextPiece(_name_batch_and_nodes(row[1]), style="more")],
         ),
         *map(make_criterion_column, criterion_names),
     ]  # fmt: skip
-    if any(_list_unranked_cells(contest) for _, contest in rows):
+    if any(_list_unranked_cells(contest) for _, contest in contest_rows):
         columns.append(Column("Not ranked", pieces=lambda row: _list_unranked_cells(row[1])))
     title = "Which strategy to choose"
-    return Table(title, columns, rows, "choices", group=lambda row: make_family_title(row[0]), has_group_headings=True)
+    return Table(title, columns, contest_rows, "choices", group=lambda row: make_family_title(row[0]), has_group_headings=True)
 
 
-def join_links(links: Sequence[Piece]) -> list[Piece]:
+def join_links(links: Sequence[TextPiece]) -> list[TextPiece]:
     """Links with commas between them."""
-    return [piece for link in links for piece in (Piece(", "), link)][1:]
+    return [piece for link in links for piece in (TextPiece(", "), link)][1:]
 
 
 def make_decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
@@ -188,7 +188,7 @@ def make_decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
         fits: Sequence[MemoryFit],
         name_contests: Callable[[Sequence[int]], str],
         describe_fit: Callable[[MemoryFit], ChoiceText],
-    ) -> list[tuple[str, ChoiceText, list[Piece]]]:
+    ) -> list[tuple[str, ChoiceText, list[TextPiece]]]:
         return [(name_contests(fit.contests), describe_fit(fit), _make_cell_links(choice_family, fit)) for fit in fits]
 
     def name_batches(contest_indexes: Sequence[int]) -> str:
@@ -228,8 +228,8 @@ def describe_best_cells(contest: Contest, criterion: str, tensors: Mapping[str, 
     if standing.kind == MEMORY_KINDS["rss_bytes"] and is_known:
         return _describe_least_tensors(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
-    best = sorted((Piece(names[cell], cell) for cell in standing.best), key=lambda link: make_natural_sort_key(link.text))
-    links = best if len(best) <= MOST_NAMED_CELLS else [Piece(join_names([link.text for link in best]), best[0].link)]
+    best = sorted((TextPiece(names[cell], cell) for cell in standing.best), key=lambda link: make_natural_sort_key(link.text))
+    links = best if len(best) <= MOST_NAMED_CELLS else [TextPiece(join_names([link.text for link in best]), best[0].link)]
     if standing.word == "same work":
         return ChoiceText([], remark="equal: the same work")
     if standing.word == "not told apart":
@@ -246,7 +246,7 @@ def _describe_least_tensors(contest: Contest, tensors: Mapping[str, TensorMemory
     ranked_cells = sorted(tensors, key=lambda cell: (tensors[cell].size_bytes, make_natural_sort_key(name_by_cell[cell])))
     least_bytes, memory_kind = tensors[ranked_cells[0]]
     best_cells = [cell for cell in ranked_cells if tensors[cell].size_bytes <= (1 + EQUAL_TOLERANCE) * least_bytes]
-    links = [Piece(name_by_cell[cell], cell) for cell in best_cells]
+    links = [TextPiece(name_by_cell[cell], cell) for cell in best_cells]
     runner_up = next(iter(ranked_cells[len(best_cells) :]), ranked_cells[0])
     margin_pct = 100 * (1 - least_bytes / tensors[runner_up].size_bytes) if least_bytes else 0.0
     margin = f"{_format_percent(margin_pct)}\u00a0% less than {name_by_cell[runner_up]}" if margin_pct else ""
@@ -284,7 +284,7 @@ def _format_range(low: float, high: float, unit: str) -> str:
     return high_text if low_text == high_text else verdict_text.join_range(low_text, high_text)
 
 
-def _list_unranked_cells(contest: Contest) -> list[Piece]:
+def _list_unranked_cells(contest: Contest) -> list[TextPiece]:
     """The cells of a contest that are not ranked: for each reason links to the cells, then the reason.
 
     For a strategy that does other work by design, the reason contains the sentence of the strategy about this work.
@@ -299,16 +299,16 @@ def _list_unranked_cells(contest: Contest) -> list[Piece]:
         "failed": "failed",
         "not measured": "not measured",
     }
-    links_by_reason: dict[str, list[Piece]] = {}
+    links_by_reason: dict[str, list[TextPiece]] = {}
     for outcome, reason in reason_by_outcome.items():
         for contender in (contender for contender in contest.contenders if contender.outcome == outcome):
-            full_reason = f"{reason} ({contender.why})" if outcome == "other work" else reason
-            links_by_reason.setdefault(full_reason, []).append(Piece(contender.name, contender.cell))
-    reasons = [*links_by_reason.items()]
-    reasons += [
-        (contender.partly, [Piece(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly
+            outcome_reason = f"{reason} ({contender.why})" if outcome == "other work" else reason
+            links_by_reason.setdefault(outcome_reason, []).append(TextPiece(contender.name, contender.cell))
+    reasons_and_links = [*links_by_reason.items()]
+    reasons_and_links += [
+        (contender.partly, [TextPiece(contender.name, contender.cell)]) for contender in contest.contenders if contender.partly
     ]
-    return [piece for reason, links in reasons for piece in (*join_links(links), Piece(reason, style="more"))]
+    return [piece for reason, links in reasons_and_links for piece in (*join_links(links), TextPiece(reason, style="more"))]
 
 
 def _describe_fit_on_one_rank(fit: MemoryFit) -> ChoiceText:
@@ -335,7 +335,9 @@ def _describe_cells_without_fit(fit: MemoryFit) -> str:
     return "; ".join(f"{join_names(names)}: {outcome}" for names, outcome in outcomes if names)
 
 
-def _describe_answer(choice_family: ChoiceFamily, answer: CriterionAnswer, criterion: str) -> tuple[ChoiceText, list[Piece]]:
+def _describe_answer(
+    choice_family: ChoiceFamily, answer: CriterionAnswer, criterion: str
+) -> tuple[ChoiceText, list[TextPiece]]:
     """Returns (the answer to one question of the section "Which strategy to choose?" as text, the cells from which it follows).
 
     The cells are the best cells of each contest, that is, of each set of cells that may be compared."""
@@ -352,7 +354,7 @@ def _describe_answer(choice_family: ChoiceFamily, answer: CriterionAnswer, crite
     }[answer.word]
     if answer.word == "same work":
         return ChoiceText([], remark=certainty), []
-    links = []
+    cell_links = []
     for contest_index in answer.contests:
         contest = choice_family.contests[contest_index]
         standing = next((entry for entry in contest.standings if entry.criterion == criterion), None)
@@ -360,19 +362,21 @@ def _describe_answer(choice_family: ChoiceFamily, answer: CriterionAnswer, crite
         for entry in contest.contenders:
             if entry.name in answer.best and (standing is None or entry.cell in standing.best):
                 label_parts = [_make_cell_label(choice_family, contest, entry.name), values.get(entry.cell, "")]
-                links.append(Piece(": ".join(filter(None, label_parts)), entry.cell))
+                cell_links.append(TextPiece(": ".join(filter(None, label_parts)), entry.cell))
     best_names = "" if answer.word == "only one" else join_names(answer.best)
-    return ChoiceText([], best_names, certainty, is_sure=answer.word in ("best", "equal", "only one fits")), links
+    return ChoiceText([], best_names, certainty, is_sure=answer.word in ("best", "equal", "only one fits")), cell_links
 
 
-def _make_cell_links(choice_family: ChoiceFamily, fit: MemoryFit) -> list[Piece]:
+def _make_cell_links(choice_family: ChoiceFamily, fit: MemoryFit) -> list[TextPiece]:
     """Links to the cells of some contests, such as `ddp ×8`."""
-    names = [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
+    fit_names = [*fit.fits, *fit.does_not_fit, *fit.over_the_limit, *fit.unknown]
     links = []
     for contest_index in fit.contests:
         contest = choice_family.contests[contest_index]
-        contenders = [contender for contender in contest.contenders if contender.name in names]
-        links += [Piece(_make_cell_label(choice_family, contest, contender.name), contender.cell) for contender in contenders]
+        contenders = [contender for contender in contest.contenders if contender.name in fit_names]
+        links += [
+            TextPiece(_make_cell_label(choice_family, contest, contender.name), contender.cell) for contender in contenders
+        ]
     return links
 
 

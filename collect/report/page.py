@@ -38,7 +38,6 @@ from collect.metric import Metric, all_metrics
 from collect.reading.load import LoadedMatrix
 from collect.report import (
     choice_text,
-    fault_text,
     palette,
     provenance,
     report_start,
@@ -103,7 +102,7 @@ PARTS = {
         "deviations": "Deviations from the original matrix", "study": "What the study leaves open",
     }),
     "trust": Part("How sure the numbers are", sections={
-        "failures": "What did not complete", "faults": fault_text.TITLE, "instruments": "Cost of the instruments",
+        "failures": "What did not complete", "faults": summary_tables.FAULTS_TITLE, "instruments": "Cost of the instruments",
         "predictions": summary_tables.PREDICTIONS_TITLE, "records": "Quality of the records",
     }),
     "ran": Part("What ran where", sections={"runs": "Runs", "where": "Hosts and software"}),
@@ -174,12 +173,13 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
     runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
     section_tables = summary_tables.make_section_tables(short_summary, label_by_cell)
+    facets = make_facets(cell_tables.main.columns, short_summary.rows)
     return render_page(
         TEMPLATE,
         printable.clean_text,
         summary=short_summary,
         trace_answers=make_trace_answers(short_summary, label_by_cell),
-        faults_note=fault_text.NOTE,
+        faults_note=summary_tables.FAULTS_NOTE,
         section_tables=section_tables,
         whole=summary,
         version=__version__,
@@ -189,7 +189,6 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
         ),
         palette=palette,
         plain_text=columns.plain_text,
-        labels=[label_by_cell[row.id] for row in short_summary.rows],
         label_of=label_by_cell,
         link_to=lambda name: _find_link_address(name, index_by_cell, runs_path),
         few_cells=FEW_CELLS,
@@ -197,8 +196,10 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
         text=verdict_text,
         redrawn=study_tables.redraw_tables(verdict_text.make_reported_lines(summary, label_by_cell)),
         table=cell_tables,
-        facets=make_facets(cell_tables.main.columns, short_summary.rows),
-        facets_of_row=_encode_facets_of_row,
+        facets=facets,
+        facets_by_row=[
+            msgspec.json.encode([facet.values[index] for facet in facets]).decode() for index in index_by_cell.values()
+        ],
         least_rows=LEAST_ROWS,
         runs_path=runs_path,
         state_class=columns.find_notable_state,
@@ -256,8 +257,8 @@ def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tupl
 
     labels: {id of a cell: its label}."""
     return [
-        (name, section, section.make_tables(rows, labels))
-        for name, section in TRACE_ANSWERS.items()
+        (name, answer_section, answer_section.make_tables(rows, labels))
+        for name, answer_section in TRACE_ANSWERS.items()
         if (rows := getattr(summary, name))
     ]
 
@@ -331,17 +332,17 @@ def arrange_in_rows(plots: Sequence[figure.Figure]) -> list[tuple[figure.Figure,
     fill a row, the next figure of a similar height moves up.
     """
     remaining_plots = list(plots)
-    arranged: list[tuple[figure.Figure, bool]] = []
+    arranged_plots: list[tuple[figure.Figure, bool]] = []
     while remaining_plots:
         next_plot = remaining_plots.pop(0)
         candidates = [] if next_plot.name in WIDE_FIGURES else remaining_plots
-        partner = next((other for other in candidates if _fits_beside(next_plot, other)), None)
-        if partner is None:
-            arranged.append((next_plot, True))
+        partner_plot = next((other for other in candidates if _fits_beside(next_plot, other)), None)
+        if partner_plot is None:
+            arranged_plots.append((next_plot, True))
         else:
-            remaining_plots.remove(partner)
-            arranged += [(next_plot, False), (partner, False)]
-    return arranged
+            remaining_plots.remove(partner_plot)
+            arranged_plots += [(next_plot, False), (partner_plot, False)]
+    return arranged_plots
 
 
 def _fits_beside(plot: figure.Figure, other: figure.Figure) -> bool:
@@ -367,15 +368,10 @@ def make_facets(columns: Sequence[Column[CellRow]], rows: Sequence[CellRow]) -> 
     facets = []
     for column in columns:
         if column.name == "state":
-            states = [" and ".join(row.states) for row in rows]
-            facets.append(Facet(column.heading, states, list(dict.fromkeys(states))))
+            row_states = [" and ".join(row.states) for row in rows]
+            facets.append(Facet(column.heading, row_states, list(dict.fromkeys(row_states))))
             break
-        values = [str(column.text(row)) for row in rows]
-        choices = list(dict.fromkeys(filter(None, values)))
-        facets.append(Facet(column.heading, values, sorted(choices, key=float) if column.is_number else choices))
+        row_values = [str(column.text(row)) for row in rows]
+        choices = list(dict.fromkeys(filter(None, row_values)))
+        facets.append(Facet(column.heading, row_values, sorted(choices, key=float) if column.is_number else choices))
     return [facet for facet in facets if 1 < len(facet.choices) <= MOST_FACET_VALUES]
-
-
-def _encode_facets_of_row(facets: Sequence[Facet], row_index: int) -> str:
-    """The values of all facets for one row, as a JSON list of texts. row_index: index of the row in the summary."""
-    return msgspec.json.encode([facet.values[row_index] for facet in facets]).decode()

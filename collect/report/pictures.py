@@ -30,23 +30,23 @@ def parse_formats(option_value: str, option: str) -> tuple[str, ...]:
 
     option_value: the value of the option, such as `svg,png`. option: the name of the option, for the error message.
     """
-    names = tuple(dict.fromkeys(name.strip() for name in option_value.split(",")))
-    if unknown := [name for name in names if name not in FORMATS]:
-        raise InputError(f"{option}: found {unknown[0]!r}. Allowed: {', '.join(FORMATS)}.")
-    return names
+    format_names = tuple(dict.fromkeys(name.strip() for name in option_value.split(",")))
+    if unknown_names := [name for name in format_names if name not in FORMATS]:
+        raise InputError(f"{option}: found {unknown_names[0]!r}. Allowed: {', '.join(FORMATS)}.")
+    return format_names
 
 
-def make_picture_export(suffix: str, summary: str) -> Export:
+def make_picture_export(suffix: str, help_text: str) -> Export:
     """Make an export of `collect export` that writes only the figures, as picture files of one format.
 
-    suffix: the format, `svg` or `png`; also the name of the export. summary: the help text of this export.
+    suffix: the format, `svg` or `png`; also the name of the export. help_text: the help text of this export.
     """
 
     def write_all(loaded: LoadedMatrix, summarized: Summary, folder: Path, _place: Path) -> None:
         (folder / FOLDER).mkdir()
         write_pictures(folder / FOLDER, draw_figures(loaded, summarized), (suffix,), f"collect export --to {suffix}")
 
-    return Export(name=suffix, summary=summary, written_names=frozenset({FOLDER}), write=write_all, package="kaleido")
+    return Export(name=suffix, summary=help_text, written_names=frozenset({FOLDER}), write=write_all, package="kaleido")
 
 
 def write_pictures(folder: Path, figures: Sequence[DrawnFigure], formats: Sequence[str], command: str) -> None:
@@ -63,11 +63,11 @@ def write_pictures(folder: Path, figures: Sequence[DrawnFigure], formats: Sequen
         raise MissingExtra(command, "kaleido") from None
     pictures = []
     for figure in figures:
-        spec = palette.resolve_colours(figure.spec, palette.LIGHT)
-        picture, data = spec["picture"], [trace for trace in spec["data"] if trace.get("visible") != "legendonly"]
+        figure_spec = palette.resolve_colours(figure.spec, palette.LIGHT)
+        picture, data = figure_spec["picture"], [trace for trace in figure_spec["data"] if trace.get("visible") != "legendonly"]
         for name in formats:
             opts = {"format": name, "width": picture["width"], "height": picture["height"], "scale": SCALE_BY_FORMAT[name]}
-            picture_figure = {"data": data, "layout": spec["layout"] | picture}
+            picture_figure = {"data": data, "layout": figure_spec["layout"] | picture}
             pictures.append((folder / f"{figure.name}.{name}", picture_figure, opts))
     try:
         asyncio.run(_draw_pictures(kaleido.Kaleido, pictures))
@@ -81,5 +81,5 @@ async def _draw_pictures(
     """Draw each figure and write its file. kaleido could write the file itself, but it hides the reason if the writing
     fails."""
     async with browser_kind(mathjax=False) as browser:  # with MathJax, the browser would load MathJax from the network
-        for path, fig, opts in pictures:
-            files.write_new(path, await browser.calc_fig(fig, opts))
+        for path, picture_figure, picture_options in pictures:
+            files.write_new(path, await browser.calc_fig(picture_figure, picture_options))

@@ -15,7 +15,7 @@ from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.summary import Summary
 from collect.verdicts import reasons
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Piece, Table
+from shardlab.terminal.table import Column, Table, TextPiece
 from shardlab.workspace import handles
 
 RUN_METRICS = ("throughput_per_s", "step_time_ms", "final_loss")  # the metrics of which the table of runs has columns
@@ -59,7 +59,7 @@ class CellProvenance(msgspec.Struct, frozen=True):
             *(make_metric_column(column) for column in table_columns if column.name in RUN_METRICS),
             Column(
                 "Files", separator=" ",
-                pieces=lambda run: [Piece(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
+                pieces=lambda run: [TextPiece(name, f"{run.run_id}/{name}") for name in self.runs[run.run_id].files or ()],
             ),
             Column("Why", lambda run: run.why, is_number=False),
         ]  # fmt: skip
@@ -76,7 +76,7 @@ def find_cell_provenance(loaded: LoadedCell) -> CellProvenance:
 def _find_run_provenance(run: LoadedRun) -> RunProvenance:
     if run.verdict == NO_FOLDER_STATE:
         return RunProvenance([], None)
-    records = {
+    records_by_name = {
         "run.json": run.run,
         "result.json": run.result,
         "steps/": run.steps.height,
@@ -85,7 +85,7 @@ def _find_run_provenance(run: LoadedRun) -> RunProvenance:
         "memory/": run.memory,
     }
     return RunProvenance(
-        list(dict.fromkeys(host.host for host in run.hosts)), [name for name, exists in records.items() if exists]
+        list(dict.fromkeys(host.host for host in run.hosts)), [name for name, exists in records_by_name.items() if exists]
     )
 
 
@@ -149,7 +149,7 @@ def describe_hosts(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, str]
     for host in host_by_boot.values():
         gpu_names = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in host.gpus or ())
         nic_texts = [f"{nic.name} ({nic.kind}{f', {nic.speed_mbps} Mbit/s' if nic.speed_mbps else ''})" for nic in host.nics]
-        properties = [
+        host_properties = [
             ("Processors", f"{host.cpus_allowed} of {host.cpus}, {host.cpu_model or 'model unknown'}"),
             ("Memory", f"{notation.format_number(host.memory_bytes / notation.GIB, 3)} GiB"),
             ("GPUs", gpu_names or f"no GPU{f' ({host.gpu_why_absent})' if host.gpu_why_absent else ''}"),
@@ -157,7 +157,7 @@ def describe_hosts(loaded: LoadedMatrix) -> list[tuple[str, list[tuple[str, str]
             ("System", f"{host.system}, kernel {host.kernel}"),
             ("Python", ", ".join([host.python, *(f"{name} {version}" for name, version in sorted(host.packages.items()))])),
         ]
-        descriptions.append((host.host, properties))
+        descriptions.append((host.host, host_properties))
     return descriptions
 
 

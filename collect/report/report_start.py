@@ -13,7 +13,7 @@ from collect.choices.standing import Standing
 from collect.figures.memory_parts import TensorMemory
 from collect.findings.statistics import Estimate
 from collect.metric import all_metrics
-from collect.report import choice_text
+from collect.report import choice_text, verdict_text
 from collect.report.choice_text import ChoiceText
 from collect.summary import Summary
 from collect.verdicts.claims import ClaimPart, Verdict
@@ -71,11 +71,11 @@ def write_claim_line(verdict: Verdict, summary: Summary) -> ClaimLine:
 
 def describe_comparison(summary: Summary) -> str:
     """What a report compares, such as `single and ddp on gpt2-tiny; 1 and 2 ranks; 3 completed runs of each cell`."""
-    cells = [row.cell for row in summary.rows]
-    rank_counts = sorted({cell["gpus"] for cell in cells})
-    strategies = choice_text.join_names([*dict.fromkeys(row.flat_cell["strategy"] for row in summary.rows)])
+    row_cells = [row.cell for row in summary.rows]
+    rank_counts = sorted({cell["gpus"] for cell in row_cells})
+    strategies_text = choice_text.join_names([*dict.fromkeys(row.flat_cell["strategy"] for row in summary.rows)])
     clauses = [
-        f"{strategies} on {choice_text.join_names([*dict.fromkeys(cell['workload'] for cell in cells)])}",
+        f"{strategies_text} on {choice_text.join_names([*dict.fromkeys(cell['workload'] for cell in row_cells)])}",
         f"{choice_text.join_names([*map(str, rank_counts)])} rank{'' if rank_counts == [1] else 's'}",
     ]
     repeat_counts = sorted({row.n for row in summary.rows})
@@ -104,12 +104,12 @@ def describe_fastest_commands(summary: Summary) -> list[str]:
         if not slower_rows:
             continue
         fastest_speed, next_speed = (row.metrics["throughput_per_s"] for row in (fastest, slower_rows[0]))
-        label = summary.labels_by_cell[fastest.id]
+        fastest_label = summary.labels_by_cell[fastest.id]
         if all(_is_clearly_below(row.metrics["throughput_per_s"], fastest_speed) for row in slower_rows):
-            text = f"fastest: {label}, {notation.format_number(fastest_speed.value)} {fastest_speed.unit}"
+            text = f"fastest: {fastest_label}, {notation.format_number(fastest_speed.value)} {fastest_speed.unit}"
             text += f", {notation.format_number(100 * (fastest_speed.value / next_speed.value - 1), 2)} % faster than the next"
         else:
-            text = f"the fastest cell cannot be told: {label} has the highest mean, and intervals of others reach it"
+            text = f"the fastest cell cannot be told: {fastest_label} has the highest mean, and intervals of others reach it"
         sentences.append(f"{workload}: {text}. It is not proven that the cells do the same work: compare their losses.")
     return sentences
 
@@ -222,19 +222,15 @@ def _find_constant_factor(side: ast.expr) -> tuple[float, str]:
             return 1.0, ""
 
 
-def _format_measured(value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
+def _format_measured(mean_value: float, interval: tuple[float, float] | None, unit: str) -> tuple[str, str]:
     """A number and its interval as text: (the number with three digits and its unit, the interval in the same unit).
 
     The text of the interval is "" if there is no interval.
     """
-    unit_name, size = {"x": ("×", 1.0)}.get(unit, (unit, 1.0))
-    if unit == "bytes":
-        largest = max(map(abs, (value, *(interval or ()))))
-        unit_name, size = next(
-            ((unit_name, size) for unit_name, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if largest >= size), (unit, 1.0)
-        )
+    largest = max(map(abs, (mean_value, *(interval or ()))))
+    unit_name, size = ("×", 1.0) if unit == "x" else verdict_text.choose_decimal_unit(largest, unit)
     interval_text = " to ".join(_format_digits(bound / size) for bound in interval) if interval else ""
-    return f"{_format_digits(value / size)} {unit_name}".rstrip(), interval_text
+    return f"{_format_digits(mean_value / size)} {unit_name}".rstrip(), interval_text
 
 
 def _format_digits(value: float) -> str:

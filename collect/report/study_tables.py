@@ -11,7 +11,7 @@ import msgspec
 from collect.findings import columns
 from collect.findings.row import flatten_cell
 from collect.report.verdict_text import ReportedLine
-from shardlab.terminal.table import Column, Piece, Table
+from shardlab.terminal.table import Column, Table, TextPiece
 
 # Keys that name rows only if no other key distinguishes them: studies often put numbers of short and long runs in one row.
 LENGTH_KEYS = ("steps", "epochs")
@@ -73,25 +73,25 @@ def redraw_tables(lines: Sequence[ReportedLine]) -> list[tuple[Table[StudyRow], 
     groups: dict[str, list[_PlacedLine]] = {}
     for line in lines:
         where, _, qualifier = line.entry.where.partition(", ")
-        cell = {key: columns.plain_text(value) for key, value in flatten_cell(line.entry.cell).items()}
-        cell |= {ARGUMENT_KEY: line.entry.of} if line.entry.of else {}
-        groups.setdefault(where, []).append(_PlacedLine(line, cell, (line.entry.metric, qualifier)))
+        cell_filter = {key: columns.plain_text(value) for key, value in flatten_cell(line.entry.cell).items()}
+        cell_filter |= {ARGUMENT_KEY: line.entry.of} if line.entry.of else {}
+        groups.setdefault(where, []).append(_PlacedLine(line, cell_filter, (line.entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_make_place_sort_key)
     tables = [_redraw_table(f"study-{number}", where, groups[where]) for number, where in enumerate(table_places, start=1)]
     if single_lines := [line for line in lines if len(groups[line.entry.where.partition(", ")[0]]) < MIN_NUMBERS]:
-        title = "Numbers in the text of the study" if tables else "Printed numbers"
-        rows = [StudyRow([_name_metric(line), line.cell, line.entry.where], [line]) for line in single_lines]
+        table_title = "Numbers in the text of the study" if tables else "Printed numbers"
+        single_rows = [StudyRow([_name_metric(line), line.cell, line.entry.where], [line]) for line in single_lines]
         headings = [_Heading("Reported", "measured")]
-        tables.append(_make_table("study-text", title, "", ["Metric", "Cell", "Where"], headings, rows))
+        tables.append(_make_table("study-text", table_title, "", ["Metric", "Cell", "Where"], headings, single_rows))
     return tables
 
 
 def make_footnotes(lines: Sequence[ReportedLine]) -> Footnotes:
     """The footnotes of a table with these numbers. A sentence that applies to several numbers is one footnote."""
-    texts = list(dict.fromkeys(line.own_remarks for line in lines if line.own_remarks))
+    footnote_texts = list(dict.fromkeys(line.own_remarks for line in lines if line.own_remarks))
     doubts = list(dict.fromkeys(note for line in lines for note in line.entry.notes))
-    is_common = len(texts) == 1 and len(lines) > 1 and all(line.own_remarks for line in lines)
-    return Footnotes([] if is_common else texts, texts if is_common else [], doubts)
+    is_common = len(footnote_texts) == 1 and len(lines) > 1 and all(line.own_remarks for line in lines)
+    return Footnotes([] if is_common else footnote_texts, footnote_texts if is_common else [], doubts)
 
 
 def make_metric_heading(metric: str) -> tuple[str, str]:
@@ -127,37 +127,37 @@ def _make_place_sort_key(where: str) -> tuple[int, list[int]]:
 def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) -> tuple[Table[StudyRow], Footnotes]:
     """The table of the numbers of one place of the study."""
     all_keys = list(dict.fromkeys(key for placed in placed_lines for key in placed.cell))
-    keys = [key for key in all_keys if len({placed.cell.get(key) for placed in placed_lines}) > 1]
-    keys_without_lengths = [key for key in keys if key not in LENGTH_KEYS]
+    row_keys = [key for key in all_keys if len({placed.cell.get(key) for placed in placed_lines}) > 1]
+    keys_without_lengths = [key for key in row_keys if key not in LENGTH_KEYS]
     if len({(_list_row_names(placed, keys_without_lengths), placed.column) for placed in placed_lines}) == len(placed_lines):
-        keys = keys_without_lengths
+        row_keys = keys_without_lengths
     first_cell = placed_lines[0].cell
     common_values = [
         f"{columns.key_heading(key)} {first_cell[key]}"
         for key in all_keys
-        if key not in keys and {placed.cell.get(key) for placed in placed_lines} == {first_cell.get(key)}
+        if key not in row_keys and {placed.cell.get(key) for placed in placed_lines} == {first_cell.get(key)}
     ]
     table_columns = list(dict.fromkeys(placed.column for placed in placed_lines))
     headings = [_make_heading(*column) for column in table_columns]
-    name_headings = [columns.key_heading(key) for key in keys]
-    if len(table_columns) == 1 and (crossed_rows := _cross_rows(keys, placed_lines)):
-        (metric,), rows = headings, crossed_rows
+    name_headings = [columns.key_heading(key) for key in row_keys]
+    if len(table_columns) == 1 and (crossed_rows := _cross_rows(row_keys, placed_lines)):
+        (metric,), study_rows = headings, crossed_rows
         common_values.insert(0, f"{metric.text} in {metric.unit}" if metric.unit else metric.text)
-        column_values = dict.fromkeys(placed.cell.get(keys[-1], "") for placed in placed_lines)
+        column_values = dict.fromkeys(placed.cell.get(row_keys[-1], "") for placed in placed_lines)
         headings = [_Heading(value, name_headings[-1].lower()) for value in column_values]
         del name_headings[-1]
     else:
-        rows = _build_rows(keys, placed_lines, [placed.column for placed in placed_lines], table_columns)
-    if not keys:  # The numbers of a single cell stand below each other: otherwise the table would have only one row.
-        rows = [
+        study_rows = _build_rows(row_keys, placed_lines, [placed.column for placed in placed_lines], table_columns)
+    if not row_keys:  # The numbers of a single cell stand below each other: otherwise the table would have only one row.
+        study_rows = [
             StudyRow([", ".join(filter(None, (heading.text, heading.unit)))], [line])
-            for row in rows
+            for row in study_rows
             for heading, line in zip(headings, row.lines, strict=True)
             if line is not None
         ]
         name_headings, headings = ["Metric"], [_Heading("Number")]
     note = ", ".join(text if index == 0 else text[:1].lower() + text[1:] for index, text in enumerate(common_values))
-    return _make_table(name, where[:1].upper() + where[1:], note and f"{note}.", name_headings, headings, rows)
+    return _make_table(name, where[:1].upper() + where[1:], note and f"{note}.", name_headings, headings, study_rows)
 
 
 def _make_table(
@@ -171,7 +171,7 @@ def _make_table(
         return Column(heading, lambda row: row.names[index], is_number=False)
 
     def make_number_column(index: int, heading: _Heading) -> Column[StudyRow]:
-        def make_pieces(row: StudyRow) -> list[Piece]:
+        def make_pieces(row: StudyRow) -> list[TextPiece]:
             line = row.lines[index]
             return _make_field_pieces(line, name, footnotes.texts) if line else []
 
@@ -182,19 +182,19 @@ def _make_table(
     return Table(title, [*name_columns, *number_columns], rows, name, note), footnotes
 
 
-def _make_field_pieces(line: ReportedLine, table_name: str, footnote_texts: Sequence[str]) -> list[Piece]:
+def _make_field_pieces(line: ReportedLine, table_name: str, footnote_texts: Sequence[str]) -> list[TextPiece]:
     """The printed number, and below it the measured number, its interval, whether both agree, their ratio and the footnote."""
     cell, footnote = (
         line.entry.row or "",
         str(footnote_texts.index(line.own_remarks) + 1) if line.own_remarks in footnote_texts else "",
     )
     return [
-        Piece(line.printed, "" if line.measured else cell, "printed"),
-        Piece(line.measured, cell) if line.measured else Piece("–", spoken="not measured"),
-        Piece(line.interval and f"({line.interval})"),
-        Piece({"agrees": "✓", "differs": "≠"}.get(line.agreement, ""), style=line.agreement, spoken=line.agreement),
-        Piece(line.ratio and f"×{line.ratio}", spoken=f"measured divided by reported: {line.ratio}"),
-        Piece(footnote, f"#note-{table_name}-{footnote}", "footnote", f"note {footnote}"),
+        TextPiece(line.printed, "" if line.measured else cell, "printed"),
+        TextPiece(line.measured, cell) if line.measured else TextPiece("–", spoken="not measured"),
+        TextPiece(line.interval and f"({line.interval})"),
+        TextPiece({"agrees": "✓", "differs": "≠"}.get(line.agreement, ""), style=line.agreement, spoken=line.agreement),
+        TextPiece(line.ratio and f"×{line.ratio}", spoken=f"measured divided by reported: {line.ratio}"),
+        TextPiece(footnote, f"#note-{table_name}-{footnote}", "footnote", f"note {footnote}"),
     ]
 
 

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from collect.choices.printed_tables import FilledRow, FilledTable
+from collect.findings.answer_section import REPEATS, cell_column
 from collect.findings.columns import plain_text
 from collect.findings.equal_losses import LossComparison
+from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.prediction_scores import PredictionScore
 from collect.findings.searches import SearchResult
-from collect.report import choice_text, fault_text, study_tables, verdict_text
+from collect.report import choice_text, study_tables, verdict_text
 from collect.report.verdict_text import ReportedLine
 from collect.summary import Failure, Summary
 from collect.verdicts.claims import Verdict
 from shardlab.matrix.study import Deviation
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Piece, Table, Text
+from shardlab.terminal.table import Column, Table, Text, TextPiece
 
+Row = TypeVar("Row")
+
+FAULTS_TITLE = "Faults on purpose"
+FAULTS_NOTE = (
+    "These runs are not ordinary runs: one rank was slowed, or its process was ended, because the cell asks for it. "
+    "Where the matrix has the same cell without the fault, its value is in brackets."
+)
+_SLOWED_NOTE = (
+    "Throughput by the slowest rank: a step of the run ends when its slowest rank ends it. By each rank's own time: the sum of "
+    "ranks' own rates, which a slow rank does not lower if the others do not wait for it. Waiting: how much longer forward, "
+    "backward and update take in a step than on the rank where they are shortest. Found: the rank that the timeline names "
+    "as the straggler."
+)
+_LOST_NOTE = (
+    "Before and after: units of data (tokens, images) that ranks finished in a second until the rank was lost, and from then "
+    "until the first other rank had made all its steps. Not seen: units of the asked steps on which no rank trained. Loss: at "
+    "the last step that all ranks made, of the ranks that were left; in brackets at the end of the cell without the fault."
+)
+MOST_WAITING_RANKS = 8  # the most ranks whose waiting is written
 PREDICTIONS_TITLE = "Predictions against measurements, per step"
 _SEARCHES_NOTE = (
     "A size is gpu_batch_size: items of a data-parallel rank in a step. Powers of two are tried first, then sizes between "
@@ -73,7 +94,7 @@ def make_text_tables(summary: Summary) -> list[Table[Any]]:
     """
     candidates = [
         *(summary.table.main, *summary.table.further),
-        *fault_text.make_fault_tables(summary, summary.labels_by_cell),
+        *make_fault_tables(summary, summary.labels_by_cell),
         make_searches_table(summary.searches),
         make_score_table(summary.predictions),
         make_claims_table(summary),
@@ -91,7 +112,7 @@ def make_searches_table(searches: Sequence[SearchResult]) -> Table[SearchResult]
         Column("Found", lambda search: search.says, is_number=False),
         Column(
             "Tries", is_sentence=True,
-            pieces=lambda search: list(map(Piece, search.texts, search.cells)), separator=" → ",
+            pieces=lambda search: list(map(TextPiece, search.texts, search.cells)), separator=" → ",
         ),
     ]  # fmt: skip
     return Table("Searches for a batch size", columns, searches, "searches", note=_SEARCHES_NOTE)
@@ -136,7 +157,7 @@ def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str
     tables_by_section: dict[str, list[Table[Any]]] = {
         "deviations": [_make_deviations_table(summary)],
         "failures": [_make_failures_table(summary)],
-        "faults": fault_text.make_fault_tables(summary, labels),
+        "faults": make_fault_tables(summary, labels),
         "instruments": [_make_instruments_table(summary, labels)],
         "losses": [_make_losses_table(summary, labels)],
         "predictions": [make_score_table(summary.predictions)],
@@ -202,19 +223,19 @@ def _make_printed_table(printed: FilledTable) -> Table[FilledRow]:
     def make_text_column(index: int, heading: str) -> Column[FilledRow]:
         return Column(heading, lambda row: row.texts[index], is_number=False)
 
-    def make_measured_column(index: int, name: str) -> Column[FilledRow]:
+    def make_measured_column(index: int, metric_name: str) -> Column[FilledRow]:
         def show_estimate(row: FilledRow) -> str:
             return verdict_text.format_quantity(value.value, value.unit) if (value := row.values[index]) else ""
 
-        heading = f"{study_tables.make_metric_heading(name)[0]}, here"
-        return Column(heading, show_estimate, is_number=True, name=name, link=lambda row: row.row or "")
+        heading = f"{study_tables.make_metric_heading(metric_name)[0]}, here"
+        return Column(heading, show_estimate, is_number=True, name=metric_name, link=lambda row: row.row or "")
 
     columns = [make_text_column(index, heading) for index, heading in enumerate(printed.columns)]
-    columns += [make_measured_column(index, name) for index, name in enumerate(printed.measured)]
+    columns += [make_measured_column(index, metric_name) for index, metric_name in enumerate(printed.measured)]
     if printed.choice:
         columns.append(Column(
             "Chosen here", lambda row: "; ".join(list_choice_clauses(row)), is_sentence=True,
-            pieces=lambda row: [*map(Piece, list_choice_clauses(row))], separator="\n",
+            pieces=lambda row: [*map(TextPiece, list_choice_clauses(row))], separator="\n",
         ))  # fmt: skip
     return Table(f"{printed.where[:1].upper()}{printed.where[1:]}", columns, printed.rows, note=f"{printed.title}.")
 
@@ -257,3 +278,59 @@ def _format_quantity(value: float | None, unit: str) -> str:
     if unit == "bytes":
         unit, unit_size = notation.bytes_unit([value])
     return f"{notation.format_number(value / unit_size, 3)} {unit}".rstrip()
+
+
+def make_fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]]:
+    """The tables of slowed ranks and of lost workers that have rows. labels: {id of a cell: its label}."""
+    slowed_columns: list[Column[StragglerEffect]] = [
+        cell_column(labels),
+        REPEATS,
+        Column("Delay of a step", lambda effect: effect.delay_ms, "ms", digits=3),
+        Column("Found", lambda effect: "" if effect.found is None else f"rank {effect.found}"),
+        _make_compared_column(
+            "Throughput by the slowest rank",
+            "units/s",
+            lambda effect: (effect.throughput_per_s, effect.ordinary_throughput_per_s),
+        ),
+        _make_compared_column(
+            "By each rank's own time",
+            "units/s",
+            lambda effect: (effect.rank_throughput_per_s, effect.ordinary_rank_throughput_per_s),
+        ),
+        Column("Waiting of ranks 0, 1, ...", _describe_waiting, "ms", is_number=False),
+        _make_compared_column("Staleness, mean", "", lambda effect: (effect.staleness_mean, effect.ordinary_staleness_mean)),
+    ]
+    lost_columns: list[Column[LostWorkerEffect]] = [
+        cell_column(labels),
+        Column("State", lambda effect: effect.state, state=lambda effect: effect.state),
+        REPEATS,
+        Column("Before", lambda effect: effect.before_per_s, "units/s"),
+        Column("After", lambda effect: effect.after_per_s, "units/s"),
+        Column("Not seen", lambda effect: effect.unseen_units, "units"),
+        Column("Not seen", lambda effect: effect.unseen_pct, "%", digits=3),
+        Column("Last step", lambda effect: effect.last_step),
+        _make_compared_column("Loss", "nats", lambda effect: (effect.last_loss, effect.ordinary_loss)),
+    ]
+    all_tables: list[Table[Any]] = [
+        Table("Ranks that were slowed on purpose", slowed_columns, summary.slowed, "slowed", _SLOWED_NOTE),
+        Table("Workers that were lost on purpose", lost_columns, summary.lost, "lost", _LOST_NOTE),
+    ]
+    return [table for table in all_tables if table.rows]
+
+
+def _describe_waiting(effect: StragglerEffect) -> str:
+    waiting_texts = [notation.format_number(ms, 2) for ms in effect.waiting_ms[:MOST_WAITING_RANKS]]
+    return ", ".join([*waiting_texts, "..."] if len(effect.waiting_ms) > MOST_WAITING_RANKS else waiting_texts)
+
+
+def _make_compared_column(
+    heading: str, unit: str, get_values: Callable[[Row], tuple[float | None, float | None]]
+) -> Column[Row]:
+    """A column of values, and in brackets the value of the same cell without the fault. get_values: both values of a row."""
+
+    def make_text(row: Row) -> str:
+        fault_value, ordinary_value = get_values(row)
+        value_text = "" if fault_value is None else notation.format_number(fault_value)
+        return f"{value_text} ({notation.format_number(ordinary_value)})".strip() if ordinary_value is not None else value_text
+
+    return Column(heading, make_text, unit, is_number=True)

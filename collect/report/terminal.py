@@ -12,7 +12,7 @@ from collect.findings import columns
 from collect.findings.equal_losses import LossComparison
 from collect.findings.instrument_cost import InstrumentCost
 from collect.findings.row import CellRow
-from collect.report import choice_text, fault_text, report_start, summary_tables, truncation, verdict_text
+from collect.report import choice_text, report_start, summary_tables, truncation, verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
 from shardlab.terminal.console import Output
@@ -39,11 +39,14 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
     print_claims(output, summary)
     if summary.reported:
         output.print_line(f"{verdict_text.count_reported(summary)} (see the report, or: collect verdicts)")
-    for comparison in summary.losses:
-        output.print_line(describe_losses(comparison, labels))
-    for cost in summary.instruments:
-        output.print_line(describe_instrument_cost(cost, labels))
-    for other_table in (*fault_text.make_fault_tables(summary, labels), summary_tables.make_score_table(summary.predictions)):
+    for loss_comparison in summary.losses:
+        output.print_line(describe_losses(loss_comparison, labels))
+    for instrument_cost in summary.instruments:
+        output.print_line(describe_instrument_cost(instrument_cost, labels))
+    for other_table in (
+        *summary_tables.make_fault_tables(summary, labels),
+        summary_tables.make_score_table(summary.predictions),
+    ):
         _show_further(output, other_table)
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
@@ -74,13 +77,13 @@ def print_choices(output: Output, summary: Summary, tensors: Mapping[str, Tensor
         return
     criteria = choice_text.find_differing_criteria(families)
     for choice_family in families:
-        table = choice_text.make_choice_table([choice_family], criteria, tensors)
+        choice_table = choice_text.make_choice_table([choice_family], criteria, tensors)
         title = f"which strategy to choose: {choice_text.make_family_title(choice_family)}"
-        output.show_table(msgspec.structs.replace(table, title=title, columns=table.columns[: 1 + len(criteria)]))
-    for choice in report_start.list_best_choices(summary, tensors):
-        for heading, text in choice.best:
+        output.show_table(msgspec.structs.replace(choice_table, title=title, columns=choice_table.columns[: 1 + len(criteria)]))
+    for best_choice in report_start.list_best_choices(summary, tensors):
+        for heading, text in best_choice.best:
             if text.reason:
-                output.print_line(f"{heading.lower()}, {choice.where}: {text.names[0].text}, because of {text.reason}.")
+                output.print_line(f"{heading.lower()}, {best_choice.where}: {text.names[0].text}, because of {text.reason}.")
     if hidden_note := choice_text.write_hidden_note(summary):
         output.print_line(hidden_note)
     for caution in choice_text.list_choice_cautions(summary):
@@ -109,8 +112,8 @@ def print_verdicts(output: Output, summary: Summary) -> None:
         output.print_line(
             f"{verdict.id}: {verdict_text.label_verdict(verdict)}: {verdict.why}", verdict_text.VERDICT_STYLES[verdict.verdict]
         )
-        for text in (*map(verdict_text.describe_claim_number, verdict.numbers), *verdict.remarks):
-            output.print_line(f"  {text}")
+        for number_or_remark in (*map(verdict_text.describe_claim_number, verdict.numbers), *verdict.remarks):
+            output.print_line(f"  {number_or_remark}")
         for reason in verdict_text.join_assumed_reasons(verdict.reasons):
             output.print_line(f"  likely: {reason}")
         for note in verdict.notes if verdict.verdict == "contradicted" else ():

@@ -72,18 +72,21 @@ def describe_claim_number(number: ClaimNumber) -> str:
 
 def format_quantity(value: float, unit: str) -> str:
     """A number with its unit. Bytes are given in powers of 1,000 (KB, MB, GB), as studies print them."""
-    if unit == "bytes":
-        for unit_name, unit_bytes in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-            if abs(value) >= unit_bytes:
-                return f"{notation.format_number(value / unit_bytes)} {unit_name}"
+    unit_name, unit_size = choose_decimal_unit(value, unit)
     if unit in COUNT_UNITS and float(value).is_integer():
         return f"{value:,.0f} {unit.removesuffix('s') if value == 1 else unit}".rstrip()
-    return f"{notation.format_number(value)} {unit}".rstrip()
+    return f"{notation.format_number(value / unit_size)} {unit_name}".rstrip()
 
 
-def format_interval(low: float, high: float, unit: str) -> str:
+def choose_decimal_unit(value: float, unit: str) -> tuple[str, float]:
+    """(the unit in which a value is written, its size): for bytes the largest power of 1,000 up to the value, else `unit`."""
+    decimal_units = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if unit == "bytes" else ()
+    return next(((name, size) for name, size in decimal_units if abs(value) >= size), (unit, 1.0))
+
+
+def format_interval(lowest: float, highest: float, unit: str) -> str:
     """An interval as text, such as `57.9 to 58.5 s`."""
-    return join_range(format_quantity(low, unit), format_quantity(high, unit))
+    return join_range(format_quantity(lowest, unit), format_quantity(highest, unit))
 
 
 def join_range(low_text: str, high_text: str) -> str:
@@ -98,8 +101,8 @@ def find_common_reasons(summary: Summary) -> list[str]:
     If no reported number may be compared, the reasons that apply to all reported numbers that were also measured here.
     """
     comparable_reasons = [entry.reasons for entry in summary.reported if entry.comparable]
-    clause_lists = comparable_reasons or [entry.reasons for entry in summary.reported if entry.measured is not None]
-    return reasons.find_common_clauses(clause_lists)
+    reason_lists = comparable_reasons or [entry.reasons for entry in summary.reported if entry.measured is not None]
+    return reasons.find_common_clauses(reason_lists)
 
 
 def join_assumed_reasons(clauses: Sequence[str]) -> list[str]:
@@ -147,19 +150,19 @@ def _make_reported_line(entry: ReportedResult, labels: Mapping[str, str], shared
     own_reasons = [
         clause for clause in entry.reasons if clause not in shared_reasons and not clause.startswith(reasons.ASSUMED_PREFIX)
     ]
-    clauses = [clause for clause in (entry.why, *own_reasons, entry.how if entry.how == ALONE_TEXT else "") if clause]
-    cell_filter = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
+    remark_clauses = [clause for clause in (entry.why, *own_reasons, entry.how if entry.how == ALONE_TEXT else "") if clause]
+    filter_text = ", ".join(f"{key} {value}" for key, value in entry.cell.items())
     return ReportedLine(
         entry=entry,
-        cell=(labels[entry.row] if entry.row else cell_filter)
+        cell=(labels[entry.row] if entry.row else filter_text)
         + (f", against {labels[entry.against]}" if entry.against else ""),
         printed=_describe_printed_number(entry),
         measured=measured_text,
         interval=interval,
         ratio=f"{notation.format_number(entry.ratio, 3)}" if entry.ratio is not None else "",
         agreement={True: "agrees", False: "differs", None: ""}[entry.agrees],
-        remarks="; ".join(clauses),
-        own_remarks="; ".join(clause for clause in clauses if not clause.startswith(reasons.REHEARSAL_PREFIX)),
+        remarks="; ".join(remark_clauses),
+        own_remarks="; ".join(clause for clause in remark_clauses if not clause.startswith(reasons.REHEARSAL_PREFIX)),
     )
 
 

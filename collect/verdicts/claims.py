@@ -145,7 +145,7 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
     )
     try:
         test_tree = Expression(claim.test).tree
-        values, numbers = _look_up_numbers(measurements, verdict, test_tree)
+        value_of_call, number_of_call = _look_up_numbers(measurements, verdict, test_tree)
     except ExpressionError as error:
         verdict.why = str(error)
         return verdict
@@ -156,10 +156,10 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
     claim_rows = [row_of_cell[cell] for cell in dict.fromkeys(claim_number.cell for claim_number in verdict.numbers)]
     verdict.rehearsal = any(reasons.explain_rehearsal(measurements.cell(row)) for row in claim_rows)
     try:
-        _decide_verdict(verdict, test_tree, values)
+        _decide_verdict(verdict, test_tree, value_of_call)
     except ExpressionError as error:
         verdict.verdict, verdict.why = "undecided", f"{error}"
-    selected_parts = [part for number in numbers.values() for part in number.selected.parts]
+    selected_parts = [part for number in number_of_call.values() for part in number.selected.parts]
     step_metric_parts = [part for part in selected_parts if part.metric.of_all_steps]
     if comparability.instruments_differ(part.row.cell for part in step_metric_parts):
         metric_names = ", ".join(dict.fromkeys(part.metric.name for part in step_metric_parts))
@@ -172,13 +172,13 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
     host_reasons = (reasons.explain_uncounted_traffic(measurements.cell(part.row), part.metric.name) for part in selected_parts)
     if network_reason := next(filter(None, host_reasons), ""):
         verdict.verdict, verdict.why = "undecided", network_reason
-    elif unproven_reason := _find_unproven_reason(measurements, verdict, test_tree, numbers):
+    elif unproven_reason := _find_unproven_reason(measurements, verdict, test_tree, number_of_call):
         verdict.verdict, verdict.why = "undecided", unproven_reason
     elif verdict.verdict == "undecided" and verdict.parts:
         cell_ids = {cell for claim_number in verdict.numbers for cell in (claim_number.cell, claim_number.against) if cell}
         verdict.helps = make_repeat_command(loaded.expansion, max(claim_number.n for claim_number in verdict.numbers), cell_ids)
     if verdict.verdict == "contradicted":
-        metrics = {number.selected.metric.name for number in numbers.values()}
+        metrics = {number.selected.metric.name for number in number_of_call.values()}
         clause_lists = [reasons.list_likely_reasons(loaded, measurements.cell(row), row, metrics) for row in claim_rows]
         verdict.reasons = list(dict.fromkeys(clause for clauses in clause_lists for clause in clauses))
     return verdict
@@ -255,8 +255,9 @@ def _decide_verdict(verdict: Verdict, test_tree: ast.expr, value_of_call: Mappin
         )
         part.left, part.right = draws.compute_side_values(test, {text: measured_values[text] for text in part_calls})
         unit_of_call = {number.call: number.unit for number in verdict.numbers}
-        if side_numbers := _list_test_sides(test):
-            part.left_unit, part.right_unit = (_infer_unit(side, unit_of_call) or "" for side in side_numbers)
+        if isinstance(test, ast.Compare):
+            sides = (test.left, test.comparators[0])
+            part.left_unit, part.right_unit = (_infer_unit(side, unit_of_call) or "" for side in sides)
         if part_calls <= known_values.keys():
             part.holds_pct = 100 * draws.compute_share(test, {text: known_values[text] for text in part_calls})
             part.left_interval, part.right_interval = draws.compute_side_intervals(
@@ -354,18 +355,14 @@ def _format_python_literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isprintable() and not set('"\\') & set(value) else repr(value)
 
 
-def _list_test_sides(test: ast.expr) -> list[ast.expr]:
-    return [test.left, test.comparators[0]] if isinstance(test, ast.Compare) else []
-
-
-def _infer_unit(node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
+def _infer_unit(side_node: ast.expr, unit_of_call: Mapping[str, str]) -> str | None:
     """The unit of one side of a comparison; "x" for a ratio, "" for a plain number, None if the unit is not known.
 
     unit_of_call: {text of a call: unit of its value}.
     """
-    match node:
+    match side_node:
         case ast.Call():
-            return unit_of_call.get(ast.unparse(node))
+            return unit_of_call.get(ast.unparse(side_node))
         case ast.Constant():
             return ""
         case ast.UnaryOp(operand=operand):

@@ -26,15 +26,15 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def draw_mean(mean: float, standard_error: float, freedom_degrees: int, name: str) -> float | DrawnValues:
-    """Draw DRAWS random values of an uncertain mean: mean + error * t, where t follows Student's t distribution.
+def draw_mean(mean_value: float, standard_error: float, freedom_degrees: int, seed_name: str) -> float | DrawnValues:
+    """Draw DRAWS random values of an uncertain mean_value: mean + error * t, where t follows Student's t distribution.
 
     standard_error: the standard error of the mean. freedom_degrees: the degrees of freedom of t. Draws with the same name are
     always the same; draws with different names are independent. If the error is 0, the mean itself is returned."""
     if standard_error == 0:
-        return mean
-    shuffled_draws = pl.Series(_draw_from_student(freedom_degrees)).shuffle(seed=zlib.crc32(name.encode()))
-    return mean + standard_error * shuffled_draws.to_numpy()
+        return mean_value
+    shuffled_draws = pl.Series(_draw_from_student(freedom_degrees)).shuffle(seed=zlib.crc32(seed_name.encode()))
+    return mean_value + standard_error * shuffled_draws.to_numpy()
 
 
 @cache
@@ -44,9 +44,9 @@ def compute_half_width(freedom_degrees: int, share_beyond: float) -> float:
     return compute_quantile(_draw_from_student(freedom_degrees), 1 - share_beyond)
 
 
-def compute_quantile(draws: DrawnValues, share: float) -> float:
+def compute_quantile(drawn_values: DrawnValues, share: float) -> float:
     """The quantile of draws, with linear interpolation. share: which quantile, from 0 to 1."""
-    quantile_value = pl.Series(draws).quantile(share, "linear")
+    quantile_value = pl.Series(drawn_values).quantile(share, "linear")
     assert quantile_value is not None
     return quantile_value
 
@@ -56,24 +56,24 @@ def _draw_from_student(freedom_degrees: int) -> DrawnValues:
     return np.random.default_rng(SEED).standard_t(freedom_degrees, DRAW_COUNT)
 
 
-def split_test(tree: ast.AST) -> list[ast.expr]:
+def split_test(test_tree: ast.AST) -> list[ast.expr]:
     """Divide the test of a claim into parts that must all hold: at each `and`, and a chain such as a < b < c into a < b and
     b < c."""
-    match tree:
+    match test_tree:
         case ast.BoolOp(op=ast.And(), values=values):
             return [part for value in values for part in split_test(value)]
         case ast.Compare(left=left, ops=ops, comparators=others):
             compared_sides = [left, *others]
             return [ast.Compare(compared_sides[index], [op], [compared_sides[index + 1]]) for index, op in enumerate(ops)]
         case ast.expr():
-            return [tree]
+            return [test_tree]
         case _:  # pragma: no cover - the tree of an expression is always an ast.expr
-            raise AssertionError(ast.dump(tree))
+            raise AssertionError(ast.dump(test_tree))
 
 
-def find_calls(tree: ast.AST) -> dict[str, ast.Call]:
+def find_calls(expression_tree: ast.AST) -> dict[str, ast.Call]:
     """All calls in an expression, in the order in which they occur: {text of a call: the call}."""
-    call_nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    call_nodes = [node for node in ast.walk(expression_tree) if isinstance(node, ast.Call)]
     call_nodes.sort(key=lambda node: (getattr(node, "lineno", 0), getattr(node, "col_offset", 0)))
     return {ast.unparse(node): node for node in call_nodes}
 
@@ -98,8 +98,8 @@ def compute_side_values(test: ast.expr, value_of_call: Mapping[str, CallValue]) 
     """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
     if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (float(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
-    return left, right
+    left_value, right_value = (float(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
+    return left_value, right_value
 
 
 def compute_side_intervals(
@@ -115,10 +115,10 @@ def compute_side_intervals(
     return left, right
 
 
-def _compares_numbers(test: ast.expr, values: Mapping[str, CallValue]) -> TypeGuard[ast.Compare]:
+def _compares_numbers(test: ast.expr, value_of_call: Mapping[str, CallValue]) -> TypeGuard[ast.Compare]:
     if not isinstance(test, ast.Compare) or isinstance(test.ops[0], ast.In | ast.NotIn):
         return False
-    return not any(isinstance(value, str) for value in values.values())
+    return not any(isinstance(value, str) for value in value_of_call.values())
 
 
 def _compute_interval(side_value: float | DrawnValues) -> tuple[float, float] | None:
@@ -166,26 +166,26 @@ class DrawsEvaluator(Evaluator):
         """In which draws the test does not hold."""
         return np.logical_not(_check_test(test))
 
-    def require_number(self, side: Any) -> Any:
+    def require_number(self, side_value: Any) -> Any:
         """The side of a comparison, unchanged, if it is a number. Raises TypeError if it is a text, a list, a test or None."""
-        if isinstance(side, str | list | None) or _is_test(side):
+        if isinstance(side_value, str | list | None) or _is_test(side_value):
             raise TypeError("arithmetic needs numbers")
-        return side
+        return side_value
 
-    def compare(self, left: Any, op: ast.cmpop, right: Any) -> Any:
+    def compare(self, left_side: Any, operator_node: ast.cmpop, right_side: Any) -> Any:
         """In which draws a comparison holds. Raises TypeError if it compares a text with a number, or if a side is not
         finite."""
-        if isinstance(op, ast.In | ast.NotIn):
-            if not isinstance(right, list):
+        if isinstance(operator_node, ast.In | ast.NotIn):
+            if not isinstance(right_side, list):
                 raise TypeError("the value after `in` is not a list")
-            is_inside = self.any_of([False, *(self.compare(left, ast.Eq(), member) for member in right)])
-            return is_inside if isinstance(op, ast.In) else np.logical_not(is_inside)
-        is_text = [isinstance(side, str) for side in (left, right)]
-        if any(is_text) and not (all(is_text) and isinstance(op, ast.Eq | ast.NotEq)):
+            is_inside = self.any_of([False, *(self.compare(left_side, ast.Eq(), member) for member in right_side)])
+            return is_inside if isinstance(operator_node, ast.In) else np.logical_not(is_inside)
+        is_text = [isinstance(side, str) for side in (left_side, right_side)]
+        if any(is_text) and not (all(is_text) and isinstance(operator_node, ast.Eq | ast.NotEq)):
             raise TypeError("it compares a number with a text, or texts with an operator other than == and !=")
-        if not any(is_text) and not all(np.all(np.isfinite(self.require_number(side))) for side in (left, right)):
+        if not any(is_text) and not all(np.all(np.isfinite(self.require_number(side))) for side in (left_side, right_side)):
             raise TypeError("a side is not finite, as after a division by zero")
-        return _COMPARISONS[type(op)](left, right)
+        return _COMPARISONS[type(operator_node)](left_side, right_side)
 
 
 def _is_test(value: Any) -> bool:

@@ -94,8 +94,8 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bo
     a sentence, if the text is not a number with a unit, or if the metric cannot have this unit.
     """
     plain_text = text.translate(_PLAIN_CHARACTERS).strip()
-    if state := _STATE_WORDS.get(plain_text.lower()):
-        return ParsedNumber(unit="", state=state)
+    if end_state := _STATE_WORDS.get(plain_text.lower()):
+        return ParsedNumber(unit="", state=end_state)
     match = _WHOLE_PATTERN.fullmatch(plain_text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit.")
@@ -119,15 +119,15 @@ def parse_number(text: str, unit: str | None, metric_unit: str, *, is_change: bo
         if low > high:
             raise ValueError(f"{text!r} is a range that ends before it begins.")
     binary_factor = _BINARY_FACTORS.get(unit_text)
-    relation: Relation = (
+    bound_sign: Relation = (
         ">" if re.search(_MORE_PATTERN, words_before) else "<" if re.search(_LESS_PATTERN, words_before) else "="
     )
     return ParsedNumber(
         unit=unit_name,
         value=value * unit_factor,
-        low=None if relation == "<" else (value if relation == ">" else low) * unit_factor,
-        high=None if relation == ">" else (value if relation == "<" else high) * unit_factor,
-        relation=relation,
+        low=None if bound_sign == "<" else (value if bound_sign == ">" else low) * unit_factor,
+        high=None if bound_sign == ">" else (value if bound_sign == "<" else high) * unit_factor,
+        relation=bound_sign,
         approximate=bool(re.search(_ABOUT_PATTERN, words_before)),
         remark=f"{unit_text} read as a power of 1,000 bytes (of 1,024: {100 * (binary_factor - 1):.1f} % more)"
         if binary_factor
@@ -163,18 +163,18 @@ def _parse_rate_unit(unit_text: str) -> tuple[str, float] | None:
 
     None if `unit_text` is another unit.
     """
-    match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", unit_text)
-    if match is None:
+    unit_match = re.fullmatch(r"([kKM]?)\s*([A-Za-z]+?)\s*(?:/|per)\s*([a-zμ]+)", unit_text)
+    if unit_match is None:
         return None
-    thousands_sign, items, time_unit = match.groups()
-    if items not in _ITEM_WORDS or _UNIT_FACTORS.get(time_unit, ("", 0.0))[0] != "s":
+    thousands_sign, item_word, time_unit = unit_match.groups()
+    if item_word not in _ITEM_WORDS or _UNIT_FACTORS.get(time_unit, ("", 0.0))[0] != "s":
         return None
-    return f"{_ITEM_WORDS[items]}/s", _COUNT_WORDS[thousands_sign] / _UNIT_FACTORS[time_unit][1]
+    return f"{_ITEM_WORDS[item_word]}/s", _COUNT_WORDS[thousands_sign] / _UNIT_FACTORS[time_unit][1]
 
 
-def _parse_value_and_rounding(text: str) -> tuple[float, float]:
+def _parse_value_and_rounding(number_text: str) -> tuple[float, float]:
     """Returns (value of a number, half a unit of its last printed digit), such as (1.5, 0.05) for `1.5`."""
-    number_match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", text)
+    number_match = re.fullmatch(r"(.*?)(?:[eE]([+-]?\d+)|\s*[x×]\s*10\^(-?\d+))?", number_text)
     assert number_match is not None
     digits_text = re.sub(r"[, ]", "", number_match[1])
     power_of_ten = 10.0 ** int(number_match[2] or number_match[3] or 0)

@@ -79,16 +79,16 @@ def list_likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, me
     """
     clauses = []
     hosts = [host for run in cell.completed_runs for host in run.hosts]
-    gpus = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
+    gpu_names = sorted({gpu.name for host in hosts for gpu in host.gpus or ()})
     has_nvlink = any(gpu.nvlinks for host in hosts for gpu in host.gpus or ())
     nic_speeds_mbps = [nic.speed_mbps for host in hosts for nic in host.nics if nic.kind == "physical" and nic.speed_mbps]
     for setting in (setting for setting in loaded.expansion.settings if cell_names.matches_cell(row.cell, setting.cell)):
         if study_gpu := setting.gpu:
-            if not gpus and hosts:
+            if not gpu_names and hosts:
                 clauses.append(f"no GPU here, {study_gpu} in the study")
-            elif other_names := [name for name in gpus if study_gpu not in name]:
+            elif other_names := [name for name in gpu_names if study_gpu not in name]:
                 clauses.append(f"another GPU: {', '.join(other_names)} here, {study_gpu} in the study")
-        if (study_link := setting.link) and gpus and cell.cell.gpus > 1 and has_nvlink != (study_link == "NVLink"):
+        if (study_link := setting.link) and gpu_names and cell.cell.gpus > 1 and has_nvlink != (study_link == "NVLink"):
             clauses.append(
                 f"another link between GPUs: {'NVLink' if has_nvlink else 'no NVLink'} here, {study_link} in the study"
             )
@@ -133,8 +133,8 @@ def find_named_places(where: str) -> set[str]:
             place_kind = match[1].rstrip("s")
         elif place_kind:
             place_names.add(f"{place_kind} {match[2]}")
-    for part in re.split(r",| and ", rest_of_text):
-        part_text = part.strip()
+    for place_part in re.split(r",| and ", rest_of_text):
+        part_text = place_part.strip()
         if part_text and not _PLACE_PATTERN.search(part_text):
             place_names.add(part_text)
     return place_names

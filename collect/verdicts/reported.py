@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from collect.metric import Metric
 from collect.metrics.memory import MEMORY_KINDS
 from collect.reading.load import LoadedMatrix
 from collect.verdicts import reasons
@@ -77,7 +76,7 @@ def compare_reported_numbers(loaded: LoadedMatrix, measurements: Measurements) -
 
 
 def _compare_reported_number(loaded: LoadedMatrix, measurements: Measurements, reported_entry: Reported) -> ReportedResult:
-    reported = ReportedResult(
+    result = ReportedResult(
         where=reported_entry.where,
         metric=reported_entry.metric,
         cell=reported_entry.cell,
@@ -89,58 +88,51 @@ def _compare_reported_number(loaded: LoadedMatrix, measurements: Measurements, r
     )
     try:
         uncertain_number: UncertainNumber | None = None
-        if reported.metric == STATE_METRIC:
-            row, state = measurements.find_state(reported.cell)
-            reported.measured, reported.n = state, len(row.runs)
+        if result.metric == STATE_METRIC:
+            cell_row, state = measurements.find_state(result.cell)
+            result.measured, result.n = state, len(cell_row.runs)
         else:
-            selected_metric = measurements.find_metric(
-                reported.metric, reported.cell, reported_entry.of, reported_entry.against
-            )
+            selected_metric = measurements.find_metric(result.metric, result.cell, reported_entry.of, reported_entry.against)
             uncertain_number = UncertainNumber(measurements, selected_metric)
-            row = selected_metric.row
-            reported.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
-            reported.measured, reported.low = uncertain_number.value, uncertain_number.low
-            reported.high, reported.n = uncertain_number.high, uncertain_number.n
-            reported.how, reported.unit = uncertain_number.how, selected_metric.unit
-        reported.row = row.id
+            cell_row = selected_metric.row
+            result.against = selected_metric.compared_pair[1].row.id if selected_metric.compared_pair else ""
+            result.measured, result.low = uncertain_number.value, uncertain_number.low
+            result.high, result.n = uncertain_number.high, uncertain_number.n
+            result.how, result.unit = uncertain_number.how, selected_metric.unit
+        result.row = cell_row.id
     except NoMeasurement as unanswered:
-        reported.why = unanswered.why
-    metric = measurements.metrics.get(reported.metric)
+        result.why = unanswered.why
+    metric_or_none = measurements.metrics.get(result.metric)
     try:
-        if metric is not None or reported.metric == STATE_METRIC:
-            reported.reported = parse_number(
-                reported.printed, reported_entry.unit, metric.unit if metric else "", is_change=_is_change(metric)
-            )
+        if metric_or_none is not None or result.metric == STATE_METRIC:
+            is_change = metric_or_none is not None and metric_or_none.of_cells is not None
+            metric_unit = metric_or_none.unit if metric_or_none else ""
+            result.reported = parse_number(result.printed, reported_entry.unit, metric_unit, is_change=is_change)
     except ValueError as error:
-        reported.why = "; ".join(filter(None, (reported.why, str(error))))
-    if reported.row is None or reported.reported is None:
-        return reported
-    cell = measurements.cell(row)
-    if rehearsal_reason := reasons.explain_rehearsal(cell):
-        reported.reasons = [*reasons.list_adaptation_clauses(reported_entry), rehearsal_reason]
-        return reported
-    reported.reasons = [
+        result.why = "; ".join(filter(None, (result.why, str(error))))
+    if result.row is None or result.reported is None:
+        return result
+    loaded_cell = measurements.cell(cell_row)
+    if rehearsal_reason := reasons.explain_rehearsal(loaded_cell):
+        result.reasons = [*reasons.list_adaptation_clauses(reported_entry), rehearsal_reason]
+        return result
+    result.reasons = [
         *reasons.list_adaptation_clauses(reported_entry),
-        *_list_doubt_clauses(reported, uncertain_number),
-        *reasons.list_likely_reasons(loaded, cell, row, {reported.metric}),
+        *_list_doubt_clauses(result, uncertain_number),
+        *reasons.list_likely_reasons(loaded, loaded_cell, cell_row, {result.metric}),
     ]
     if uncertain_number and len({part.row.id for part in uncertain_number.selected.parts if not part.metric.exact}) > 1:
         unproven_labels = [measurements.label(part.row) for part in uncertain_number.selected.parts if not part.row.is_ranked]
         if gpu_troubles := [part.row.gpu_trouble for part in uncertain_number.selected.parts if part.row.gpu_trouble]:
-            reported.why = (
+            result.why = (
                 f"not compared, because GPUs were shared, throttled or faulty while steps were timed: {'; '.join(gpu_troubles)}"
             )
-            return reported
+            return result
         if unproven_labels:
-            reported.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven_labels)}"
-            return reported
-    _set_agreement(reported, reported.reported)
-    return reported
-
-
-def _is_change(metric: Metric | None) -> bool:
-    """Whether a metric compares two cells, so that its value may be printed with a plus sign."""
-    return metric is not None and metric.of_cells is not None
+            result.why = f"not compared, because these cells are not known to do the same work: {'; '.join(unproven_labels)}"
+            return result
+    _set_agreement(result, result.reported)
+    return result
 
 
 def _list_doubt_clauses(reported: ReportedResult, number: UncertainNumber | None) -> list[str]:
@@ -150,35 +142,31 @@ def _list_doubt_clauses(reported: ReportedResult, number: UncertainNumber | None
         "estimated": "the study computed its number",
         "assumed": "the study assumed its number: nobody measured it",
     }
-    remark = reported.reported.remark if reported.reported else ""
-    kind = number.selected.parts[0].kind if number else ""
-    kind_clause = f"measured here: {kind}" if kind in _KINDS_OF_CPU else ""
-    return [clause for clause in (clause_of_kind.get(reported.kind, ""), remark, kind_clause) if clause]
+    printed_remark = reported.reported.remark if reported.reported else ""
+    measured_kind = number.selected.parts[0].kind if number else ""
+    kind_clause = f"measured here: {measured_kind}" if measured_kind in _KINDS_OF_CPU else ""
+    return [clause for clause in (clause_of_kind.get(reported.kind, ""), printed_remark, kind_clause) if clause]
 
 
-def _set_agreement(reported: ReportedResult, printed_number: ParsedNumber) -> None:
-    if isinstance(reported.measured, str) or printed_number.state:
-        reported.comparable = isinstance(reported.measured, str) and bool(printed_number.state)
-        reported.agrees = reported.measured == printed_number.state if reported.comparable else None
+def _set_agreement(result: ReportedResult, printed_number: ParsedNumber) -> None:
+    if isinstance(result.measured, str) or printed_number.state:
+        result.comparable = isinstance(result.measured, str) and bool(printed_number.state)
+        result.agrees = result.measured == printed_number.state if result.comparable else None
         return
-    assert reported.measured is not None
+    assert result.measured is not None
     assert printed_number.value is not None
-    if printed_number.unit != reported.unit:
-        reported.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {reported.unit or 'plain numbers'}"
+    if printed_number.unit != result.unit:
+        result.why = f"printed in {printed_number.unit or 'plain numbers'}, measured in {result.unit or 'plain numbers'}"
         return
-    reported.comparable = True
-    low, high = (
-        (reported.measured, reported.measured)
-        if reported.low is None or reported.high is None
-        else (reported.low, reported.high)
-    )
+    result.comparable = True
+    low, high = (result.measured, result.measured) if result.low is None or result.high is None else (result.low, result.high)
     if printed_number.relation == "=":
-        reported.delta = reported.measured - printed_number.value
-        reported.ratio = reported.measured / printed_number.value if printed_number.value else None
-        if reported.low is None:
+        result.delta = result.measured - printed_number.value
+        result.ratio = result.measured / printed_number.value if printed_number.value else None
+        if result.low is None:
             return
         assert printed_number.low is not None
         assert printed_number.high is not None
-        reported.agrees = low <= printed_number.high and printed_number.low <= high
-    elif reported.low is not None:
-        reported.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value
+        result.agrees = low <= printed_number.high and printed_number.low <= high
+    elif result.low is not None:
+        result.agrees = high > printed_number.value if printed_number.relation == ">" else low < printed_number.value

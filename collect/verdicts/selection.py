@@ -160,9 +160,9 @@ class Measurements:
         return None if quantity is None else quantity.value
 
     def _select_comparison(
-        self, metric: Metric, row: CellRow, argument: Argument | None, given_row: CellRow | None
+        self, metric: Metric, row: CellRow, argument: Argument | None, row_to_compare: CellRow | None
     ) -> SelectedMetric:
-        other_row = given_row or next((entry for entry in self.rows if entry.id == row.baseline), None)
+        other_row = row_to_compare or next((entry for entry in self.rows if entry.id == row.baseline), None)
         # a cell that does other work has no baseline with which it could be compared
         if other_work_rows := [entry for entry in (row, other_row) if entry and entry.does_other_work]:
             proof_texts = "; ".join(
@@ -206,13 +206,13 @@ class Measurements:
             raise NoMeasurement(
                 "not run", f"{metric.name} needs {metric.argument}, such as {metric.argument}={metric.example!r}"
             )
-        quantity_or_none = self._compute_quantities(metric, row, argument)
-        known_quantities: list[Quantity] = [entry for entry in quantity_or_none if entry is not None]
-        if not known_quantities or len(known_quantities) < len(quantity_or_none):
+        quantities_or_none = self._compute_quantities(metric, row, argument)
+        known_quantities: list[Quantity] = [entry for entry in quantities_or_none if entry is not None]
+        if not known_quantities or len(known_quantities) < len(quantities_or_none):
             raise self._explain_no_measurement(
                 metric,
                 row,
-                f" ({len(known_quantities)} of {len(quantity_or_none)} repeats have one)" if known_quantities else "",
+                f" ({len(known_quantities)} of {len(quantities_or_none)} repeats have one)" if known_quantities else "",
             )
         if len({(entry.unit, entry.kind) for entry in known_quantities}) > 1:
             raise self._explain_no_measurement(metric, row, " in the same way in all repeats")

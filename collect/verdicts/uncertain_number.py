@@ -84,10 +84,10 @@ class UncertainNumber:
         self.how = first_number.how or other_number.how
         if first_number.draws is None or other_number.draws is None:
             return
-        draw_lists = [_draw_list(draws_or_value) for draws_or_value in (first_number.draws, other_number.draws)]
+        draws_of_cells = [_draw_list(draws_or_value) for draws_or_value in (first_number.draws, other_number.draws)]
         compared_draws = [
             measurements.compare_values(selected, first_draw, other_draw)
-            for first_draw, other_draw in zip(*draw_lists, strict=True)
+            for first_draw, other_draw in zip(*draws_of_cells, strict=True)
         ]
         defined_draws = [value for value in compared_draws if value is not None]
         if len(defined_draws) < (1 - ERROR_LEVEL) * len(compared_draws):
@@ -101,6 +101,6 @@ class UncertainNumber:
         self.draws = self.low if self.low == self.high else filled_draws
 
 
-def _draw_list(value: CallValue) -> list[float]:
-    assert not isinstance(value, str)
-    return list(np.broadcast_to(value, DRAW_COUNT).tolist())
+def _draw_list(draws_or_value: CallValue) -> list[float]:
+    assert not isinstance(draws_or_value, str)
+    return list(np.broadcast_to(draws_or_value, DRAW_COUNT).tolist())

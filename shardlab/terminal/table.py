@@ -30,7 +30,7 @@ class Text(msgspec.Struct, frozen=True):
         return f"{self.value} {self.remark}" if self.remark else self.value
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TextPiece(msgspec.Struct, frozen=True):
     """A piece of a text of a table, as a page shows it."""
 
     text: str
@@ -68,7 +68,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """Whether a page shows the texts as code."""
     link: Callable[[Row], str] | None = None
     """The id of the cell or run to which a page links the text, or # and the id of an element of the page; "" for no link."""
-    pieces: Callable[[Row], Sequence[Piece]] | None = None
+    pieces: Callable[[Row], Sequence[TextPiece]] | None = None
     """The pieces of the text. A page shows them in place of the text, with `separator` between."""
     separator: str = ""
     name: str = ""

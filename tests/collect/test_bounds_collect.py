@@ -138,7 +138,7 @@ def timed(late_ms, steps=3):
 
 def counted(value):
     metric = SimpleNamespace(name="sent_counted_bytes", exact=True)
-    return SimpleNamespace(metric=metric, value=value, error_and_degrees=(0.0, 1))
+    return SimpleNamespace(selected=SimpleNamespace(metric=metric), value=value, error_and_degrees=(0.0, 1))
 
 
 def is_secret(length):

@@ -24,7 +24,7 @@ from collect.findings.statistics import Estimate
 from collect.history import command as history
 from collect.history.periods import CellHistory, HistoryMetric, HistoryPeriod
 from collect.reading import load
-from collect.report import fault_text, provenance, summary_tables, terminal
+from collect.report import provenance, summary_tables, terminal
 from collect.timeline import command as timeline
 from collect.timeline.clocks import ComparedClock
 from collect.verdicts.reported import ReportedResult
@@ -275,7 +275,7 @@ def test_the_tables_of_faults_show_the_known_number_in_every_column(summarized):
             unseen_pct=12.3, last_step=17, last_loss=2.503, ordinary=None, ordinary_loss=2.207,
         )
     ]  # fmt: skip
-    slowed, lost = fault_text.make_fault_tables(summarized, summarized.labels_by_cell)
+    slowed, lost = summary_tables.make_fault_tables(summarized, summarized.labels_by_cell)
     label = summarized.labels_by_cell[cell]
     assert dict(zip(slowed.headings, slowed.texts[0], strict=True)) == {
         "Cell": label, "n": "3", "Delay of a step (ms)": "53.0", "Found": "rank 1",

@@ -50,9 +50,6 @@ HELD = {
 PAGE = "test_table_numbers_page"
 # The template of tables of a page: the number of its tables, and the test file that holds their numbers.
 HELD_TEMPLATES = {
-    "report/choices.html.j2": (1, "test_choices"),
-    "report/data_table.html.j2": (1, OF_COLLECT),
-    "report/reported.html.j2": (2, OF_COLLECT),
     "report/table.html.j2": (1, PAGE),
     "watch/queue.html.j2": (1, "test_watch"),
 }

@@ -177,7 +177,7 @@ def test_out_of_memory_and_timeout_count_as_results_and_other_ends_are_named(tmp
     (fit,) = family.more_ranks
     assert (fit.fits, fit.does_not_fit, fit.over_the_limit, fit.unknown) == (["ddp"], ["fsdp2"], ["zero1"], ["tp", "zero3"])
     first, second = choice_text.make_decision_tree(family)[:2]
-    assert (first.asks, str(first.answers[0][1])) == ("Does it fit on one rank?", "not measured on one rank")
+    assert (first.question, str(first.answers[0][1])) == ("Does it fit on one rank?", "not measured on one rank")
     assert "fsdp2: out of memory; zero1: over the time limit" in str(second.answers[0][1])
 
 

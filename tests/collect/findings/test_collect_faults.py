@@ -8,7 +8,7 @@ from collect import figure
 from collect.figures import scaling, step_parts
 from collect.findings import columns, injected_faults
 from collect.reading import load
-from collect.report import fault_text, page
+from collect.report import page, summary_tables
 from collect.summary import summarize
 from shardlab.matrix.cell import Instruments
 from shardlab.matrix.faults import ENDED_ON_PURPOSE, LostWorker, SlowedRank
@@ -127,7 +127,7 @@ def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):
 def test_the_page_has_both_tables_and_the_figure(summarized, tmp_path):
     loaded, summary = summarized
     text = page.draw_page(loaded, summary, tmp_path / "report", tmp_path / "runs")
-    slowed, lost = fault_text.make_fault_tables(summary, summary.labels_by_cell)
+    slowed, lost = summary_tables.make_fault_tables(summary, summary.labels_by_cell)
     for table in (slowed, lost):
         assert table.title in text
     assert slowed.texts[0][4:7] == ["2,000 (4,000)", "2,000 (4,000)", "50, 0"]
@@ -147,7 +147,7 @@ def test_a_matrix_without_faults_has_neither_tables_nor_figure(tmp_path):
     train(workspace, cell, (1, 10, 30, 9), (1, 10, 30, 9))
     loaded = load.load_matrix(workspace, None)
     summary = summarize(loaded, "ps-sync")
-    assert fault_text.make_fault_tables(summary, summary.labels_by_cell) == []
+    assert summary_tables.make_fault_tables(summary, summary.labels_by_cell) == []
     assert injected_faults.describe_cells_with_faults(summary.rows) == []
     (group,) = figure.group_by_workload(loaded, summary)
     assert step_parts.draw_stragglers(group) is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from collect.findings.injected_faults import StragglerEffect
-from collect.report import fault_text, page, provenance, report_start, study_tables
+from collect.report import page, provenance, report_start, study_tables, summary_tables
 from collect.report.verdict_text import ReportedLine
 from collect.verdicts.reported import ReportedResult
 from jobs.node import hang_detection
@@ -21,7 +21,7 @@ def waiting(count):
         throughput_per_s=None, ordinary_throughput_per_s=None, rank_throughput_per_s=None, ordinary_rank_throughput_per_s=None,
         staleness_mean=None, ordinary_staleness_mean=None,
     )  # fmt: skip
-    return fault_text._describe_waiting(effect)
+    return summary_tables._describe_waiting(effect)
 
 
 def facets(count):
