@@ -33,7 +33,7 @@ from trainers.task import Batch, Task
 from trainers.tasks import configured, vision_classifier
 from trainers.tasks.convolutional_task import find_dropout_modules
 from trainers.workload_options import list_image_options, list_token_options
-from trainers.workloads.convolutional import OPTIONS
+from trainers.workloads.convolutional import ConvolutionOptions
 
 if TYPE_CHECKING:
     from trainers.model.configuration import Architecture
@@ -209,8 +209,8 @@ def _read_torchvision_sizes(name: str, *, twin: bool) -> ModelSizes:
     with torch.device("meta"):
         network = vision_classifier.build_network(name, 2, twin=twin).train()
     dropout = "those of torchvision" if find_dropout_modules(network) else None
-    options = (*_list_possible_image_options(*_find_image_sizes(network, twin=twin), dropout), *OPTIONS)
-    return ModelSizes(f"{name} of torchvision, random weights", options)
+    image_options = _list_possible_image_options(*_find_image_sizes(network, twin=twin), dropout)
+    return ModelSizes(f"{name} of torchvision, random weights", (*image_options, *ConvolutionOptions.list_options()))
 
 
 def _find_image_sizes(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:

@@ -24,6 +24,7 @@ from trainers.dtypes import weight_dtype
 from trainers.instruments.timing import make_clock
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.ddp import WITHOUT_GPU
+from trainers.strategy_options import DdpOptions
 from trainers.theory.term import ModelPart, Term
 from trainers.theory.whole_models import EXACT_STEPS, POWERSGD_RANK, list_ddp_terms, list_powersgd_terms
 
@@ -142,21 +143,21 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, powersgd: bool = False) -> Dd
 
 
 def _build_wrapped(cell: Cell, task: Task, ranks: Ranks, engine_class: type[E]) -> E:
-    model = task.model().to(ranks.device, weight_dtype(cell.precision))
-    if cell.options["sync_batch_norm"]:
+    options, model = DdpOptions(cell.options), task.model().to(ranks.device, weight_dtype(cell.precision))
+    if options.sync_batch_norm:
         if ranks.device.type == "cpu":
             raise InputError(f"sync_batch_norm: {WITHOUT_GPU}")
         model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     ddp_model = DistributedDataParallel(
         model_options.checkpoint_and_compile(cell, task, model),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
-        static_graph=cast("bool", cell.options["static_graph"]),
-        gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
+        bucket_cap_mb=options.bucket_cap_mb,
+        static_graph=options.static_graph,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
     engine = engine_class(cell, task, ranks, ddp_model)
-    engine.joins = cell.options.get("join") is True
-    if cell.options.get("comm_hook", "none") == "bf16":
+    engine.joins = options.join
+    if options.comm_hook == "bf16":
         ddp_model.register_comm_hook(ranks.world_size, _average_in_bf16)
     return engine
 

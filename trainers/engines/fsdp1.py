@@ -24,6 +24,7 @@ from trainers.model.precision import weight_bytes
 from trainers.parallel.fsdp import make_replicas_mesh
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
+from trainers.strategy_options import Fsdp1Options
 from trainers.theory.fsdp import RESHARDING, list_fsdp1_terms
 from trainers.theory.term import ModelPart, Term
 
@@ -113,13 +114,13 @@ class Fsdp1Engine(ReplicatedEngine):
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine:
     """Build the engine of a variant of FSDP1. sharding: the name of a member of FSDP's `ShardingStrategy`."""
-    options = cell.options
-    if options["offload"] == "cpu" and ranks.device.type == "cpu":
+    options = Fsdp1Options(cell.options)
+    if options.offload == "cpu" and ranks.device.type == "cpu":
         raise InputError(f"offload: {WITHOUT_GPU}")
     mesh = make_replicas_mesh(cell, ranks) if sharding in HYBRID else None
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
-    blocks = activation_checkpointing.list_units(task, model) if options["wrap"] == "block" else []
+    blocks = activation_checkpointing.list_units(task, model) if options.wrap == "block" else []
     block_ids = {id(block) for block in blocks}
     block_elements = sum(p.numel() for block in blocks for p in block.parameters())
     sizes = block_elements, sum(p.numel() for p in model.parameters()) - block_elements
@@ -137,10 +138,10 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
         sharding_strategy=ShardingStrategy[sharding],
         auto_wrap_policy=CustomPolicy(lambda module: id(module) in block_ids) if block_ids else None,
         mixed_precision=mixed_precision if low_dtype else None,
-        cpu_offload=CPUOffload(offload_params=options["offload"] == "cpu"),
-        backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
-        forward_prefetch=cast("bool", options["forward_prefetch"]),
-        limit_all_gathers=cast("bool", options["limit_all_gathers"]),
+        cpu_offload=CPUOffload(offload_params=options.offload == "cpu"),
+        backward_prefetch=prefetch[options.backward_prefetch],
+        forward_prefetch=options.forward_prefetch,
+        limit_all_gathers=options.limit_all_gathers,
         use_orig_params=True,
         param_init_fn=deferred.fill,
         sync_module_states=False,  # `deferred.fill` broadcasts the weights

@@ -19,6 +19,7 @@ from trainers.model.deferred_init import Deferred
 from trainers.model.precision import weight_bytes
 from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded, make_replicas_mesh
+from trainers.strategy_options import Fsdp2Options
 from trainers.theory.fsdp import list_fsdp2_terms
 from trainers.theory.term import ModelPart, Term
 
@@ -33,7 +34,7 @@ class Fsdp2Engine(FullySharded):
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
         super().__init__(cell, task, ranks, model)
         self._reshards = reshards  # whether blocks are freed after forward, so that backward gathers them again
-        self._offloaded = cell.options["offload"] == "cpu"
+        self._offloaded = Fsdp2Options(cell.options).offload == "cpu"
 
     def theory(self) -> list[Term]:
         blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
@@ -94,7 +95,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     shard_options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": fsdp.make_mixed_precision_policy(cell.precision),
-        "offload_policy": cpu_offload if cell.options["offload"] == "cpu" else OffloadPolicy(),
+        "offload_policy": cpu_offload if Fsdp2Options(cell.options).offload == "cpu" else OffloadPolicy(),
     }
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
@@ -105,7 +106,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     # Parameters outside of blocks (embeddings, head) are not freed after forward, because backward needs them at once.
     deferred.fill(model)
     fully_shard(model, reshard_after_forward=False, **shard_options)
-    _set_prefetching(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
+    _set_prefetching(cast("list[FSDPModule]", blocks), Fsdp2Options(cell.options).prefetch)
     return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
 
 

@@ -12,6 +12,7 @@ from trainers.parallel import fsdp
 from trainers.parallel.fsdp import FullySharded
 from trainers.parallel.mesh_model import MeshModel
 from trainers.parallel.schedule import Pipeline
+from trainers.strategy_options import TensorOptions
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
@@ -42,7 +43,7 @@ def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine | PipelineEngine
     """The engine for the mesh dimensions (`degrees`) of the cell's strategy."""
     degrees = menu.find_strategy_of_cell(cell).degrees
     if "pp" not in degrees:
-        sequence = bool(cell.options["sequence_parallel"])
+        sequence = TensorOptions(cell.options).sequence_parallel
         model = MeshModel(cell, task, ranks, split=True, sequence=sequence, reshard_after_forward=True)
         return ShardedTensorEngine(cell, ranks, model)
     sharded = "dp" in degrees

@@ -11,6 +11,7 @@ from trainers import model_options
 from trainers.dtypes import weight_dtype
 from trainers.model.deferred_init import Deferred
 from trainers.strategies.zero import name_quantizing_options
+from trainers.strategy_options import Zero3Options
 
 if TYPE_CHECKING:
     from trainers.deepspeed_zero.engine import ZeroEngine
@@ -34,7 +35,7 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, stage: int) -> ZeroEngine:
         )
     # Stages 1 and 2 of DeepSpeed need a whole model in host memory. With hpz (ZeRO++), the second call of zero.Init in a
     # process fails, and the proof and the run each need a call. Therefore deferred initialization is not used in these cases.
-    if stage < 3 or cell.options["hpz_partition_size"] != 1:
+    if stage < 3 or Zero3Options(cell.options).hpz_partition_size != 1:
         return engine.ZeroEngine(cell, task, ranks, model_options.checkpoint_and_compile(cell, task, task.model()), stage)
     deferred = Deferred(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)

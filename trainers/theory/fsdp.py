@@ -7,6 +7,7 @@ import msgspec
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 from trainers.model.precision import computed_bytes, weight_bytes
+from trainers.strategy_options import Fsdp1Options
 from trainers.theory.division import Division
 from trainers.theory.term import ModelPart, Term, Window, list_overflow_terms
 
@@ -47,7 +48,7 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
     """What a rank holds of a sharded model. The gradients of a unit are computed while the buffer with the gradients of the
     unit before it, in the type of the weights, is reduced. reshards: whether blocks are freed after forward."""
     weight_size, computed_size, ranks = weight_bytes(cell.precision), computed_bytes(cell.precision), cell.shards
-    is_on_gpu, passes = cell.options.get("offload") != "cpu", cell.gradient_accumulation_steps
+    is_on_gpu, passes = Fsdp1Options(cell.options).offload != "cpu", cell.gradient_accumulation_steps
     (reductions, replica_reductions), shard_size = count_reductions(cell), weight_size / ranks if is_on_gpu else 0.0
     kept_bytes, rest_size = 0.0, float(computed_size + weight_size)
     if reductions > 1:
@@ -68,7 +69,7 @@ def divide_sharded(cell: Cell, parameters: int, *, reshards: bool) -> Division:
         previous_unit_bytes=weight_size,
         rest_bytes=rest_size,
         optimizer_ranks=ranks if is_on_gpu else 0,
-        gathers="blocks" if reshards and cell.options.get("wrap") != "none" else "everything",
+        gathers="blocks" if reshards and Fsdp1Options(cell.options).wrap != "none" else "everything",
         gathered_bytes=computed_size,
     )
 
@@ -79,7 +80,7 @@ def list_fsdp1_terms(cell: Cell, model_part: ModelPart, *, sharding: str) -> lis
     if sharding == "NO_SHARD":
         size = model_part.elements * weight_bytes(cell.precision)
         return [_make_reduction_term("gradients", "all_reduce", size, cell.dp, model_part.blocks + 1, reductions)]
-    if cell.options.get("wrap") == "none":  # the whole model is one unit
+    if Fsdp1Options(cell.options).wrap == "none":  # the whole model is one unit
         model_part = msgspec.structs.replace(model_part, blocks=0, block_elements=0.0)
     # Parameters that are not freed after forward stay gathered until gradients are reduced.
     passes, gathers = (cell.gradient_accumulation_steps, 2) if sharding in RESHARDING else (reductions, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
 from trainers.model.precision import computed_bytes, stream_bytes, weight_bytes
+from trainers.strategy_options import TensorOptions
 from trainers.theory.fsdp import list_sharding_terms
 from trainers.theory.term import SCALAR_BYTES, ModelPart, Term, list_overflow_terms
 
@@ -18,7 +19,8 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
     if cell.max_grad_norm is not None:
         terms.append(Term("the gradient's norm", "all_reduce", SCALAR_BYTES, cell.gpus))
     if cell.tp > 1:
-        terms += _list_sequence_terms(cell, part) if cell.options.get("sequence_parallel") else _list_split_terms(cell, part)
+        list_block_terms = _list_sequence_terms if TensorOptions(cell.options).sequence_parallel else _list_split_terms
+        terms += list_block_terms(cell, part)
         terms += _list_vocabulary_terms(cell, part)
     if cell.pp > 1:
         terms += _list_pipeline_terms(cell, part)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import msgspec
 
 from shardlab.matrix.cell import Cell
 from trainers.model import precision
+from trainers.strategy_options import AsynchronousOptions, DdpOptions, LocalSgdOptions
 from trainers.theory.division import Division, divide_by_cuts
 from trainers.theory.term import ModelPart, Term, list_overflow_terms
 
@@ -19,7 +18,7 @@ EXACT_STEPS = 2  # steps without compression at the start; PowerSGD with error f
 def divide_ddp(cell: Cell, parameters: int) -> Division:
     """What a rank of DDP holds: everything, and buckets, of which the gradients are views. Gradients of earlier passes, which
     DDP does not reduce, are no views, and neither are any without the option."""
-    weight, views = precision.weight_bytes(cell.precision), cell.options.get("gradient_as_bucket_view", True) is True
+    weight, views = precision.weight_bytes(cell.precision), DdpOptions(cell.options).gradient_as_bucket_view
     division = divide_by_cuts(cell)
     kept_bytes = division.kept_gradient_bytes + (weight if views else 0)
     return msgspec.structs.replace(
@@ -29,9 +28,10 @@ def divide_ddp(cell: Cell, parameters: int) -> Division:
 
 def list_ddp_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
     """What a rank of DDP sends in a step: its gradients in buckets, and rank 0's buffers."""
-    element_bytes = 2 if cell.options.get("comm_hook") == "bf16" else precision.weight_bytes(cell.precision)
+    options = DdpOptions(cell.options)
+    element_bytes = 2 if options.comm_hook == "bf16" else precision.weight_bytes(cell.precision)
     gradient_bytes = model_part.elements * element_bytes
-    buckets = max(1, -(-gradient_bytes // (cast("int", cell.options.get("bucket_cap_mb", 25)) * MIB)))
+    buckets = max(1, -(-gradient_bytes // (options.bucket_cap_mb * MIB)))
     name = "gradients, all buckets of a step together: 2 (n-1)/n psi"
     gradients = Term(name, "all_reduce", gradient_bytes, cell.dp, calls=buckets, hides_in="last_backward")
     return [gradients, *_list_buffer_terms(cell, model_part)]
@@ -57,7 +57,7 @@ def _list_buffer_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
 
 def get_averaging_period(cell: Cell) -> int:
     """The number of steps between two averages of local SGD."""
-    return cast("int", cell.options["averaging_period"])
+    return LocalSgdOptions(cell.options).averaging_period
 
 
 def list_averaging_terms(cell: Cell, model_part: ModelPart) -> list[Term]:
@@ -85,5 +85,5 @@ def list_worker_terms(cell: Cell, model_part: ModelPart, *, waits: bool) -> list
 def make_pull_term(cell: Cell, size: float) -> Term:
     """What servers send in a step, as the mean over the steps between two pulls. size: bytes of the parameters that they
     store."""
-    pulls = cell.gpus / cast("int", cell.options.get("pull_interval", 1))
+    pulls = cell.gpus / AsynchronousOptions(cell.options).pull_interval
     return Term("the share of the parameters, to every worker that pulls", "send", size, cell.world_size, pulls)
