@@ -73,7 +73,7 @@ def _make_zero_section(cell: Cell, stage: int, element_count: int, pin_memory: b
         return {}
     options, stage_3_options = ZeroOptions(cell.options), Zero3Options(cell.options)
     default_bucket = min(element_count + element_count % 2, BUCKET_ELEMENTS)  # DeepSpeed refuses buckets of odd size
-    section: dict[str, Any] = {
+    zero_section: dict[str, Any] = {
         "reduce_bucket_size": options.reduce_bucket_size or default_bucket,
         "overlap_comm": options.overlap_comm,
         "contiguous_gradients": True,
@@ -82,13 +82,13 @@ def _make_zero_section(cell: Cell, stage: int, element_count: int, pin_memory: b
         "round_robin_gradients": False,
     }
     if stage < 3:
-        section |= {
+        zero_section |= {
             "allgather_bucket_size": options.allgather_bucket_size or default_bucket,
             "allgather_partitions": True,
             "use_multi_rank_bucket_allreduce": True,
         }
     else:
-        section |= {
+        zero_section |= {
             "stage3_prefetch_bucket_size": stage_3_options.prefetch_bucket_size,
             "stage3_param_persistence_threshold": stage_3_options.param_persistence_threshold,
             "stage3_max_reuse_distance": stage_3_options.max_reuse_distance,
@@ -104,5 +104,5 @@ def _make_zero_section(cell: Cell, stage: int, element_count: int, pin_memory: b
     for name, device in (("offload_optimizer", options.offload_optimizer), ("offload_param", stage_3_options.offload_param)):
         if device != "none":
             nvme_keys = {"nvme_path": stage_3_options.nvme_path} if device == "nvme" else {}
-            section[name] = {"device": device, "pin_memory": pin_memory, **nvme_keys}
-    return section
+            zero_section[name] = {"device": device, "pin_memory": pin_memory, **nvme_keys}
+    return zero_section

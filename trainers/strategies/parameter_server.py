@@ -37,9 +37,9 @@ OWN_ORDER = "each worker's gradient is applied on its own, in the order of arriv
 
 def explain_unprovable(cell: Cell) -> str:
     """Why an asynchronous server cannot be compared with one process."""
-    interval = find_pull_period(cell)
-    pull_remark = f"; workers pull parameters once in {interval} pushes, so their own last pushes are missing in them too"
-    return OWN_ORDER + (pull_remark if interval != 1 else "")
+    pull_interval = find_pull_period(cell)
+    pull_remark = f"; workers pull parameters once in {pull_interval} pushes, so their own last pushes are missing in them too"
+    return OWN_ORDER + (pull_remark if pull_interval != 1 else "")
 
 
 def find_pull_period(cell: Cell) -> int:

@@ -23,8 +23,8 @@ def make_refuse(stage: int) -> Callable[[Cell], str | None]:
             return "DeepSpeed's fp16 needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: bf16."
         if options.communication_dtype != "fp32" and cell.precision not in ("bf16", "bf16-pure"):
             return f"communication_dtype: found bf16 with precision {cell.precision}. Allowed: fp32."
-        bucketed = options.reduce_bucket_size is not None or options.overlap_comm
-        if stage == 1 and cell.precision == "bf16" and bucketed and options.offload_optimizer == "none":
+        uses_buckets = options.reduce_bucket_size is not None or options.overlap_comm
+        if stage == 1 and cell.precision == "bf16" and uses_buckets and options.offload_optimizer == "none":
             return (
                 "for stage 1 in bf16 with gradients added up in fp32, DeepSpeed uses its BF16_Optimizer, which ignores "
                 "reduce_bucket_size and overlap_comm. Allowed: leave both out, or zero2."

@@ -25,16 +25,16 @@ class Gpt2Task(TokenTask):
         self._shape = read_shape(cell)
         super().__init__(cell, data_path, vocabulary)
         self._options = Gpt2Options(cell.options)
-        multiple = self._options.pad_vocabulary
-        self._rows = -(-vocabulary // multiple) * multiple
-        if self._rows > vocabulary:
-            self.padding, self.counted_classes = (self._rows - vocabulary) * self._shape.width, vocabulary
+        row_multiple = self._options.pad_vocabulary
+        self._row_count = -(-vocabulary // row_multiple) * row_multiple
+        if self._row_count > vocabulary:
+            self.padding, self.counted_classes = (self._row_count - vocabulary) * self._shape.width, vocabulary
         self._positions = max(positions, self.seq_len)
 
     def model(self) -> nn.Module:
         dropout = DROPOUT if self._options.dropout else 0.0
         return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
-            vocab_size=self._rows,
+            vocab_size=self._row_count,
             n_positions=self._positions,
             n_layer=self._shape.layer_count,
             n_embd=self._shape.width,

@@ -50,8 +50,8 @@ class ImageTask(Task):
             self._options.data,
             self._data_path,
             split,
-            size=self.image_size,
-            classes=classes,
+            image_size=self.image_size,
+            class_count=classes,
             subset=self._options.subset,
             subset_seed=self._options.subset_seed,
         )

@@ -37,7 +37,7 @@ class TokenTask(Task):
             self._data_path,
             split,
             seq_len=self.seq_len,
-            vocabulary=self.vocabulary,
+            vocabulary_size=self.vocabulary,
             tokens_file=options.tokens_file,
         )
 

@@ -34,10 +34,10 @@ class ConvolutionOptions(TypedOptions):
 
 
 def refuse(cell: Cell, *, smallest_single: int) -> str | None:
-    size = ImageOptions(cell.options).image_size
-    if cell.micro_batch_size == 1 and size < smallest_single:
+    image_size = ImageOptions(cell.options).image_size
+    if cell.micro_batch_size == 1 and image_size < smallest_single:
         return (
-            f"image_size: found {size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
+            f"image_size: found {image_size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
             f"Allowed: image_size from {smallest_single}, or micro_batch_size from 2."
         )
     return None

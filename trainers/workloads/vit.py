@@ -32,9 +32,9 @@ def count_flops_per_image(shape: Shape, image_size: int, patch_size: int, classe
 
 
 def refuse(cell: Cell, *, patch_size: int) -> str | None:
-    size = ImageOptions(cell.options).image_size
-    if size % patch_size:
-        return f"image_size: found {size}. Allowed: a multiple of {patch_size}, the side of a patch."
+    image_size = ImageOptions(cell.options).image_size
+    if image_size % patch_size:
+        return f"image_size: found {image_size}. Allowed: a multiple of {patch_size}, the side of a patch."
     return refuse_shape(cell)
 
 

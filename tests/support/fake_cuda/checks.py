@@ -58,9 +58,9 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
 
         engine.forward_backward, recorder.write_remaining = counted, settled
         with found:
-            loop._run_steps(asked, task, order, engine, ranks.device, engine.training_peers(ranks), recorder, watch)
+            loop._run_steps(asked, task, order, engine, ranks.device, engine.select_training_peers(ranks), recorder, watch)
     engine.close()
-    ranks.leave()
+    ranks.leave_group()
     return dict(found.lines)
 
 
@@ -92,7 +92,7 @@ def one_gpu(cell: dict[str, Any], data: str, index: int, local_rank: int) -> dic
         path = Path(folder) / "steps.jsonl"
         with LineWriter(path) as lines:
             recorder, watch = loop.Recorder(lines, ()), RunInstruments([], ranks.device)
-            loop._run_steps(asked, task, order, engine, ranks.device, engine.training_peers(ranks), recorder, watch)
+            loop._run_steps(asked, task, order, engine, ranks.device, engine.select_training_peers(ranks), recorder, watch)
         records = [json.loads(line) for line in path.read_text().splitlines()]
     used = {number: torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count())}
     return {
