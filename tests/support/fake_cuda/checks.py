@@ -117,7 +117,7 @@ def _rank_0_of(world: int) -> Ranks:
     ranks.world_size, ranks.trains_on, ranks.backend = world, "cuda", "nccl"
     ranks.device = torch.device("cuda:0")
     ranks.all_gather_numbers = lambda numbers: np.tile(np.array(numbers, dtype=float), (world, 1))
-    ranks.leave = lambda: None
+    ranks.leave_group = lambda: None
     return ranks
 
 
@@ -145,7 +145,7 @@ def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float
     """
     asked, ranks, task, found = _before_building(world, cell, data)
     stage = MeshModel(asked, task, ranks, stages=world)
-    return {**found, **_built(), "stages": len(stage.parts)}
+    return {**found, **_built(), "stages": len(stage.stage_modules)}
 
 
 def _before_building(world: int, cell: dict[str, Any], data: str) -> tuple[Cell, Ranks, Task, dict[str, float]]:
