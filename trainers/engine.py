@@ -179,7 +179,7 @@ class Checkpointable(ABC):
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         """Allocate the optimizer state that otherwise the first step would allocate. Called before a checkpoint is loaded.
 
-        numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
+        numbers: the numbers that the method `collect_numbers` returned when the checkpoint was saved.
         """
         state_parts.allocate_optimizer_state(self.optimizer)
 
@@ -187,13 +187,13 @@ class Checkpointable(ABC):
         """Update everything that depends on the parts of `make_state_parts`. A collective, called after a checkpoint was
         loaded into the parts.
 
-        numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
+        numbers: the numbers that the method `collect_numbers` returned when the checkpoint was saved.
         """
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """The order of a gathered tensor's elements in `Task.model`; None if order and shape are already the same.
 
-        name: the name of the tensor in `state`. shape: the shape of the tensor after its parts were gathered from all ranks.
+        name: the tensor's name in `make_state_parts`. shape: its shape after its parts were gathered from all ranks.
         Returns indices into the flattened gathered tensor, in the shape that the tensor has in `Task.model`.
         """
         return None

@@ -42,8 +42,8 @@ def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
         yield data_path
         return
 
-    # `fill` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies the files calls
-    # `fill`, so the other ranks do not need this memory.
+    # `copy_into_folder` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies calls
+    # it, so the other ranks do not need this memory.
     def copy_into_folder(folder: Path) -> None:
         _copy_data_set(run.training_cell, data_path, folder, run_dir)
 

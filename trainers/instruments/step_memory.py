@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StepMemory:
-    """A context around one step, or around consecutive steps with a call of `next_step` between them.
+    """A context around one step, or around consecutive steps with a call of `begin_next_step` between them.
 
     `log` has all changes of memory on a device. A storage has one category from its allocation to its release. If the engine
     keeps the storage (`Accountable.list_tensors_by_category`), the engine names the category; otherwise the category follows

@@ -21,9 +21,9 @@ FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 class TensorStorage:
     """A piece of memory that one or more tensors share.
 
-    number: the index of this object in `StorageLog.storages`. nbytes: the present size. as_weight: whether an operator used the
-    memory as an nn.Parameter or as a 16-bit copy of a weight. saved: whether the memory was allocated in forward (or when
-    forward was recomputed) and still existed when backward continued. stays: whether it still existed at the end of the step.
+    number: the index of this object in `StorageLog.storages`. nbytes: the present size. used_as_weight: whether an operator
+    used it as an nn.Parameter or as a 16-bit copy of a weight. is_saved: whether it was allocated in forward (or when forward
+    was recomputed) and still existed when backward continued. outlives_step: whether it existed at the end of the step.
     """
 
     __slots__ = ("first_change", "is_saved", "nbytes", "number", "outlives_step", "used_as_weight")

@@ -41,13 +41,13 @@ class MeshModel:
     """The part of a model that this rank has, and collectives on it.
 
     task: the task, which knows which ranks have which classes.
-    parts: the pipeline stages of this rank by number; without a pipeline, the whole model is the only part.
-    module: a module that contains all parts.
+    stage_modules: the pipeline stages of this rank by number; without a pipeline, the whole model is the only part.
+    module: a module that contains all stages of this rank.
     stages: number of stages of the whole pipeline; 0 without a pipeline.
-    blocks: the repeated blocks in the parts, with their wrappers.
-    parameters: number of trainable parameters of the whole model.
+    blocks: the repeated blocks in these stages, with their wrappers.
+    parameter_count: number of trainable parameters of the whole model.
     split_embedding, split_head: whether this rank has a slice of an embedding, or of a head, whose rows are split over tp.
-    padded: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
+    padded_elements: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
         parameter are padded to a multiple of the number of dp ranks.
     """
 
