@@ -47,7 +47,7 @@ class MeshModel:
     blocks: the repeated blocks in these stages, with their wrappers.
     parameter_count: number of trainable parameters of the whole model.
     split_embedding, split_head: whether this rank has a slice of an embedding, or of a head, whose rows are split over tp.
-    padded_elements: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
+    padded_elements: number of elements inside (True) and outside (False) of blocks, when sharded over dp: the rows of each
         parameter are padded to a multiple of the number of dp ranks.
     """
 
