@@ -44,9 +44,11 @@ class ZeroOptions(TypedOptions):  # of the stages 0, which has only the first op
         "fp32", "dtype of sent gradients in a bf16 run (DeepSpeed's default: bf16)", ("fp32", "bf16")
     )
     reduce_bucket_size: int | None = declare(
-        None, "elements of a bucket; null: as many as the model has, at most 50 million (DeepSpeed's default: 500 million)",
-        kind="int", least=1,
-    )  # fmt: skip
+        None,
+        "elements of a bucket; null: as many as the model has, at most 50 million (DeepSpeed's default: 500 million)",
+        kind="int",
+        least=1,
+    )
     allgather_bucket_size: int | None = declare(
         None, "elements of a bucket; null: as for reduce_bucket_size", kind="int", least=1
     )
@@ -72,9 +74,10 @@ class Zero3Options(TypedOptions):
     offload_param: str = declare("none", "where sharded parameters are kept", ("none", "cpu", "nvme"))
     nvme_path: str | None = declare(None, "for nvme: a folder on a local disk of each node", kind="str")
     hpz_partition_size: int = declare(
-        1, "ranks over which a second copy of the parameters is sharded, for repeated gathers in a step; 1: no copy (ZeRO++)",
+        1,
+        "ranks over which a second copy of the parameters is sharded, for repeated gathers in a step; 1: no copy (ZeRO++)",
         least=1,
-    )  # fmt: skip
+    )
     quantized_weights: bool = declare(False, "send parameters as 8-bit integers (ZeRO++)")
     quantized_gradients: bool = declare(False, "send gradients as 4-bit integers (ZeRO++)")
 

@@ -23,9 +23,11 @@ class Gpt2Options(TypedOptions):
         1, "pad the rows of the token embedding to a multiple of this (64 suits tensor cores); padding is not counted", least=1
     )
     dropout: bool | None = declare(
-        None, f"true: {DROPOUT} behind the embedding, in attention and behind each layer of a block; null: none",
-        choices=(True,), kind="bool",
-    )  # fmt: skip
+        None,
+        f"true: {DROPOUT} behind the embedding, in attention and behind each layer of a block; null: none",
+        choices=(True,),
+        kind="bool",
+    )
 
 
 def count_parameters(shape: Shape, vocabulary: int, positions: int) -> int:
