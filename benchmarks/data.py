@@ -55,7 +55,7 @@ def main() -> None:
 
 def compare(folder: Path, images: int, batch: int, rounds: int) -> None:
     """Print the images per second of both pipelines and the ratio of both rates, with one thread and with all threads."""
-    ours = open_images("imagenet", folder, "train", size=SIZE, classes=None, subset=None, subset_seed=0)
+    ours = open_images("imagenet", folder, "train", image_size=SIZE, class_count=None, subset=None, subset_seed=0)
     assert isinstance(ours, imagenet.ImageFolders)
     plain = plain_reader([folder / "imagenet" / entry.path for entry in ours._entries])
     agree(ours.read, plain)
@@ -98,13 +98,13 @@ def agree(ours: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], plain: Re
 
 def others(folder: Path, batch: int, rounds: int) -> None:
     """Print the items per second of the data sets that need no decoding."""
-    keys = {"classes": None, "subset": None, "subset_seed": 0}
+    keys = {"class_count": None, "subset": None, "subset_seed": 0}
     readers: list[tuple[str, Read, int, int]] = []
     for name, size in (("cifar10", 32), ("cifar10", SIZE), ("synthetic", 32), ("synthetic", SIZE)):
-        images = open_images(name, folder, "train", size=size, **keys)
+        images = open_images(name, folder, "train", image_size=size, **keys)
         readers.append((f"{name} at {size}: images/s", images.read, images.source.items, 1))
     for name, file in (("tokens", "some.tokens"), ("synthetic", None)):
-        sequences = open_tokens(name, folder, "train", seq_len=1024, vocabulary=50_257, tokens_file=file)
+        sequences = open_tokens(name, folder, "train", seq_len=1024, vocabulary_size=50_257, tokens_file=file)
         readers.append((f"{name}: tokens/s", sequences.read, sequences.source.items, 1024))
     for label, read, items, units in readers:
         (rates,) = alternate([read], min(items, 4 * batch), batch, rounds)

@@ -72,7 +72,7 @@ def main() -> None:
                 one = measure(cell(arguments, *look()), RunDir(Path(folder) / f"{number}-{name}"), ranks, Path(folder))
                 if number >= 0:
                     found[name].append(one)
-    ranks.leave()
+    ranks.leave_group()
     print(f"{'instrument':<26}{'a step (ms)':>12}{'looked into, over it':>22}{'between steps (s)':>19}")
     for name, rounds in found.items():
         plain, cost = (statistics.median(values) for values in ([one[0] for one in rounds], [one[2] for one in rounds]))

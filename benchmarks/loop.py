@@ -87,7 +87,7 @@ def measure(one: Cell, rounds: int, folder: Path) -> tuple[list[float], list[flo
             took = run(number)
             if number >= 0:
                 kept.append(took)
-    ranks.leave()
+    ranks.leave_group()
     return ours, bare
 
 

@@ -91,7 +91,7 @@ def main() -> None:
                     took = step_ms(path)
                 if number >= 0:
                     (sampled if is_sampled else plain).append(took)
-    ranks.leave()
+    ranks.leave_group()
     logs = estimate_mean([math.log(with_it / without) for with_it, without in zip(sampled, plain, strict=True)], "")
     assert logs.low is not None
     assert logs.high is not None

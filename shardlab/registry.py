@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
-from typing import Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -18,6 +19,7 @@ from shardlab.errors import UnknownName
 
 OptionValue = bool | int | float | str | None
 OptionKind = Literal["bool", "int", "float", "str"]
+V = TypeVar("V", bound=OptionValue)
 _KIND_WORDS = {"bool": "true, false", "int": "a whole number", "float": "a number", "str": "text"}
 
 
@@ -82,6 +84,29 @@ class Option(msgspec.Struct, frozen=True):
         if isinstance(value, str):
             return True
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+
+class TypedOptions:
+    """The values of options in a cell, as attributes with types. A subclass declares the options of a strategy or workload, and
+    its menu entry lists them: `join: bool = declare(False, "SUMMARY")` declares the option `join`."""
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        """options: the options of a resolved cell. An option that the cell lacks has its default."""
+        for option in self.list_options():
+            setattr(self, option.name, options.get(option.name, option.default))
+
+    @classmethod
+    @functools.cache
+    def list_options(cls) -> tuple[Option, ...]:
+        """The declared options, in their order."""
+        options = {name: option for name, option in vars(cls).items() if isinstance(option, Option)}
+        return tuple(msgspec.structs.replace(option, name=name) for name, option in options.items())
+
+
+def declare(default: V, summary: str, choices: tuple[V, ...] = (), **rules: Any) -> V:
+    """Declare an option in a subclass of `TypedOptions`, which gives the name. The parameters are the other fields of `Option`;
+    null is allowed if it is the default. For mypy, the result has the type of the option's values."""
+    return cast("V", Option("", default, summary, cast("tuple[Any, ...]", choices), nullable=default is None, **rules))
 
 
 def _format_value(value: OptionValue) -> str:

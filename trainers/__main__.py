@@ -105,14 +105,14 @@ def _rehearse_cells(request_file: Path | None, cache_folder: Path | None, *, ful
     return command.run_rehearsal(request_file, cache_folder, full_depth=full_depth)
 
 
-def _run_command(verb: str, path: Path) -> int:
+def _run_command(verb: str, run_dir_or_socket: Path) -> int:
     # Each verb imports only the modules that it needs: `fork`, the client of the warm parent, must start fast, so it must
     # not import torch. The warm parent, which forks the ranks, has already imported torch.
     if verb == "run":
         from trainers.ranks import process_exit
         from trainers.run import process
 
-        if process.run_rank(path) != "nccl":
+        if process.run_rank(run_dir_or_socket) != "nccl":
             # A thread of gloo may still wait for the interpreter. When Python before 3.14 exits, it ends such a thread, and C++
             # then aborts the process, although the training is complete. With NCCL the process exits as usual, because
             # profilers such as nsys write their data at that time.
@@ -121,10 +121,10 @@ def _run_command(verb: str, path: Path) -> int:
     if verb == "fork":
         from trainers.forking import client
 
-        return client.run_forked(path)
+        return client.run_forked(run_dir_or_socket)
     from trainers.forking import fork_server
 
-    return fork_server.serve(path)
+    return fork_server.serve_until_idle(run_dir_or_socket)
 
 
 if __name__ == "__main__":

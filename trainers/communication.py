@@ -45,30 +45,30 @@ def count_collectives() -> Iterator[list[CountedCall]]:
     parallelism and DeepSpeed, and direct calls of torch.distributed. Counting slows every operator down, so it must not be used
     in a timed step.
     """
-    calls: list[CountedCall] = []
+    counted_calls: list[CountedCall] = []
 
     class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(self, torch_operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             # DTensor has to run before this counter: it replaces the operator by operators on local tensors and collectives,
             # which the counter then sees.
             if any(tensor_class.__name__ == "DTensor" for tensor_class in types):
                 return NotImplemented
-            if (call := _identify_collective(operator, args)) is not None and call.ranks > 1:
-                calls.append(call)
-            return operator(*args, **(kwargs or {}))
+            if (call := _identify_collective(torch_operator, args)) is not None and call.ranks > 1:
+                counted_calls.append(call)
+            return torch_operator(*args, **(kwargs or {}))
 
     with CollectiveCounter():  # type: ignore[no-untyped-call]
-        yield calls
+        yield counted_calls
 
 
-def _identify_collective(operator: Any, args: Any) -> CountedCall | None:
+def _identify_collective(torch_operator: Any, args: Any) -> CountedCall | None:
     """The collective that an operator starts, or None if it is not a collective."""
-    namespace, _, name = operator._schema.name.partition("::")
-    if namespace == "c10d" and name in _C10D_COLLECTIVES:
-        collective, argument_index = _C10D_COLLECTIVES[name]
+    namespace, _, operator_name = torch_operator._schema.name.partition("::")
+    if namespace == "c10d" and operator_name in _C10D_COLLECTIVES:
+        collective, argument_index = _C10D_COLLECTIVES[operator_name]
         return CountedCall(collective, _count_payload_bytes(args[argument_index]), _find_group_size(args))
-    if namespace == "_c10d_functional" and name in _FUNCTIONAL_COLLECTIVES:
-        collective, grows_with_ranks = _FUNCTIONAL_COLLECTIVES[name]
+    if namespace == "_c10d_functional" and operator_name in _FUNCTIONAL_COLLECTIVES:
+        collective, grows_with_ranks = _FUNCTIONAL_COLLECTIVES[operator_name]
         rank_count = _find_group_size_by_name(args)
         return CountedCall(collective, _count_payload_bytes(args[0]) * (rank_count if grows_with_ranks else 1), rank_count)
     return None
@@ -104,10 +104,10 @@ _FUNCTIONAL_COLLECTIVES = {
 }
 
 
-def _count_payload_bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(_count_payload_bytes, value)) if isinstance(value, list | tuple) else 0
+def _count_payload_bytes(tensor_or_list: Any) -> int:
+    if isinstance(tensor_or_list, torch.Tensor):
+        return tensor_or_list.numel() * tensor_or_list.element_size()
+    return sum(map(_count_payload_bytes, tensor_or_list)) if isinstance(tensor_or_list, list | tuple) else 0
 
 
 def _find_group_size(args: Iterable[Any]) -> int:

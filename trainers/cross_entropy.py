@@ -46,7 +46,7 @@ class _CrossEntropy(torch.autograd.Function):
             target = targets[row_slice, None] - first_class
             is_here = torch.ones_like(target, dtype=torch.bool) if group is None else (target >= 0) & (target < own_class_count)
             target = target.where(is_here, 0)
-            log_probabilities = _log_softmax(_take_class_columns(logits[row_slice], own_class_count).float(), group)
+            log_probabilities = _compute_log_softmax(_take_class_columns(logits[row_slice], own_class_count).float(), group)
             log_likelihood[row_slice] = log_probabilities.gather(1, target).where(is_here, 0.0)
             if gradient is not None:
                 # softmax - onehot. Backward divides by the number of rows: in fp16, small quotients would be rounded to 0.
@@ -84,10 +84,10 @@ def _multiply_in_place(tensor: torch.Tensor, factor: torch.Tensor) -> None:
 
 def _locate_classes(logits: torch.Tensor, class_count: int | None, group: dist.ProcessGroup | None) -> tuple[int, int]:
     """(the first class of which this rank has logits (..., n), the number of its classes); its other columns are padding.
-    class_count, group: as in `cross_entropy`."""
-    columns = logits.shape[-1]
-    first_class = 0 if group is None else group.rank() * columns
-    return first_class, columns if class_count is None else max(0, min(columns, class_count - first_class))
+    class_count, group: as in `compute_cross_entropy`."""
+    column_count = logits.shape[-1]
+    first_class = 0 if group is None else group.rank() * column_count
+    return first_class, column_count if class_count is None else max(0, min(column_count, class_count - first_class))
 
 
 def _take_class_columns(logits: torch.Tensor, class_count: int) -> torch.Tensor:
@@ -95,19 +95,19 @@ def _take_class_columns(logits: torch.Tensor, class_count: int) -> torch.Tensor:
     return logits[..., :class_count] if class_count else torch.full_like(logits[..., :1], -torch.inf)
 
 
-def _log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+def _compute_log_softmax(logits: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The logarithms of the probabilities, for logits (rows, n) in fp32, of which each rank of the group has a slice."""
     if group is None:
         return torch.log_softmax(logits, -1)
-    largest = logits.amax(1, keepdim=True)
-    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    logits = logits - largest
-    sums = logits.exp().sum(1, keepdim=True)
-    dist.all_reduce(sums, group=group)
-    return logits.sub_(sums.log_())
+    largest_logits = logits.amax(1, keepdim=True)
+    dist.all_reduce(largest_logits, dist.ReduceOp.MAX, group=group)
+    logits = logits - largest_logits
+    exponential_sums = logits.exp().sum(1, keepdim=True)
+    dist.all_reduce(exponential_sums, group=group)
+    return logits.sub_(exponential_sums.log_())
 
 
-def cross_entropy(
+def compute_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, class_count: int | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """The mean cross-entropy over rows, 0-dim in fp32.
@@ -126,22 +126,22 @@ def cross_entropy(
     return loss
 
 
-def count_correct(
+def count_correct_predictions(
     logits: torch.Tensor, targets: torch.Tensor, class_count: int | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """The number of targets (...) that are the class with the largest of the logits (..., n); 0-dim, int64. class_count,
     group: as
-    in `cross_entropy`."""
+    in `compute_cross_entropy`."""
     first_class, own_class_count = _locate_classes(logits, class_count, group)
-    largest, winners = _take_class_columns(logits, own_class_count).max(-1)
+    largest_logits, winners = _take_class_columns(logits, own_class_count).max(-1)
     if group is not None:
-        largest_of_all = largest.clone()
+        largest_of_all = largest_logits.clone()
         dist.all_reduce(largest_of_all, dist.ReduceOp.MAX, group=group)
-        winners = (winners + first_class).where(largest == largest_of_all, torch.iinfo(torch.int64).max)
+        winners = (winners + first_class).where(largest_logits == largest_of_all, torch.iinfo(torch.int64).max)
         dist.all_reduce(winners, dist.ReduceOp.MIN, group=group)
     return (winners == targets).sum()
 
 
 def _list_row_slices(logits: torch.Tensor) -> Iterator[slice]:
-    row_count = max(1, CHUNK_LOGITS // logits.shape[1])
-    return (slice(begin, begin + row_count) for begin in range(0, len(logits), row_count))
+    rows_per_chunk = max(1, CHUNK_LOGITS // logits.shape[1])
+    return (slice(begin, begin + rows_per_chunk) for begin in range(0, len(logits), rows_per_chunk))

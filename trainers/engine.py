@@ -1,8 +1,8 @@
 """The interfaces of an engine and of a parameter server, which strategies build. An engine trains the model on one rank.
 
-The interface of an engine has four parts, because four parts of the code use it: the training loop uses `Trained`, the
-same-work proof `Proven`, the result and the memory instruments `Accounted`, and checkpoints `Saved`. An `Engine` has all four
-parts.
+The interface of an engine has four parts, because four parts of the code use it: the training loop uses `Trainable`, the
+same-work proof `Provable`, the result and the memory instruments `Accountable`, and checkpoints `Checkpointable`. An `Engine`
+has all four parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainers.theory.term import Term
 
 
-class Trained(ABC):
+class Trainable(ABC):
     """A model distributed over ranks, with the methods that make one optimizer step.
 
     Before every step, the training loop sets the learning rate in `optimizer.param_groups`.
@@ -39,7 +39,7 @@ class Trained(ABC):
     model (tensor or pipeline parallelism) share a slice."""
     data_rank: int
     """The number of the slice on which this rank trains, from 0."""
-    joins = False
+    has_short_steps = False
     """Whether each epoch ends with a short step for the items that do not fill a global batch. In this step, some ranks have no
     data."""
 
@@ -62,9 +62,9 @@ class Trained(ABC):
         that share a model get the same values.
         """
 
-    def join(self) -> AbstractContextManager[object]:
-        """The context of the last, short step of an epoch, for engines whose `joins` is true. In this step, a rank without data
-        does not train."""
+    def join_short_step(self) -> AbstractContextManager[object]:
+        """The context of the last, short step of an epoch, for engines whose `has_short_steps` is true. In this step, a rank
+        without data does not train."""
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027 - most engines have nothing to do here
@@ -74,11 +74,11 @@ class Trained(ABC):
         and the proof read the parameters afterwards. A collective.
         """
 
-    def refresh(self) -> None:  # noqa: B027 - the parameters of most engines are always up to date
+    def refresh_parameters(self) -> None:  # noqa: B027 - the parameters of most engines are always up to date
         """Bring the parameters of this rank up to date before they are evaluated. No collective: ranks need not call it
         together."""
 
-    def training_peers(self, ranks: Ranks) -> Peers:
+    def select_training_peers(self, ranks: Ranks) -> Peers:
         """The ranks that wait for each other before the timed steps and gather the result."""
         return ranks
 
@@ -86,7 +86,7 @@ class Trained(ABC):
         """End the engine, for example tell parameter servers that this worker leaves. Called after the result is written."""
 
 
-class Proven(Trained):
+class Provable(Trainable):
     """The part of an engine that the same-work proof needs: the values that the proof compares with one process besides losses.
 
     Each method is a collective.
@@ -107,7 +107,7 @@ class Proven(Trained):
         """From the next step on, scale losses by `scale`, a power of two. Does nothing unless the precision is fp16."""
 
 
-class Accounted(ABC):
+class Accountable(ABC):
     """The part of an engine that the result and the memory instruments need: communication, memory and effective settings."""
 
     model: nn.Module
@@ -123,23 +123,23 @@ class Accounted(ABC):
         """The settings that took effect. They are read from the wrapped model and the optimizer after the last step, not from
         the cell, so that a setting without effect is noticed."""
 
-    def textbook_bytes(self) -> float | None:
+    def compute_textbook_bytes(self) -> float | None:
         """The bytes that one rank sends in one step according to textbooks; None if textbooks give no number.
 
         They are 2 psi for data parallelism, and 3 psi for ZeRO-3 and FSDP, where psi is the bytes of all gradients.
         """
         return None
 
-    def total_sent_bytes(self) -> dict[str, float] | None:
+    def count_total_sent_bytes(self) -> dict[str, float] | None:
         """The bytes that all ranks together send in a step, with parameter servers, by kind as in `SameWork`; None if only
         the terms of all ranks (`theory`) give this number."""
         return None
 
-    def parameters(self) -> int:
+    def count_parameters(self) -> int:
         """The number of trainable parameters of the whole model; tied weights count once."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
-    def tensors_by_category(self) -> dict[str, list[torch.Tensor]]:
+    def list_tensors_by_category(self) -> dict[str, list[torch.Tensor]]:
         """The tensors that are now in this rank's memory, by category: `parameter`, `gradient`, `optimizer_state` and
         `master_parameter`. The last category has the copies of parameters that the optimizer updates, if it updates copies.
         Called between passes, never during a pass."""
@@ -154,14 +154,14 @@ class Accounted(ABC):
         }
 
 
-class Saved(ABC):
+class Checkpointable(ABC):
     """The part of an engine that checkpoints need: its state. The default methods are for whole parameters, and for parameters
     that are sharded as DTensor."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
 
-    def state(self) -> State:
+    def make_state_parts(self) -> State:
         """This rank's parts of parameters, buffers and optimizer state, by names that are unique in the whole model.
 
         A collective, called between steps. To load a checkpoint, write into the memory of the parts; then `finish_loading`.
@@ -172,34 +172,34 @@ class Saved(ABC):
             **state_parts.make_buffer_parts(self.model),
         }
 
-    def numbers(self) -> dict[str, float]:
+    def collect_numbers(self) -> dict[str, float]:
         """Further state for a checkpoint, such as the loss scale: numbers by name, equal on all ranks."""
         return {}
 
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         """Allocate the optimizer state that otherwise the first step would allocate. Called before a checkpoint is loaded.
 
-        numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
+        numbers: the numbers that the method `collect_numbers` returned when the checkpoint was saved.
         """
         state_parts.allocate_optimizer_state(self.optimizer)
 
     def finish_loading(self, numbers: dict[str, float]) -> None:  # noqa: B027 - most engines have nothing to do here
-        """Update everything that depends on the parts of `state`. A collective, called after a checkpoint was
+        """Update everything that depends on the parts of `make_state_parts`. A collective, called after a checkpoint was
         loaded into the parts.
 
-        numbers: the numbers that the method `numbers` returned when the checkpoint was saved.
+        numbers: the numbers that the method `collect_numbers` returned when the checkpoint was saved.
         """
 
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """The order of a gathered tensor's elements in `Task.model`; None if order and shape are already the same.
 
-        name: the name of the tensor in `state`. shape: the shape of the tensor after its parts were gathered from all ranks.
+        name: the tensor's name in `make_state_parts`. shape: its shape after its parts were gathered from all ranks.
         Returns indices into the flattened gathered tensor, in the shape that the tensor has in `Task.model`.
         """
         return None
 
 
-class Engine(Proven, Accounted, Saved):
+class Engine(Provable, Accountable, Checkpointable):
     """An engine with all parts of the interface: it trains a model that is distributed over the ranks that train."""
 
 

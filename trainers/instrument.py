@@ -23,21 +23,21 @@ class Instrument(ABC):
 
     name: str
 
-    def watches(self, step: int) -> bool:
+    def watches_step(self, step: int) -> bool:
         """Whether the instrument measures inside this step, which slows the step down. All ranks return the same value, even if
         only one rank measures."""
         return False
 
-    def before(self, step: int) -> None:  # noqa: B027 - most instruments act only after a step
-        """Called before each step for which `watches` is true."""
+    def before_step(self, step: int) -> None:  # noqa: B027 - most instruments act only after a step
+        """Called before each step for which `watches_step` is true."""
 
-    def due(self, step: int) -> bool:
-        """Whether `after` has to be called after this step."""
-        return self.watches(step)
+    def is_due(self, step: int) -> bool:
+        """Whether `after_step` has to be called after this step."""
+        return self.watches_step(step)
 
     @abstractmethod
-    def after(self, step: int) -> None:
-        """Called after a step and its optimizer update, if `due` is true for the step."""
+    def after_step(self, step: int) -> None:
+        """Called after a step and its optimizer update, if `is_due` is true for the step."""
 
     def ends_run(self, step: int) -> bool:
         """Whether the instrument ends the run early, after this step. All ranks return the same value."""
@@ -63,9 +63,9 @@ class TrainTime:
         """Start to measure the time. Called when the first timed step starts."""
         self._start_s, self._excluded_s = time.perf_counter(), 0.0
 
-    def exclude(self, seconds: float) -> None:
+    def exclude(self, instrument_s: float) -> None:
         """Subtract the time that an instrument took between steps."""
-        self._excluded_s += seconds
+        self._excluded_s += instrument_s
 
     def read_seconds(self) -> float:
         """The time of all steps so far, in seconds."""
@@ -90,23 +90,23 @@ class RunInstruments:
         self._ending_instruments: list[Instrument] = []
         self._watched_steps: dict[str, list[int]] = {instrument.name: [] for instrument in instruments}
 
-    def watches(self, step: int) -> bool:
+    def watches_step(self, step: int) -> bool:
         """Whether any instrument measures inside this step."""
-        return any(instrument.watches(step) for instrument in self._instruments)
+        return any(instrument.watches_step(step) for instrument in self._instruments)
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         for instrument in self._instruments:
-            if instrument.watches(step):
+            if instrument.watches_step(step):
                 self._watched_steps[instrument.name].append(step)
                 self._call_timed(instrument, "before", step)
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether any instrument has something to do after this step."""
-        return any(instrument.due(step) for instrument in self._instruments)
+        return any(instrument.is_due(step) for instrument in self._instruments)
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         for instrument in self._instruments:
-            if instrument.due(step):
+            if instrument.is_due(step):
                 self._call_timed(instrument, "after", step)
 
     def ends_run(self, step: int) -> bool:
@@ -137,7 +137,7 @@ class RunInstruments:
     def _call_timed(self, instrument: Instrument, when: Literal["before", "after"], step: int) -> None:
         self._synchronize()  # work that is still queued on the device belongs to the step and not to the instrument
         start_s = time.perf_counter()
-        (instrument.before if when == "before" else instrument.after)(step)
+        (instrument.before_step if when == "before" else instrument.after_step)(step)
         self._synchronize()
         self._report_act(instrument, when, step, time.perf_counter() - start_s)
         duration_s = time.perf_counter() - start_s

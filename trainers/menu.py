@@ -49,18 +49,18 @@ def refuse(cell: Cell) -> str | None:
 
 def find_strategy(name: str) -> Strategy:
     """The strategy with this name. Raises UnknownName, which lists the menu."""
-    menu = load_strategies()
-    if name not in menu:
-        raise UnknownName("strategy", name, menu)
-    return menu[name]
+    strategies = load_strategies()
+    if name not in strategies:
+        raise UnknownName("strategy", name, strategies)
+    return strategies[name]
 
 
 def find_workload(name: str) -> Workload:
     """The workload with this name. Raises UnknownName, which lists the menu."""
-    menu = load_workloads()
-    if name not in menu:
-        raise UnknownName("workload", name, menu)
-    return menu[name]
+    workloads = load_workloads()
+    if name not in workloads:
+        raise UnknownName("workload", name, workloads)
+    return workloads[name]
 
 
 def add_own_strategy(own_strategy: Strategy) -> None:
@@ -85,8 +85,8 @@ def add_own_workload(description: OwnWorkload, file: Path) -> Workload:
 
     description: the description of the workload. file: the file that a rank executes, or the configuration that it reads.
     """
-    facts = {name: getattr(description, name) for name in (*WorkloadFacts.__struct_fields__, "code", "file")}
-    own_workload = Workload(**facts, task="trainers.tasks.own", settings={"file": file})
+    workload_facts = {name: getattr(description, name) for name in (*WorkloadFacts.__struct_fields__, "code", "file")}
+    own_workload = Workload(**workload_facts, task="trainers.tasks.own", settings={"file": file})
     if description.is_data:
         own_workload = msgspec.structs.replace(
             own_workload,

@@ -30,7 +30,7 @@ def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Modul
     if cell.activation_checkpointing != "none":
         activation_checkpointing.checkpoint_blocks(cell.activation_checkpointing, task, model)
     if cell.compile:
-        for block in activation_checkpointing.list_units(task, model):
+        for block in activation_checkpointing.list_block_units(task, model):
             block.compile()
     return model
 
@@ -38,7 +38,7 @@ def checkpoint_and_compile(cell: Cell, task: Task, model: nn.Module) -> nn.Modul
 def count_changed_blocks(model: nn.Module) -> dict[str, Any]:
     """How many blocks of the model are recomputed in backward, and how many are compiled."""
     return {
-        "checkpointed_blocks": activation_checkpointing.count_checkpointed(model),
+        "checkpointed_blocks": activation_checkpointing.count_checkpointed_blocks(model),
         "compiled_blocks": sum(module._compiled_call_impl is not None for module in model.modules()),
     }
 
@@ -75,11 +75,11 @@ def free_gathered_parameters(model: nn.Module) -> None:
 def gather_whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """A model's parameters in fp32 on the CPU, by names without the prefixes of wrappers. Sharded parameters (DTensor) are
     gathered, so with them this is a collective."""
-    weights = {}
+    weight_by_name = {}
     for name, parameter in model.named_parameters():
         weight = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        weights[plain_name(name)] = weight.detach().float().cpu().clone()
-    return weights
+        weight_by_name[plain_name(name)] = weight.detach().float().cpu().clone()
+    return weight_by_name
 
 
 def plain_name(name: str) -> str:

@@ -116,7 +116,7 @@ class ReplicatedEngine(Engine):
         if self.scaler is not None:
             self.scaler.scale = scale
 
-    def numbers(self) -> dict[str, float]:
+    def collect_numbers(self) -> dict[str, float]:
         return {} if self.scaler is None else self.scaler.collect_numbers()
 
     def finish_loading(self, numbers: dict[str, float]) -> None:

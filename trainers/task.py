@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers.cross_entropy import count_correct, cross_entropy
+from trainers.cross_entropy import compute_cross_entropy, count_correct_predictions
 
 if TYPE_CHECKING:
     from trainers.data.data_sets import DataSource
@@ -73,9 +73,9 @@ class Task(ABC):
 
     def criterion(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss (0-dim, computed in fp32) of outputs (..., classes) for targets (...): the cross-entropy."""
-        return cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes, self.classes_group)
+        return compute_cross_entropy(outputs.flatten(0, -2), targets.flatten(), self.counted_classes, self.classes_group)
 
     def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The number of right predictions: targets (...) that are the class with the largest output in outputs (..., classes).
         0-dim, int64."""
-        return count_correct(outputs, targets, self.counted_classes, self.classes_group)
+        return count_correct_predictions(outputs, targets, self.counted_classes, self.classes_group)

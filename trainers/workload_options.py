@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from shardlab.registry import Option
+from shardlab.registry import Option, TypedOptions, declare
 from trainers.data import data_sets
 
 SUBSET_SEED = 38850191  # the seed in the code of the study that trained ResNet-101 on 131,072 images of ImageNet
 IMAGENET_CLASSES = 1000
+
+
+class ImageOptions(TypedOptions):
+    data: str = declare("synthetic", "the data set; the model's head has one output per class of it", data_sets.IMAGE_DATA_SETS)
+    image_size: int = declare(224, "width and height of an image in pixels", least=1)
+    dropout: bool = declare(False, "the architecture has no dropout", (False,))
+    subset: int | None = declare(None, "number of images to train on, drawn by subset_seed; null: all", kind="int", least=1)
+    subset_seed: int = declare(SUBSET_SEED, "the seed that draws the images of a subset", least=0, most=2**63 - 1)
 
 
 def list_image_options(image_size: int, dropout: str | None, smallest: int = 1) -> tuple[Option, ...]:
@@ -20,36 +28,27 @@ def list_image_options(image_size: int, dropout: str | None, smallest: int = 1) 
     image_size: the default width in pixels. dropout: the architecture's own rates of dropout in words; None if it has no
     dropout. smallest: the smallest width in pixels that the architecture supports.
     """
-    rates = "the architecture has no dropout" if dropout is None else f"the architecture's own dropout: {dropout}"
-    return (
-        Option(
-            "data",
-            "synthetic",
-            "the data set; the model's head has one output per class of it",
-            choices=data_sets.IMAGE_DATA_SETS,
-        ),
-        Option("image_size", image_size, "width and height of an image in pixels", least=smallest),
-        Option("dropout", False, rates, choices=(False,) if dropout is None else (False, True)),
-        Option(
-            "subset", None, "number of images to train on, drawn by subset_seed; null: all", kind="int", least=1, nullable=True
-        ),
-        Option("subset_seed", SUBSET_SEED, "the seed that draws the images of a subset", least=0, most=2**63 - 1),
-    )
+    changes: dict[str, dict[str, Any]] = {"image_size": {"default": image_size, "least": smallest}}
+    if dropout is not None:
+        changes["dropout"] = {"summary": f"the architecture's own dropout: {dropout}", "choices": (False, True)}
+    return tuple(msgspec.structs.replace(option, **changes.get(option.name, {})) for option in ImageOptions.list_options())
+
+
+class TokenOptions(TypedOptions):
+    data: str = declare("synthetic", "the data set of tokens", data_sets.TOKEN_DATA_SETS)
+    tokens_file: str | None = declare(None, "with data: tokens, a file that `python -m trainers tokenize` wrote", kind="str")
 
 
 def list_token_options(data: str) -> tuple[Option, ...]:
     """The options of a language workload. data: the default data set."""
-    return (
-        Option("data", data, "the data set of tokens", choices=data_sets.TOKEN_DATA_SETS),
-        Option(
-            "tokens_file", None, "with data: tokens, a file that `python -m trainers tokenize` wrote", kind="str", nullable=True
-        ),
-    )
+    data_option, file_option = TokenOptions.list_options()
+    return data_option.with_default(data), file_option
 
 
 def refuse_tokens(cell: Cell) -> str | None:
     """Why the data options of a cell with a language workload contradict each other, as a sentence, or None if they do not."""
-    tokens_file, data = cell.options["tokens_file"], cell.options["data"]
+    options = TokenOptions(cell.options)
+    tokens_file, data = options.tokens_file, options.data
     if data == "tokens" and not tokens_file:
         return "tokens_file: data: tokens needs a file. Allowed: the path of a file that `python -m trainers tokenize` wrote."
     if data != "tokens" and tokens_file is not None:

@@ -20,7 +20,7 @@ from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.runs.record import LineWriter
 from trainers import dtypes, menu
 from trainers.cross_entropy import CHUNK_LOGITS
-from trainers.cross_entropy import cross_entropy as our_loss
+from trainers.cross_entropy import compute_cross_entropy as our_loss
 from trainers.data.order import TIMED, DataOrder
 from trainers.instrument import RunInstruments
 from trainers.ranks.rank import Rank
@@ -47,7 +47,7 @@ def row(batch: int, steps: int, least_pct: float = 0.0, **keys: Any) -> Finding:
     except torch.OutOfMemoryError:
         return _out_of_memory()
     finally:
-        ranks.leave()  # another measurement may follow in this process
+        ranks.leave_group()  # another measurement may follow in this process
     figures = _figures(cell, statistics.median(step_ms))
     if (others := _others()) is not None:
         return others

@@ -28,7 +28,7 @@ def steps(strategy: str = "single", **keys: Any) -> tuple[float, list[float]]:
     """Train a small cell with one rank. Returns (seconds of all timed steps, step_ms of each timed step), as `train` does."""
     ranks = Ranks(Rank())
     found = train(small(strategy=strategy, **keys), ranks, weights_on=torch.device("cpu"))
-    ranks.leave()
+    ranks.leave_group()
     return found
 
 

@@ -7,14 +7,13 @@ tests/jobs/planner/test_exchanges.py compares the results with numbers that were
 
 from __future__ import annotations
 
-from typing import cast
-
 from jobs.planner import model_facts
 from jobs.planner.model_facts import ModelFacts
 from jobs.planner.sharding import find_strategy
 from shardlab.matrix.cell import Cell
 from trainers import menu
 from trainers.model import precision
+from trainers.strategy_options import Zero3Options
 from trainers.theory.term import SCALAR_BYTES, ModelPart, Term
 
 # Of a block that is split over tp (`ModelPlan` of trainers/plans): its row-parallel layers, and its column-parallel layers.
@@ -76,13 +75,13 @@ def _describe_model_part(cell: Cell, facts: ModelFacts) -> ModelPart:
 def _count_fetched_elements(cell: Cell, facts: ModelFacts) -> tuple[int, int] | None:
     """`ModelPart.fetched`, if all parameters are surely too small to be sharded by ZeRO-3; else None: the sizes of single
     parameters are not known, nor what ZeRO++ quantises."""
-    most_elements = cell.options.get("param_persistence_threshold")
-    if most_elements is None or cell.options["quantized_weights"] or cell.options["quantized_gradients"]:
+    options = Zero3Options(cell.options)
+    if "param_persistence_threshold" not in cell.options or options.quantized_weights or options.quantized_gradients:
         return None
     # no matrix of a block of GPT-2, Llama or ViT has more than a third of the block's elements
     largest_in_block = facts.largest_block / (3 if facts.how == model_facts.FORMULA_SOURCE else 1)
     largest_parameter = max(largest_in_block, facts.front_parameters, facts.back_parameters)
-    return (0, facts.parameters) if largest_parameter <= cast("int", most_elements) else None
+    return (0, facts.parameters) if largest_parameter <= options.param_persistence_threshold else None
 
 
 def count_recomputed_blocks(cell: Cell, blocks: int) -> int:

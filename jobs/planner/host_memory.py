@@ -9,6 +9,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range, sum_ranges
 from trainers import menu
 from trainers.model import precision
+from trainers.strategy_options import Fsdp2Options, Zero3Options
 
 WARNED_SHARE = 0.8  # of the memory of a node: above it, the rest may not be enough for the system and its file cache
 KEPT_CATEGORIES = ("parameter", "optimizer_state", "master_parameter")
@@ -32,7 +33,8 @@ def predict_host_bytes(
     if engine == "zero" and cell.launcher != "fork":
         rank_bytes += terms["rank_deepspeed"].range(memory.MIB)
     process_bytes = rank_bytes.times(ranks_per_node) + terms[f"node_{cell.launcher}"].range(memory.MIB)
-    makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or cell.options["hpz_partition_size"] != 1)
+    has_second_copy = Zero3Options(cell.options).hpz_partition_size != 1
+    makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or has_second_copy)
     initial_bytes = 4.0 * parameters * (ranks_per_node if makes_whole else 1)  # in fp32, until it is on the GPUs
     tensor_bytes = exact_range(max(initial_bytes, ranks_per_node * _count_offloaded_bytes(cell, parameters)))
     if not on_gpu:
@@ -57,14 +59,14 @@ def predict_host_bytes(
 
 def _count_offloaded_bytes(cell: Cell, parameters: int) -> float:
     """The bytes of weights, gradients and optimizer state that a rank keeps in host memory although it has a GPU."""
-    options, state_bytes = cell.options, memory.count_state_bytes(cell)
+    options, state_bytes = Zero3Options(cell.options), memory.count_state_bytes(cell)
     weight_bytes = precision.weight_bytes(cell.precision)
     offloaded_bytes = 0.0
-    if options.get("offload") == "cpu":
+    if Fsdp2Options(cell.options).offload == "cpu":
         offloaded_bytes += (2 * weight_bytes + state_bytes) * parameters / cell.shards
-    if options.get("offload_optimizer") == "cpu":  # DeepSpeed keeps weights and gradients in fp32 beside the states
+    if options.offload_optimizer == "cpu":  # DeepSpeed keeps weights and gradients in fp32 beside the states
         offloaded_bytes += (2 * weight_bytes + state_bytes) * parameters / cell.dp
-    if options.get("offload_param") == "cpu":
+    if options.offload_param == "cpu":
         offloaded_bytes += precision.computed_bytes(cell.precision) * parameters / cell.dp
     return offloaded_bytes
 

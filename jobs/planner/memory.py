@@ -26,6 +26,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.plugins.plugin_kind import SavedBytes
 from shardlab.runs.prediction import PredictedRange, sum_ranges
 from trainers.model import precision
+from trainers.strategy_options import Fsdp1Options, TensorOptions
 from trainers.theory.division import Division
 
 MIB = 1 << 20
@@ -159,7 +160,7 @@ def _find_rank_part(cell: Cell, facts: ModelFacts, stage_share: StageShare) -> R
     back_parameters = facts.back_parameters if stage_share.has_last_stage else 0
     tied_parameters = facts.tied_parameters if stage_share.has_first_stage and stage_share.has_last_stage else 0
     block_parameters, largest_block = facts.block_parameters / cell.tp, facts.largest_block / cell.tp
-    if cell.options.get("wrap") == "none":
+    if Fsdp1Options(cell.options).wrap == "none":
         return RankPart(0, 0.0, 0.0, front_parameters + facts.blocks * facts.block_parameters, back_parameters, tied_parameters)
     checkpointing_mode, _, segment_count = cell.activation_checkpointing.partition("-")
     return RankPart(
@@ -240,7 +241,7 @@ def _count_activations(cell: Cell, facts: ModelFacts, stage_share: StageShare, m
     if (saved := facts.saved) is None:
         return Activations()
     block_bytes = count_saved_block_bytes(cell, saved) * micro_batch_size + saved.weights / cell.tp
-    block_input_bytes = saved.block_input * micro_batch_size / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
+    block_input_bytes = saved.block_input * micro_batch_size / (cell.tp if TensorOptions(cell.options).sequence_parallel else 1)
     unit_blocks, recomputed_blocks = _find_recomputed_units(cell.activation_checkpointing, stage_share.block_numbers)
     pass_bytes = (stage_share.blocks - sum(unit_blocks)) * block_bytes + len(unit_blocks) * block_input_bytes
     # Of blocks that cannot be split, only the sum is known. In GPT-2, the 12 widths are among 16.
@@ -277,7 +278,7 @@ def _count_activations(cell: Cell, facts: ModelFacts, stage_share: StageShare, m
 
 def count_saved_block_bytes(cell: Cell, saved: SavedBytes) -> float:
     """The bytes that one block saves for backward per item, on one of the tensor-parallel ranks."""
-    sequence_ranks = cell.tp if cell.options.get("sequence_parallel") is True else 1
+    sequence_ranks = cell.tp if TensorOptions(cell.options).sequence_parallel else 1
     whole_bytes = (saved.block_whole - saved.block_gathered) / sequence_ranks + saved.block_gathered
     return whole_bytes + saved.block_split / cell.tp
 

@@ -26,7 +26,7 @@ from shardlab.registry import OptionValue
 from trainers import menu
 from trainers.model import precision
 from trainers.workload import Workload
-from trainers.workload_options import Shape, read_shape
+from trainers.workload_options import ImageOptions, Shape, read_shape
 from trainers.workloads import gpt2, llama, vit
 
 
@@ -148,12 +148,12 @@ def _compute_model_facts(cell: Cell) -> ModelFacts:
 
 def _compute_gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
     model_shape, token_count = read_shape(cell), cast("int", cell.seq_len)
-    settings, padding_multiple = workload.settings, cast("int", cell.options.get("pad_vocabulary", 1))
-    table_rows = -(-settings["vocabulary"] // padding_multiple) * padding_multiple
+    settings, options = workload.settings, gpt2.Gpt2Options(cell.options)
+    table_rows = -(-settings["vocabulary"] // options.pad_vocabulary) * options.pad_vocabulary
     position_count = max(settings["positions"], token_count)
     unpadded_parameters = gpt2.count_parameters(model_shape, settings["vocabulary"], position_count)
     parameters = unpadded_parameters + (table_rows - settings["vocabulary"]) * model_shape.width
-    unfused_elements = 12 * model_shape.width if cell.options.get("gelu") == "unfused" else 0
+    unfused_elements = 12 * model_shape.width if options.gelu == "unfused" else 0
     return ModelFacts(
         parameters=parameters,
         blocks=model_shape.layer_count,
@@ -187,7 +187,7 @@ FORMULA_SOURCE = "saved activations by formula (Korthikanti et al., 2022)"
 
 def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     model_shape, patch_size, class_count = read_shape(cell), workload.settings["patch"], workload.settings["classes"]
-    image_size = cast("int", cell.options["image_size"])
+    image_size = ImageOptions(cell.options).image_size
     token_count = (image_size // patch_size) ** 2 + 1
     width = model_shape.width
     block = 12 * width**2 + 13 * width
@@ -310,7 +310,7 @@ AUTOCAST_FACTOR = 1.1
 
 def _compute_convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     network = counted_networks()[cell.workload]
-    image_size = cast("int", cell.options["image_size"])
+    image_size = ImageOptions(cell.options).image_size
     pixel_ratio = (image_size / network.image_size) ** 2
     input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
     # without a cast, the first layer saves the batch itself, which counts as `inputs`

@@ -108,7 +108,8 @@ def _describe_missing(cell_options: Sequence[dict[str, Any]], data_path: Path) -
     )
     absent_sets = [(data_set, count) for data_set, count in cells_by_data_set.items() if not data_set.path.exists()]
     return [
-        f"{count} of {len(cell_options)} cell(s) read {data_set.name}: {data_set.refusal}" for data_set, count in absent_sets
+        f"{count} of {len(cell_options)} cell(s) read {data_set.name}: {data_set.missing_path_error}"
+        for data_set, count in absent_sets
     ]
 
 

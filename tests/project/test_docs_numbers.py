@@ -77,8 +77,8 @@ SENTENCES = [
         "data.md",
         f"{synthetic_images.ITEMS_BY_SPLIT['train']:,} (or `subset`) and {synthetic_images.ITEMS_BY_SPLIT['validation']}",
     ),
-    ("data.md", f"any number; {synthetic_images.CLASSES} by default"),
-    ("data.md", f"{token_sets.SEQUENCE_COUNT:,} sequences of tokens below {token_sets.VOCABULARY}"),
+    ("data.md", f"any number; {synthetic_images.CLASS_COUNT} by default"),
+    ("data.md", f"{token_sets.SEQUENCE_COUNT:,} sequences of tokens below {token_sets.DEFAULT_VOCABULARY_SIZE}"),
     ("data.md", {0.1: "nine times in ten, a fixed rule"}[token_sets.RANDOM_TOKEN_PROBABILITY]),
     ("data.md", f"imagenet-train-131072-seed-{workload_options.SUBSET_SEED}.list"),
     ("data.md", f"CIFAR-10 {formats.FORMATS['cifar10'].most_bytes // MIB} MiB"),
@@ -112,7 +112,7 @@ SENTENCES = [
     ("model-by-configuration.md", {"Optimizer(name='adamw', lr=0.0003)": "AdamW with a learning rate of 3e-4"}[
         written("trainers/description/describe_model.py", "OPTIMIZER")]),
     ("model-by-configuration.md", {"(0.15, 15)": "15 % of the positions of each sequence are masked"}[
-        written("trainers/tasks/configured.py", "MASKED")]),
+        written("trainers/tasks/configured.py", "MASKED_SHARE")]),
     ("own-models.md", {"Optimizer(name='adamw', lr=0.001)": 'dict(name="adamw", lr=1e-3)'}[
         written("trainers/plugins/own_model.py", "OPTIMIZER")]),
     ("own-strategies.md", f"Default: `{', '.join(default_of(Strategy, 'degrees'))}`"),
@@ -130,7 +130,7 @@ SENTENCES = [
     ("reference/cluster-file.md", f"null: {sbatch_options.CPUS_PER_GPU} for a rank with a GPU"),
     ("reference/matrix-file.md", f"null: {batch_searches.BOUND_FACTOR} times the largest value that the planner predicts"),
     ("reference/matrix-file.md", {"2": "observes, from timed step 2 on"}[
-        written("trainers/instruments/observed_steps.py", "MEMORY_FROM")]),
+        written("trainers/instruments/observed_steps.py", "FIRST_MEMORY_STEP")]),
     ("slurm.md", f"from {slurm.SCHEDULER.POLL_S:g} seconds to {backlog.LONGEST_PAUSE_S / 60:g} minutes"),
     ("slurm.md", "| `gpu_request` | `{}` | or `{}` or `{}`:".format(*get_args(GPU_REQUEST))),
     ("slurm.md", {"00:30:00": "(default: half an hour)"}[default_of(cell.Draft, "hang_limit")]),

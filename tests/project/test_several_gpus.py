@@ -86,5 +86,5 @@ def test_a_second_call_continues_with_the_runs_that_are_missing(tmp_path):
 def test_timed_steps_are_marked_in_a_log_with_collectives(monkeypatch, capsys, subsystems, is_written):
     monkeypatch.setenv("NCCL_DEBUG_SUBSYS", subsystems)
     loop = pytest.importorskip("trainers.run.loop")
-    loop.mark_log(TIMED_STEPS_END)
+    loop.print_log_mark(TIMED_STEPS_END)
     assert (capsys.readouterr().out == f"{TIMED_STEPS_END}\n") == is_written

@@ -1,10 +1,11 @@
 """Options of strategies and workloads: each states which values it allows, and refuses all other values with one sentence."""
 
 import math
+from typing import get_type_hints
 
 import pytest
 
-from shardlab.registry import Option
+from shardlab.registry import Option, TypedOptions, declare
 from trainers import menu
 
 EVERY = {
@@ -69,3 +70,27 @@ def test_an_option_whose_default_is_not_allowed_cannot_be_made(broken):
     """Making an Option raises ValueError if its own default is not allowed."""
     with pytest.raises(ValueError, match="option a: "):
         Option("a", summary="", **broken)
+
+
+def test_typed_options_have_the_values_of_a_cell_or_their_defaults():
+    class Typed(TypedOptions):
+        period: int = declare(4, "steps between two averages", least=1)
+        path: str | None = declare(None, "a folder", kind="str")
+
+    assert Typed.list_options() == (
+        Option("period", 4, "steps between two averages", least=1),
+        Option("path", None, "a folder", kind="str", nullable=True),
+    )
+    typed = Typed({"path": "/scratch", "another": True})
+    assert vars(typed) == {"period": 4, "path": "/scratch"}
+
+
+def test_each_typed_option_allows_the_values_of_its_declared_type():
+    checked = 0
+    for typed_options in TypedOptions.__subclasses__():
+        types = get_type_hints(typed_options) if typed_options.__module__.startswith("trainers.") else {}
+        for option in typed_options.list_options() if types else ():
+            kind = {"bool": bool, "int": int, "float": float, "str": str}[option.kind or type(option.default).__name__]
+            assert types[option.name] == (kind | None if option.nullable else kind), option.name
+            checked += 1
+    assert checked > 30

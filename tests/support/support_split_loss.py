@@ -36,9 +36,9 @@ def compute(rank: int, folder: Path) -> None:
         logits, targets = make_case(dtype, classes)
         mine = logits.chunk(WORLD, 1)[rank].clone().requires_grad_()
         before = mine.detach().clone()
-        loss = cross_entropy.cross_entropy(mine, targets, classes, dist.group.WORLD)
+        loss = cross_entropy.compute_cross_entropy(mine, targets, classes, dist.group.WORLD)
         (3 * loss).backward()
-        correct = cross_entropy.count_correct(mine.detach(), targets, classes, dist.group.WORLD)
+        correct = cross_entropy.count_correct_predictions(mine.detach(), targets, classes, dist.group.WORLD)
         assert torch.equal(mine, before), "the loss changed the logits"
         answers.append([loss.item(), mine.grad.tolist(), correct.item()])
     (folder / f"{rank}.json").write_text(json.dumps(answers))

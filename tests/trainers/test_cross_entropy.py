@@ -16,7 +16,7 @@ def test_loss_and_gradient_are_torchs(monkeypatch, dtype, within, rows):
     targets = torch.randint(33, (rows,), generator=generator)
     exact = logits.detach().double().requires_grad_()
     expected = functional.cross_entropy(exact, targets)
-    found = cross_entropy.cross_entropy(logits, targets)
+    found = cross_entropy.compute_cross_entropy(logits, targets)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     (3 * expected).backward()
@@ -32,7 +32,7 @@ def test_padding_of_logits_changes_neither_loss_nor_gradient():
     targets = torch.randint(5, (6,), generator=generator)
     expected = functional.cross_entropy(logits[:, :5], targets)
     (wanted,) = torch.autograd.grad(expected, logits)
-    found = cross_entropy.cross_entropy(logits, targets, 5)
+    found = cross_entropy.compute_cross_entropy(logits, targets, 5)
     (gradient,) = torch.autograd.grad(found, logits)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient, wanted)
@@ -41,7 +41,7 @@ def test_padding_of_logits_changes_neither_loss_nor_gradient():
 
 def test_logits_far_apart_give_no_infinite_loss():
     logits = torch.tensor([[-1e4, 1e4], [1e4, -1e4]], dtype=torch.bfloat16, requires_grad=True)
-    loss = cross_entropy.cross_entropy(logits, torch.tensor([0, 0]))
+    loss = cross_entropy.compute_cross_entropy(logits, torch.tensor([0, 0]))
     loss.backward()
     assert loss.item() == pytest.approx(1e4, rel=1e-2)
     assert logits.grad.tolist() == [[-0.5, 0.5], [0.0, 0.0]]
@@ -51,7 +51,7 @@ def test_only_the_gradient_is_kept_for_backward():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
         logits = torch.randn(6, 5, dtype=torch.bfloat16, requires_grad=True)
-        cross_entropy.cross_entropy(logits, torch.zeros(6, dtype=torch.int64))
+        cross_entropy.compute_cross_entropy(logits, torch.zeros(6, dtype=torch.int64))
     assert [(tensor.shape, tensor.dtype) for tensor in kept] == [((6, 5), torch.bfloat16)]
 
 
@@ -60,10 +60,10 @@ def test_without_gradients_no_gradient_is_computed(monkeypatch):
     expected = functional.cross_entropy(logits, targets)
     monkeypatch.setattr(torch, "empty_like", None)  # forward allocates the gradient with it
     with torch.no_grad():
-        torch.testing.assert_close(cross_entropy.cross_entropy(logits, targets), expected)
-    torch.testing.assert_close(cross_entropy.cross_entropy(logits.detach(), targets), expected)
+        torch.testing.assert_close(cross_entropy.compute_cross_entropy(logits, targets), expected)
+    torch.testing.assert_close(cross_entropy.compute_cross_entropy(logits.detach(), targets), expected)
     with pytest.raises(TypeError):
-        cross_entropy.cross_entropy(logits, targets)
+        cross_entropy.compute_cross_entropy(logits, targets)
 
 
 def test_small_fp16_gradients_are_rounded_once():
@@ -74,7 +74,7 @@ def test_small_fp16_gradients_are_rounded_once():
     targets = torch.randint(50_257, (64,), generator=generator)
     exact = logits.detach().double().requires_grad_()
     (2.0**16 * functional.cross_entropy(exact, targets)).backward()
-    (2**16 * cross_entropy.cross_entropy(logits, targets)).backward()
+    (2**16 * cross_entropy.compute_cross_entropy(logits, targets)).backward()
     differs = ((logits.grad.double() - exact.grad) / exact.grad).abs()
     assert differs.median() < 2**-11
     assert differs.max() < 2**-8  # a few results are subnormal
@@ -92,7 +92,7 @@ def test_the_factor_of_a_gradient_is_not_rounded_to_its_dtype(dtype, within):
 
 def test_a_second_backward_pass_is_refused():
     logits = torch.randn(6, 5, requires_grad=True)
-    loss = cross_entropy.cross_entropy(logits, torch.zeros(6, dtype=torch.int64))
+    loss = cross_entropy.compute_cross_entropy(logits, torch.zeros(6, dtype=torch.int64))
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()

@@ -20,7 +20,7 @@ from trainers.checkpointing.state_parts import State, TensorPart
 from trainers.checkpointing.storage import BoxReader, GatheringWriter, LoadingPlanner, SavingPlanner, ShardWriter, TensorIndex
 
 if TYPE_CHECKING:
-    from trainers.engine import Saved
+    from trainers.engine import Checkpointable
 
 INDEX = "index.json"
 
@@ -32,23 +32,24 @@ class CheckpointSaver:
     with gloo as its backend, because plans and gathered tensors are exchanged in host memory.
     """
 
-    def __init__(self, engine: Saved, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    def __init__(self, engine: Checkpointable, rank: int, world: int, device: torch.device, group: dist.ProcessGroup) -> None:
         self._engine, self._rank, self._world, self._device, self._group = engine, rank, world, device, group
 
-    def save(self, folder: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.CheckpointFile], int]:
+    def save(self, checkpoint_folder: Path, layout: Literal["sharded", "whole"]) -> tuple[list[checkpoint.CheckpointFile], int]:
         """Write the files of a checkpoint into an empty folder that all ranks see.
 
         layout: `sharded`: each rank writes its own parts; `whole`: rank 0 gathers and writes whole tensors. On rank 0, returns
         (the entries of the files for the manifest, the sum of their bytes); on other ranks, ([], 0).
         """
-        state = self._name_parts({**self._engine.state(), **state_parts.make_random_state_parts(self._device)}, self._world)
-        writer = ShardWriter(folder, self._rank)
+        parts = self._engine.make_state_parts() | state_parts.make_random_state_parts(self._device)
+        named_parts = self._name_parts(parts, self._world)
+        writer = ShardWriter(checkpoint_folder, self._rank)
         if layout == "whole":
-            writer = GatheringWriter(folder, self._group, self._engine.element_order)
-        save(state, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
+            writer = GatheringWriter(checkpoint_folder, self._group, self._engine.element_order)
+        save(named_parts, storage_writer=writer, planner=SavingPlanner(), process_group=self._group)
         if self._rank:
             return [], 0
-        index_file = checkpoint.GrowingFile(folder / INDEX)
+        index_file = checkpoint.GrowingFile(checkpoint_folder / INDEX)
         index_file.write(msgspec.json.encode(writer.index))
         checkpoint_files = [*writer.files, index_file.close()]
         return checkpoint_files, sum(file.bytes for file in checkpoint_files)
@@ -61,10 +62,10 @@ class CheckpointSaver:
         start again from the seed.
         """
         self._engine.allocate_optimizer_state(manifest.numbers)
-        state: State = self._engine.state()
+        parts: State = self._engine.make_state_parts()
         if manifest.world == self._world:
-            state |= state_parts.make_random_state_parts(self._device)
-        named_parts = self._name_parts(state, manifest.world)
+            parts |= state_parts.make_random_state_parts(self._device)
+        named_parts = self._name_parts(parts, manifest.world)
         index = msgspec.json.decode(files.read(checkpoint_folder / INDEX), type=TensorIndex)
         is_whole = manifest.layout == "whole"
         for name, part in named_parts.items():
@@ -83,10 +84,10 @@ class CheckpointSaver:
             load(dict(named_parts), storage_reader=reader, planner=LoadingPlanner(), process_group=self._group)
             self._engine.finish_loading(manifest.numbers)
         if manifest.world == self._world:
-            state_parts.restore_random_state(state, self._device)
+            state_parts.restore_random_state(parts, self._device)
 
-    def _name_parts(self, state: State, saved_world: int) -> dict[str, TensorPart]:
+    def _name_parts(self, state: State, saved_world_size: int) -> dict[str, TensorPart]:
         """The parts of a state, by the names of the parts in a checkpoint. The name of a tensor that differs
         between ranks (`differs_by_rank`) begins with the number of the saved rank."""
-        rank = self._rank % saved_world
+        rank = self._rank % saved_world_size
         return {f"rank-{rank:05d}/{name}" if part.differs_by_rank else name: part for name, part in state.items()}

@@ -39,14 +39,14 @@ class TensorPart:
         return cls(tensor, tensor.shape, [0] * tensor.dim())
 
     @classmethod
-    def from_flat_shard(cls, memory: torch.Tensor, element_count: int, begin: int) -> TensorPart:
+    def from_flat_shard(cls, memory: torch.Tensor, element_count: int, first_element: int) -> TensorPart:
         """The part for a flat shard.
 
-        memory: the shard. element_count: number of elements of the whole tensor. begin: index of the shard's first element
-        in the
+        memory: the shard. element_count: number of elements of the whole tensor. first_element: index of the shard's first
+        element in the
         flattened whole tensor.
         """
-        return cls(memory, (element_count,), (begin,))
+        return cls(memory, (element_count,), (first_element,))
 
     def size(self) -> torch.Size:
         return self.shape
@@ -83,15 +83,15 @@ def make_shard_parts(shards: Iterable[tuple[str, torch.Tensor, int, int]], optim
     optimizer_state: for each parameter, in the same order, the entry of the optimizer's state.
     """
     parts = {}
-    for (name, memory, element_count, begin), state in zip(shards, optimizer_state, strict=True):
+    for (name, memory, element_count, first_element), state in zip(shards, optimizer_state, strict=True):
         if not memory.numel():
             continue
-        parts[f"parameters/{name}"] = TensorPart.from_flat_shard(memory, element_count, begin)
+        parts[f"parameters/{name}"] = TensorPart.from_flat_shard(memory, element_count, first_element)
         for state_name, state_value in state.items():
             if isinstance(state_value, torch.Tensor):
                 is_sharded = state_value.dim() > 0
                 parts[f"optimizer/{state_name}/{name}"] = (
-                    TensorPart.from_flat_shard(state_value, element_count, begin)
+                    TensorPart.from_flat_shard(state_value, element_count, first_element)
                     if is_sharded
                     else TensorPart.from_tensor(state_value)
                 )
@@ -102,20 +102,20 @@ def make_buffer_parts(model: nn.Module) -> State:
     """The parts of a model's persistent buffers. Each rank saves its own buffers, because BatchNorm's statistics differ between
     ranks."""
     parts = {}
-    for path, module in model.named_modules():
+    for module_path, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                plain_name = model_options.plain_name(f"{path}.{name}" if path else name)
+                plain_name = model_options.plain_name(f"{module_path}.{name}" if module_path else name)
                 parts[f"buffers/{plain_name}"] = TensorPart(buffer, buffer.shape, [0] * buffer.dim(), per_rank=True)
     return parts
 
 
 def make_random_state_parts(device: torch.device) -> State:
     """The parts of the states of torch's random generators, as copies. After loading, call `restore_random_state`."""
-    states = {"cpu": torch.get_rng_state()}
+    random_states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {f"random/{name}": TensorPart(state, state.shape, (0,), per_rank=True) for name, state in states.items()}
+        random_states["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"random/{name}": TensorPart(state, state.shape, (0,), per_rank=True) for name, state in random_states.items()}
 
 
 def restore_random_state(state: State, device: torch.device) -> None:
@@ -135,7 +135,7 @@ def allocate_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    for group, (rate, gradients) in zip(optimizer.param_groups, rates_and_gradients):
-        group["lr"] = rate
+    for group, (learning_rate, gradients) in zip(optimizer.param_groups, rates_and_gradients):
+        group["lr"] = learning_rate
         for parameter, gradient in zip(group["params"], gradients):
             parameter.grad = gradient

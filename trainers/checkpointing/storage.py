@@ -86,7 +86,7 @@ class LoadingPlanner(DefaultLoadPlanner):
         return memory
 
 
-class _GivenFolder:
+class _FixedFolder:
     """What torch asks of a writer or a reader of a checkpoint that nothing is to be done for: the folder is given."""
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -103,7 +103,7 @@ class _GivenFolder:
         return False  # torch calls this to choose a storage for a checkpoint name; the folder is given explicitly
 
 
-class ShardWriter(_GivenFolder, StorageWriter):
+class ShardWriter(_FixedFolder, StorageWriter):
     """Writes checkpoints of the layout `sharded`: each rank writes its boxes into one file, one box after the other.
 
     If several ranks have the same box, one of them writes it. After saving, `index` and `files` are set on the first rank.
@@ -120,44 +120,44 @@ class ShardWriter(_GivenFolder, StorageWriter):
         """Does nothing: the folder exists already."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        return _make_completed_future(self._write((item, planner.resolve_data(item)) for item in plan.items))
+        return _make_completed_future(self._write_boxes((item, planner.resolve_data(item)) for item in plan.items))
 
-    def _write(self, boxes: Iterator[tuple[WriteItem, Any]]) -> list[WriteResult]:
+    def _write_boxes(self, boxes: Iterator[tuple[WriteItem, Any]]) -> list[WriteResult]:
         written_boxes, growing_file = [], None
         for item, tensor in boxes:
             growing_file = growing_file or GrowingFile(self._path)
-            content = _flat_bytes(tensor).numpy().data
+            box_bytes = _view_as_bytes(tensor).numpy().data
             growing_file.write(bytes(-growing_file.size % ALIGNMENT))
-            written_boxes.append((item, tensor, growing_file.size, len(content)))
-            growing_file.write(content)
-        file = growing_file.close() if growing_file else None
+            written_boxes.append((item, tensor, growing_file.size, len(box_bytes)))
+            growing_file.write(box_bytes)
+        written_file = growing_file.close() if growing_file else None
         return [
             WriteResult(
                 item.index,
                 byte_count,
-                (TensorBox(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), file),
+                (TensorBox(list(item.index.offset or ()), list(tensor.shape), self._path.name, begin), written_file),
             )
             for item, tensor, begin, byte_count in written_boxes
         ]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        tensors: dict[str, TensorEntry] = {}
-        files: dict[str, CheckpointFile] = {}
-        for result in (result for rank_results in results for result in rank_results):
-            box, file = result.storage_data
-            tensor_metadata = metadata.state_dict_metadata[result.index.fqn]
+        entry_by_name: dict[str, TensorEntry] = {}
+        file_by_name: dict[str, CheckpointFile] = {}
+        for write_result in (write_result for rank_results in results for write_result in rank_results):
+            box, file = write_result.storage_data
+            tensor_metadata = metadata.state_dict_metadata[write_result.index.fqn]
             assert isinstance(tensor_metadata, TensorStorageMetadata)
             dtype = str(tensor_metadata.properties.dtype).removeprefix("torch.")
             shape = box.sizes if self.gathers_tensors else list(tensor_metadata.size)
-            tensors.setdefault(result.index.fqn, TensorEntry(dtype, shape, [])).boxes.append(box)
-            files[file.name] = file
-        self.index, self.files = TensorIndex(tensors), [files[name] for name in sorted(files)]
+            entry_by_name.setdefault(write_result.index.fqn, TensorEntry(dtype, shape, [])).boxes.append(box)
+            file_by_name[file.name] = file
+        self.index, self.files = TensorIndex(entry_by_name), [file_by_name[name] for name in sorted(file_by_name)]
 
 
 class GatheringWriter(ShardWriter):
     """Writes checkpoints of the layout `whole`: the first rank gathers one tensor after the other and writes it.
 
-    element_order: the method `Saved.element_order` of the engine, which orders elements of a tensor as in `Task.model`.
+    element_order: the method `Checkpointable.element_order` of the engine: the order of a tensor in `Task.model`.
     """
 
     gathers_tensors = True
@@ -174,16 +174,16 @@ class GatheringWriter(ShardWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         if self._plans:
-            return _make_completed_future(self._write(self._gather_tensors(planner)))
-        for item in sorted(plan.items, key=_sort_key):
+            return _make_completed_future(self._write_boxes(self._gather_tensors(planner)))
+        for item in sorted(plan.items, key=_make_sort_key):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, torch.Tensor)
-            dist.send(_flat_bytes(tensor), group_dst=0, group=self._group)
+            dist.send(_view_as_bytes(tensor), group_dst=0, group=self._group)
         return _make_completed_future([])
 
     def _gather_tensors(self, planner: SavePlanner) -> Iterator[tuple[WriteItem, torch.Tensor]]:
         sorted_items = sorted(
-            ((_sort_key(item), rank, item) for rank, plan in enumerate(self._plans) for item in plan.items),
+            ((_make_sort_key(item), rank, item) for rank, plan in enumerate(self._plans) for item in plan.items),
             key=lambda entry: (entry[0][0], entry[1], entry[0][1]),
         )
         for position, (_, rank, item) in enumerate(sorted_items):
@@ -200,7 +200,7 @@ class GatheringWriter(ShardWriter):
                 assert isinstance(local_box, torch.Tensor)
                 box.copy_(local_box)
             else:
-                dist.recv(_flat_bytes(box), group_src=rank, group=self._group)
+                dist.recv(_view_as_bytes(box), group_src=rank, group=self._group)
             whole_tensor[
                 tuple(
                     slice(offset, offset + length) for offset, length in zip(tensor_data.chunk.offsets, tensor_data.chunk.sizes)
@@ -215,18 +215,18 @@ class GatheringWriter(ShardWriter):
                 )
 
 
-class BoxReader(_GivenFolder, StorageReader):
+class BoxReader(_FixedFolder, StorageReader):
     """Reads checkpoints: maps the files into memory and copies the boxes that overlap with the parts of this rank.
 
     folder: the folder of the checkpoint. file_sizes: file name -> bytes of the file. state: the parts to read.
-    element_order: for the layout `whole`, the method `Saved.element_order` of the engine; it allows that a tensor is read in
-    another shape with the same number of elements. For the layout `sharded`, None.
+    element_order: for the layout `whole`, the method `Checkpointable.element_order` of the engine; it allows that a tensor is
+    read in another shape with the same number of elements. For the layout `sharded`, None.
     """
 
     def __init__(
         self, folder: Path, index: TensorIndex, file_sizes: dict[str, int], state: State, element_order: ElementOrder | None
     ) -> None:
-        self._folder, self._sizes, self._element_order = folder, file_sizes, element_order
+        self._folder, self._size_by_file, self._element_order = folder, file_sizes, element_order
         self._entries = {name: self._reshape_entry(entry, state.get(name)) for name, entry in index.tensors.items()}
         self._mapped_files: dict[str, torch.Tensor] = {}
 
@@ -241,45 +241,45 @@ class BoxReader(_GivenFolder, StorageReader):
         """Does nothing: the caller has already read the index."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        tensor_metadata = {}
+        metadata_by_name = {}
         for name, entry in self._entries.items():
             boxes = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in entry.boxes]
             properties = TensorProperties(dtype=getattr(torch, entry.dtype))
-            tensor_metadata[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), boxes)
-        return Metadata(dict(tensor_metadata))
+            metadata_by_name[name] = TensorStorageMetadata(properties, torch.Size(entry.shape), boxes)
+        return Metadata(dict(metadata_by_name))
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         for item in plan.items:
-            name = item.storage_index.fqn
-            tensor = self._read_box(name, list(item.storage_index.offset or ()))
+            tensor_name = item.storage_index.fqn
+            tensor = self._read_box(tensor_name, list(item.storage_index.offset or ()))
             for dimension, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths)):
                 tensor = tensor.narrow(dimension, begin, length)
             planner.resolve_tensor(item).copy_(tensor)
         return _make_completed_future(None)
 
-    def _read_box(self, name: str, offsets: list[int]) -> torch.Tensor:
-        entry = self._entries[name]
+    def _read_box(self, tensor_name: str, offsets: list[int]) -> torch.Tensor:
+        entry = self._entries[tensor_name]
         box = next(box for box in entry.boxes if box.offsets == offsets)
         if box.file not in self._mapped_files:
             file_path = str(self._folder / box.file)
             self._mapped_files[box.file] = torch.from_file(
-                file_path, shared=False, size=self._sizes[box.file], dtype=torch.uint8
+                file_path, shared=False, size=self._size_by_file[box.file], dtype=torch.uint8
             )
         dtype = getattr(torch, entry.dtype)
-        content = self._mapped_files[box.file].narrow(0, box.begin, math.prod(box.sizes) * dtype.itemsize).view(dtype)
+        box_content = self._mapped_files[box.file].narrow(0, box.begin, math.prod(box.sizes) * dtype.itemsize).view(dtype)
         if (
             self._element_order is not None
-            and (element_order := self._element_order(name, torch.Size(entry.shape))) is not None
+            and (element_order := self._element_order(tensor_name, torch.Size(entry.shape))) is not None
         ):
-            content = torch.empty_like(content).index_copy_(0, element_order.flatten(), content)
-        return content.view(box.sizes)
+            box_content = torch.empty_like(box_content).index_copy_(0, element_order.flatten(), box_content)
+        return box_content.view(box.sizes)
 
 
-def _sort_key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
+def _make_sort_key(item: WriteItem) -> tuple[str, tuple[int, ...]]:
     return item.index.fqn, tuple(item.index.offset or ())
 
 
-def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _view_as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 

@@ -23,16 +23,16 @@ class Cifar10(ImageSet):
 
     class_count = image_files.LABEL_COUNT
 
-    def __init__(self, folder: Path, split: str, size: int) -> None:
+    def __init__(self, folder: Path, split: str, image_size: int) -> None:
         """Raises InputError with the name of a file whose content is not a number of whole records with labels below 10."""
         with files.as_workspace_error("read the data set"):
             content = b"".join(image_files.read_cifar10_records(folder / name) for name in image_files.CIFAR10_FILES[split])
         records = np.frombuffer(content, np.uint8).reshape(-1, image_files.CIFAR10_RECORD_BYTES)
-        self._size = size
+        self._size = image_size
         self._labels = records[:, 0]
         self._pixels = records[:, 1:].reshape(-1, 3, SIDE, SIDE)
         self.source = DataSource(
-            name="CIFAR-10" if size == SIDE else f"CIFAR-10 resized to {size} x {size}",
+            name="CIFAR-10" if image_size == SIDE else f"CIFAR-10 resized to {image_size} x {image_size}",
             sha256=hashlib.sha256(content).hexdigest(),
             synthetic=False,
             items=len(records),
@@ -40,5 +40,5 @@ class Cifar10(ImageSet):
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
-        scaled = (self._pixels[indices] * np.float32(1 / 255) - mean) / std
-        return resize_images(scaled, self._size), self._labels[indices].astype(np.int64)
+        normalized_images = (self._pixels[indices] * np.float32(1 / 255) - mean) / std
+        return resize_images(normalized_images, self._size), self._labels[indices].astype(np.int64)

@@ -40,7 +40,7 @@ class DataPath(NamedTuple):
 
     name: str
     path: Path
-    refusal: str
+    missing_path_error: str
     """The error message if this path does not exist."""
 
 

@@ -18,7 +18,7 @@ from shardlab.errors import InputError, WorkspaceError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from trainers.data.images import draw_subset
-from trainers.data.made_once import choose_writable_path, make_once
+from trainers.data.made_once import choose_writable_path, create_file_once
 
 SCHEMA = 1
 JPEG_SUFFIXES = (".jpeg", ".jpg")
@@ -58,16 +58,16 @@ class ImageList(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def ensure_image_list(root: Path, split: str, subset: int | None, seed: int) -> ImageList:
+def ensure_image_list(root: Path, split: str, subset: int | None, subset_seed: int) -> ImageList:
     """The list of `root/train` or `root/val`. If it does not exist, it is written to the path of `find_list_path`.
 
     The first caller reads every image of the list once, to compute its checksum; all later callers read only the list.
 
-    split: `train` or `val`. subset: number of images to draw; None: all. seed: draws the subset. Raises InputError and
+    split: `train` or `val`. subset: number of images to draw; None: all. subset_seed: draws the subset. Raises InputError and
     WorkspaceError.
     """
-    path = find_list_path(root, split, subset, seed)
-    make_once(path, lambda temporary: _write_list(root, split, subset, seed, temporary))
+    path = find_list_path(root, split, subset, subset_seed)
+    create_file_once(path, lambda temporary: _write_list(root, split, subset, subset_seed, temporary))
     return read_list(path, split, subset)
 
 
@@ -118,9 +118,9 @@ def read_list(path: Path, split: str, subset: int | None) -> ImageList:
             or path_parts[0] != split
             or not set(path_parts).isdisjoint({"", ".", ".."})
         ):
-            allowed = f"{split}/CLASS/FILE, 0 to {header.classes - 1}"
+            allowed_text = f"{split}/CLASS/FILE, 0 to {header.classes - 1}"
             raise InputError(
-                f"{path}:{line_number}: found {image_entry.path!r} of class {image_entry.label}. Allowed: {allowed}."
+                f"{path}:{line_number}: found {image_entry.path!r} of class {image_entry.label}. Allowed: {allowed_text}."
             )
         entries.append(image_entry)
     return ImageList(header, entries, hashlib.sha256(b"\n".join(lines)).hexdigest())
@@ -168,12 +168,12 @@ def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Pat
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 
 
-def _list_image_paths(root: Path, split: str, folder: str) -> list[str]:
-    class_folder = root / split / folder
+def _list_image_paths(root: Path, split: str, class_name: str) -> list[str]:
+    class_folder = root / split / class_name
     if split != "train" and not class_folder.is_dir():
         return []  # a validation split may have no images of some classes
     return [
-        f"{split}/{folder}/{name}"
+        f"{split}/{class_name}/{name}"
         for name in sorted(e.name for e in _scan_folder(class_folder) if e.name.lower().endswith(JPEG_SUFFIXES))
     ]
 

@@ -20,13 +20,13 @@ SMALL_SETS = {"cifar10": Cifar10, "mnist": Mnist}  # sets that are read into mem
 
 
 def open_images(
-    name: str, data_path: Path, split: str, *, size: int, classes: int | None, subset: int | None, subset_seed: int
+    name: str, data_path: Path, split: str, *, image_size: int, class_count: int | None, subset: int | None, subset_seed: int
 ) -> ImageSet:
     """Open one split of a data set. Its images have size x size pixels and three colours.
 
     name: the data set, one of IMAGE_DATA_SETS.
     split: `train` or `validation`.
-    classes: number of classes of the synthetic set (None: 10). Sets in files have their own number (`ImageSet.classes`).
+    class_count: number of classes of the synthetic set (None: 10). Sets in files have their own number (`ImageSet.classes`).
     subset: number of images of the training split, which are drawn by `subset_seed`; for the synthetic set, its number of
         images. None: all images. The validation split always has all its images.
 
@@ -36,17 +36,17 @@ def open_images(
         raise UnknownName("data set", name, IMAGE_DATA_SETS)
     if split not in SPLITS:
         raise UnknownName("split", split, SPLITS)
-    if size < 1 or (subset is not None and subset < 1):
-        raise InputError(f"{name}: found the size {size} and the subset {subset}. Allowed: at least 1.")
+    if image_size < 1 or (subset is not None and subset < 1):
+        raise InputError(f"{name}: found the size {image_size} and the subset {subset}. Allowed: at least 1.")
     if not 0 <= subset_seed < 2**63:
         raise InputError(f"subset_seed: found {subset_seed}. Allowed: 0 to {2**63 - 1}.")
     drawn_subset = subset if split == "train" else None
     if name == "synthetic":
-        return synthetic_images.SyntheticImages(split, size, classes or synthetic_images.CLASSES, drawn_subset)
+        return synthetic_images.SyntheticImages(split, image_size, class_count or synthetic_images.CLASS_COUNT, drawn_subset)
     folder = data_path / FOLDER_BY_DATA_SET[name]
     if not folder.is_dir():
         raise make_missing_files_error(name, folder)
     if name == "imagenet":
-        return ImageFolders(folder, split, size, drawn_subset, subset_seed)
-    full_split = SMALL_SETS[name](folder, split, size)
+        return ImageFolders(folder, split, image_size, drawn_subset, subset_seed)
+    full_split = SMALL_SETS[name](folder, split, image_size)
     return full_split if drawn_subset is None else Subset(full_split, drawn_subset, subset_seed)

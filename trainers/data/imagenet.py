@@ -63,7 +63,7 @@ class ImageFolders(ImageSet):
         decode_image(content, path, self._size, image)
 
 
-def decode_image(file_content: bytes, path: Path, size: int, image: np.ndarray) -> None:
+def decode_image(file_content: bytes, path: Path, image_size: int, image: np.ndarray) -> None:
     """Decode, scale and normalise an image into `image`, (3, size, size) in float32.
 
     file_content: the bytes of the file. path: the file, for the message of an InputError.
@@ -74,14 +74,14 @@ def decode_image(file_content: bytes, path: Path, size: int, image: np.ndarray) 
                 raise InputError(f"{path}: found {photo.width} x {photo.height} pixels. Allowed: at most {MOST_PIXELS}.")
             side = min(photo.size) / MARGIN
             # The JPEG decoder is faster if it may decode to a smaller image, which has at least twice the needed size.
-            photo.draft("RGB", (round(2 * photo.width * size / side), round(2 * photo.height * size / side)))
+            photo.draft("RGB", (round(2 * photo.width * image_size / side), round(2 * photo.height * image_size / side)))
             rgb_image = photo.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InputError(f"{path}: the image is damaged or incomplete: {error}.") from None
     side = min(rgb_image.size) / MARGIN
     left, top = (rgb_image.width - side) / 2, (rgb_image.height - side) / 2
     # Only the square is scaled. The result is the same as if the whole image were scaled and the square were then cut out.
-    cut_image = rgb_image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    cut_image = rgb_image.resize((image_size, image_size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
     mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (MEAN, STD))
     np.multiply(np.asarray(cut_image).transpose(2, 0, 1), 1 / (255 * std), out=image)
     image -= mean / std

@@ -50,21 +50,21 @@ class Subset(ImageSet):
     """Some images of another set, `full_set`. The checksum of the subset is computed from the checksum of `full_set` and the
     indices of the images."""
 
-    def __init__(self, full_set: ImageSet, subset: int, seed: int) -> None:
-        """Raises InputError if `full_set` has fewer than `subset` images."""
-        self._whole = full_set
-        self._indices = draw_subset(full_set.source.items, subset, seed, full_set.source.name)
+    def __init__(self, full_set: ImageSet, subset_size: int, seed: int) -> None:
+        """Raises InputError if `full_set` has fewer than `subset_size` images."""
+        self._full_set = full_set
+        self._indices = draw_subset(full_set.source.items, subset_size, seed, full_set.source.name)
         self.class_count = full_set.class_count
-        digest = hashlib.sha256(bytes.fromhex(full_set.source.sha256) + self._indices.astype("<i8").tobytes())
+        subset_digest = hashlib.sha256(bytes.fromhex(full_set.source.sha256) + self._indices.astype("<i8").tobytes())
         self.source = msgspec.structs.replace(
             full_set.source,
-            name=f"{full_set.source.name}, {subset} images by seed {seed}",
-            sha256=digest.hexdigest(),
-            items=subset,
+            name=f"{full_set.source.name}, {subset_size} images by seed {seed}",
+            sha256=subset_digest.hexdigest(),
+            items=subset_size,
         )
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._whole.read(self._indices[indices])
+        return self._full_set.read(self._indices[indices])
 
 
 def resize_images(images: np.ndarray, size: int) -> np.ndarray:
@@ -77,17 +77,17 @@ def resize_images(images: np.ndarray, size: int) -> np.ndarray:
     images = images.astype(np.float32, copy=False)
     if (height, width) == (size, size):
         return images
-    result: np.ndarray = _compute_resize_weights(height, size) @ images @ _compute_resize_weights(width, size).T
-    return result
+    resized_images: np.ndarray = _compute_resize_weights(height, size) @ images @ _compute_resize_weights(width, size).T
+    return resized_images
 
 
 @functools.cache
 def _compute_resize_weights(source_pixels: int, target_pixels: int) -> np.ndarray:
     """The weights for resizing one dimension from `source_pixels` to `target_pixels` pixels, (target_pixels,
     source_pixels). Each row is a triangle around the centre of a target pixel, with the sum 1."""
-    scale = source_pixels / target_pixels
-    centres = (np.arange(target_pixels) + 0.5) * scale
-    distance = np.abs(np.arange(source_pixels) + 0.5 - centres[:, None]) / max(scale, 1.0)
-    triangle = np.maximum(0.0, 1.0 - distance)
-    weights: np.ndarray = (triangle / triangle.sum(axis=1, keepdims=True)).astype(np.float32)
+    source_per_target = source_pixels / target_pixels
+    centres = (np.arange(target_pixels) + 0.5) * source_per_target
+    distances = np.abs(np.arange(source_pixels) + 0.5 - centres[:, None]) / max(source_per_target, 1.0)
+    triangle_weights = np.maximum(0.0, 1.0 - distances)
+    weights: np.ndarray = (triangle_weights / triangle_weights.sum(axis=1, keepdims=True)).astype(np.float32)
     return weights

@@ -20,7 +20,7 @@ def choose_writable_path(path: Path) -> Path:
     return data_cache.cache_folder(path.parent) / path.name
 
 
-def make_once(path: Path, write_file: Callable[[Path], None]) -> None:
+def create_file_once(path: Path, write_file: Callable[[Path], None]) -> None:
     """Create `path` if it does not exist. `write_file` writes a temporary file, which is then renamed, so `path` is never
     incomplete.
 

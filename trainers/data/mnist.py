@@ -25,16 +25,16 @@ class Mnist(ImageSet):
 
     class_count = image_files.LABEL_COUNT
 
-    def __init__(self, folder: Path, split: str, size: int) -> None:
+    def __init__(self, folder: Path, split: str, image_size: int) -> None:
         """Raises InputError with the file if images do not have 28 x 28 pixels, or if there is not one label below 10 for each
         image."""
         with files.as_workspace_error("read the data set"):
             pixels, labels = image_files.read_mnist(folder, split)
         self._pixels = np.frombuffer(pixels, np.uint8).reshape(-1, SIDE, SIDE)
         self._labels = np.frombuffer(labels, np.uint8)
-        self._size = size
+        self._size = image_size
         size_note = {SIDE: "", SIDE + 2 * FRAME: " framed to 32 x 32"}.get(
-            size, f" framed to 32 x 32, resized to {size} x {size}"
+            image_size, f" framed to 32 x 32, resized to {image_size} x {image_size}"
         )
         self.source = DataSource(
             name=f"MNIST, grey in three colours{size_note}",
@@ -47,5 +47,5 @@ class Mnist(ImageSet):
         pixels = self._pixels[indices, None]
         if self._size != SIDE:
             pixels = np.pad(pixels, ((0, 0), (0, 0), (FRAME, FRAME), (FRAME, FRAME)))
-        scaled = resize_images((pixels * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
-        return np.repeat(scaled, 3, axis=1), self._labels[indices].astype(np.int64)
+        normalized_images = resize_images((pixels * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD), self._size)
+        return np.repeat(normalized_images, 3, axis=1), self._labels[indices].astype(np.int64)

@@ -42,13 +42,13 @@ def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
         yield data_path
         return
 
-    # `fill` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies the files calls
-    # `fill`, so the other ranks do not need this memory.
-    def fill(folder: Path) -> None:
+    # `copy_into_folder` builds the list of paths, which needs 0.6 GiB of memory for ImageNet. Only the rank that copies calls
+    # it, so the other ranks do not need this memory.
+    def copy_into_folder(folder: Path) -> None:
         _copy_data_set(run.training_cell, data_path, folder, run_dir)
 
     node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
-    with node_folder.hold_shared_folder(node_folder.shared_folder_name(run_dir.path), fill) as folder:
+    with node_folder.hold_shared_folder(node_folder.shared_folder_name(run_dir.path), copy_into_folder) as folder:
         yield folder
 
 
@@ -58,20 +58,20 @@ def _reads_files(cell: Cell, data_path: Path) -> bool:
 
 def _list_files_to_copy(cell: Cell, data_path: Path) -> dict[str, Path]:
     """The files that the cell reads, by their relative path in the copy. Raises InputError and WorkspaceError."""
-    data_set = data_sets.find_data_path(cell.options, data_path)
-    if data_set is None:
+    data_set_path = data_sets.find_data_path(cell.options, data_path)
+    if data_set_path is None:
         text_path = token_sets.ensure_stdlib_text(data_path)
         return {token_sets.make_stdlib_file_name(): text_path}
-    if not data_set.path.exists():
-        raise InputError(data_set.refusal)
-    if data_set.name == "imagenet":
-        return _list_images_to_copy(cell, data_set.path)
-    if data_set.path.is_dir():
-        paths = sorted(path for path in data_set.path.rglob("*") if path.is_file())
+    if not data_set_path.path.exists():
+        raise InputError(data_set_path.missing_path_error)
+    if data_set_path.name == "imagenet":
+        return _list_images_to_copy(cell, data_set_path.path)
+    if data_set_path.path.is_dir():
+        paths = sorted(path for path in data_set_path.path.rglob("*") if path.is_file())
         return {str(path.relative_to(data_path)): path for path in paths}
-    if (why := data_sets.refuse_copy(cell.options)) is not None:
-        raise InputError(why)
-    return {str(cell.options["tokens_file"]): data_set.path}
+    if (copy_refusal := data_sets.refuse_copy(cell.options)) is not None:
+        raise InputError(copy_refusal)
+    return {str(cell.options["tokens_file"]): data_set_path.path}
 
 
 def _list_images_to_copy(cell: Cell, root: Path) -> dict[str, Path]:
@@ -88,23 +88,23 @@ def _list_images_to_copy(cell: Cell, root: Path) -> dict[str, Path]:
     return paths
 
 
-def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -> None:
+def _copy_data_set(cell: Cell, data_path: Path, copy_folder: Path, run_dir: RunDir) -> None:
     """Copy the data set into a folder of this node and write an event of the run.
 
     Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
     """
-    start_s, progress = time.monotonic(), _Progress(run_dir)
-    parent_folder, why = node_folder.choose_parent()
+    start_s, progress = time.monotonic(), _CopyProgress(run_dir)
+    parent_folder, folder_reason = node_folder.choose_parent()
     with files.as_workspace_error("copy the data set"):
         sources_by_path = _list_files_to_copy(cell, data_path)
         total_bytes = 0
         for path in sources_by_path.values():  # this may take minutes for ImageNet on a network disk, so it reports progress
             total_bytes += path.stat().st_size
             progress.add_bytes(0)
-        free_bytes = shutil.disk_usage(folder).free
+        free_bytes = shutil.disk_usage(copy_folder).free
         if total_bytes > free_bytes:
             raise InputError(
-                f"{parent_folder} ({why}): the data set has {total_bytes / GIB:.1f} GiB, and "
+                f"{parent_folder} ({folder_reason}): the data set has {total_bytes / GIB:.1f} GiB, and "
                 f"{free_bytes / GIB:.1f} GiB are free on "
                 f"{gethostname()}. Set TMPDIR to a larger disk of the node, or remove `stage: node` under `data`."
             )
@@ -112,21 +112,21 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
             relative_paths = list(sources_by_path)
             for batch_start in range(0, len(relative_paths), FILES_PER_BATCH):
                 path_batch = relative_paths[batch_start : batch_start + FILES_PER_BATCH]
-                for _ in pool.map(lambda name: _copy_file(sources_by_path[name], folder / name, progress), path_batch):
+                for _ in pool.map(lambda name: _copy_file(sources_by_path[name], copy_folder / name, progress), path_batch):
                     pass  # iterating over the results raises the exception of a thread
     run_dir.write_event(
         _name_event_writer(),
         "data_copied",
         sync=False,
-        bytes=progress.copied,
+        bytes=progress.copied_bytes,
         files=len(sources_by_path),
         seconds=round(time.monotonic() - start_s, 3),
-        folder=str(folder),
-        why=why,
+        folder=str(copy_folder),
+        why=folder_reason,
     )
 
 
-def _copy_file(source: Path, target: Path, progress: _Progress) -> None:
+def _copy_file(source: Path, target: Path, progress: _CopyProgress) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as reader, target.open("xb") as writer:
         while chunk := reader.read(CHUNK_BYTES):
@@ -134,21 +134,21 @@ def _copy_file(source: Path, target: Path, progress: _Progress) -> None:
             progress.add_bytes(len(chunk))
 
 
-class _Progress:
+class _CopyProgress:
     """Counts the copied bytes, and writes events so that the supervisor sees progress. Several threads use one object."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self.copied = 0
+        self.copied_bytes = 0
         self._run_dir, self._reported_s, self._lock = run_dir, time.monotonic(), threading.Lock()
 
     def add_bytes(self, byte_count: int) -> None:
         with self._lock:
-            self.copied += byte_count
+            self.copied_bytes += byte_count
             if time.monotonic() - self._reported_s < REPORT_S:
                 return
             self._reported_s = time.monotonic()
             hang_dump.report_progress()
-            self._run_dir.write_event(_name_event_writer(), "data_copying", sync=False, bytes=self.copied)
+            self._run_dir.write_event(_name_event_writer(), "data_copying", sync=False, bytes=self.copied_bytes)
 
 
 def _name_event_writer() -> str:

@@ -42,8 +42,8 @@ class DataOrder:
     def with_short_step(self, rank_items: int) -> DataOrder:
         """The same order with an additional short step at the end of each timed epoch. rank_items: the number of items of one
         rank in a step; the short step has as many whole shares as the remaining items allow."""
-        leftover = self._item_count % self._batch_size
-        return DataOrder(self._item_count, self._batch_size, self._seed, leftover - leftover % rank_items)
+        leftover_items = self._item_count % self._batch_size
+        return DataOrder(self._item_count, self._batch_size, self._seed, leftover_items - leftover_items % rank_items)
 
     def count_items(self, phase: int, step: int) -> int:
         """The number of items in the global batch of a step. step: 0, 1, ... in the phase."""
@@ -64,13 +64,13 @@ class DataOrder:
         short step, the first slices have their full size and all later slices are empty. Raises InputError if the sizes are not
         divisible.
         """
-        share, remainder = divmod(self._batch_size, slice_count)
-        if remainder or share % micro_batch_size:
+        slice_size, remainder = divmod(self._batch_size, slice_count)
+        if remainder or slice_size % micro_batch_size:
             raise InputError(
                 f"global_batch_size: {self._batch_size} cannot be divided into {slice_count} slices of "
                 f"micro-batches of {micro_batch_size} items."
             )
-        slice_items = self.list_batch_items(phase, step)[slice_index * share : (slice_index + 1) * share]
+        slice_items = self.list_batch_items(phase, step)[slice_index * slice_size : (slice_index + 1) * slice_size]
         return [slice_items[begin : begin + micro_batch_size] for begin in range(0, len(slice_items), micro_batch_size)]
 
     def _locate_step(self, phase: int, step: int) -> tuple[int, int]:

@@ -18,14 +18,14 @@ def prefetch_results(fetch_functions: Iterable[Callable[[], T]], most_ahead: int
     is raised when its result is requested. The thread starts when the first result is requested.
     """
     futures: deque[Future[T]] = deque()
-    pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+    fetch_thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        fetches = iter(fetch_functions)
-        for fetch in fetches:
-            futures.append(pool.submit(fetch))
+        fetch_iterator = iter(fetch_functions)
+        for fetch in fetch_iterator:
+            futures.append(fetch_thread.submit(fetch))
             if len(futures) > most_ahead:
                 yield futures.popleft().result()
         while futures:
             yield futures.popleft().result()
     finally:
-        pool.shutdown(cancel_futures=True)
+        fetch_thread.shutdown(cancel_futures=True)

@@ -34,5 +34,5 @@ def locate_split(sequence_count: int, split: str) -> tuple[int, int]:
     """Which sequences of a set belong to a split: (index of the first sequence, number of sequences). sequence_count: the
     number of
     sequences in the whole set. split: `train` or `validation`."""
-    held_out = sequence_count // VALIDATION_DIVISOR
-    return (0, sequence_count - held_out) if split == "train" else (sequence_count - held_out, held_out)
+    held_out_count = sequence_count // VALIDATION_DIVISOR
+    return (0, sequence_count - held_out_count) if split == "train" else (sequence_count - held_out_count, held_out_count)

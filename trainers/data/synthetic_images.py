@@ -10,7 +10,7 @@ from shardlab.errors import InputError
 from trainers.data.data_sets import DataSource
 from trainers.data.images import ImageSet
 
-CLASSES, ITEMS_BY_SPLIT = 10, {"train": 2_000, "validation": 500}
+CLASS_COUNT, ITEMS_BY_SPLIT = 10, {"train": 2_000, "validation": 500}
 SEED, VERSION = 10, 1  # if the rule for the images changes, the version must change, because it is in the checksum
 PATTERN_FIELDS = 4  # the pattern of a class has 4 x 4 fields in each colour
 PATTERN, NOISE = 1.3, 1.15  # half-widths of two uniform distributions; a pixel is their sum, with standard deviation 1
@@ -20,23 +20,23 @@ class SyntheticImages(ImageSet):
     """Images that consist of the coarse pattern of their class and noise. Both depend only on a fixed seed and the image's
     index, so no image is stored."""
 
-    def __init__(self, split: str, size: int, classes: int, items: int | None) -> None:
+    def __init__(self, split: str, size: int, class_count: int, items: int | None) -> None:
         """items: number of images in the split; None: 2,000 for `train`, 500 for `validation`. Raises InputError for fewer than
         2 classes."""
-        if classes < 2:
-            raise InputError(f"classes: found {classes}. Allowed: at least 2, or there is nothing to learn.")
-        self.class_count, self._size = classes, size
+        if class_count < 2:
+            raise InputError(f"classes: found {class_count}. Allowed: at least 2, or there is nothing to learn.")
+        self.class_count, self._size = class_count, size
         item_count = items or ITEMS_BY_SPLIT[split]
         self._first_index = 0 if split == "train" else 2**40  # far above each number of a `train` image: no common image
         random_numbers = (
-            np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(classes * 3 * PATTERN_FIELDS**2) / 2.0**64
+            np.random.Philox(key=np.array([SEED, 2**63], np.uint64)).random_raw(class_count * 3 * PATTERN_FIELDS**2) / 2.0**64
         )
-        patterns = (2 * random_numbers - 1).reshape(classes, 3, PATTERN_FIELDS, PATTERN_FIELDS) * PATTERN - NOISE
+        patterns = (2 * random_numbers - 1).reshape(class_count, 3, PATTERN_FIELDS, PATTERN_FIELDS) * PATTERN - NOISE
         self._fields = np.arange(size) * PATTERN_FIELDS // size
         self._patterns = patterns.astype(np.float32)[..., self._fields]  # patterns with `size` columns, but only COARSE rows
-        rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {item_count} of {size} x {size} in {classes} classes"
+        rule = f"synthetic images {VERSION}, seed {SEED}, {split}, {item_count} of {size} x {size} in {class_count} classes"
         self.source = DataSource(
-            name=f"synthetic images, {size} x {size}, {classes} classes",
+            name=f"synthetic images, {size} x {size}, {class_count} classes",
             sha256=hashlib.sha256(rule.encode()).hexdigest(),
             synthetic=True,
             items=item_count,

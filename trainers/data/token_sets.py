@@ -15,11 +15,11 @@ import numpy as np
 from shardlab.errors import InputError, UnknownName
 from trainers.data import tokens
 from trainers.data.data_sets import SPLITS, TOKEN_DATA_SETS, DataSource, find_token_file, make_missing_token_file_error
-from trainers.data.made_once import choose_writable_path, make_once
+from trainers.data.made_once import choose_writable_path, create_file_once
 from trainers.data.sequences import VALIDATION_DIVISOR, TokenSet, locate_split
 from trainers.data.tokens import TokenFile
 
-VOCABULARY, SEQUENCE_COUNT = 256, 10_000
+DEFAULT_VOCABULARY_SIZE, SEQUENCE_COUNT = 256, 10_000
 SEED, VERSION = 10, 1  # if the rule for the tokens changes, the version must change, because it is in the checksum
 # If the vocabulary is larger than 256, only its first 256 tokens are used; else a short run would hardly see any token twice.
 MOST_SYMBOLS = 256
@@ -27,20 +27,20 @@ RANDOM_TOKEN_PROBABILITY = 0.1  # the probability that a token is random, with t
 
 
 MOST_BYTES = 8 * 2**20  # the largest size of the text from the standard library
-BYTE_VOCABULARY = 256  # the vocabulary of a text whose tokens are its bytes
+BYTE_VOCABULARY_SIZE = 256  # the vocabulary of a text whose tokens are its bytes
 # folders whose files are not used
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def open_tokens(
-    name: str, data_path: Path, split: str, *, seq_len: int, vocabulary: int | None, tokens_file: str | None
+    name: str, data_path: Path, split: str, *, seq_len: int, vocabulary_size: int | None, tokens_file: str | None
 ) -> TokenSet:
     """Open one split of a set. The last tenth of the sequences is for validation, all other sequences are for training.
 
     name: the data set, one of TOKEN_DATA_SETS.
     split: `train` or `validation`.
     seq_len: tokens of a sequence.
-    vocabulary: size of the model's vocabulary. It must contain all tokens of a file; the synthetic set draws tokens from it.
+    vocabulary_size: size of the model's vocabulary. It must contain all tokens of a file; the synthetic set draws from it.
         None: no limit for a file, 256 for the synthetic set.
     tokens_file: for the data set `tokens`, a file that `python -m trainers tokenize` wrote, relative to the data path or
         absolute.
@@ -55,22 +55,22 @@ def open_tokens(
     if (name == "tokens") != (tokens_file is not None):
         raise InputError(f"tokens_file: found {tokens_file!r} with the data set {name}. Allowed: a path, only with tokens.")
     if name == "synthetic":
-        return SyntheticTokens(split, seq_len, vocabulary or VOCABULARY)
-    path = ensure_stdlib_text(data_path) if tokens_file is None else find_token_file(tokens_file, data_path)
-    return FileTokens(path, split, seq_len, vocabulary)
+        return SyntheticTokens(split, seq_len, vocabulary_size or DEFAULT_VOCABULARY_SIZE)
+    token_path = ensure_stdlib_text(data_path) if tokens_file is None else find_token_file(tokens_file, data_path)
+    return FileTokens(token_path, split, seq_len, vocabulary_size)
 
 
 class FileTokens(TokenSet):
     """Sequences of a token file. Two consecutive sequences share one token, so that each token is predicted once."""
 
-    def __init__(self, path: Path, split: str, seq_len: int, vocabulary: int | None) -> None:
+    def __init__(self, path: Path, split: str, seq_len: int, vocabulary_size: int | None) -> None:
         """Raises InputError with the file if it is missing or damaged, or does not fit the model."""
         if not path.exists():
             raise make_missing_token_file_error(path)
         self._file, self._seq_len = TokenFile(path), seq_len
         self.vocabulary = self._file.vocabulary
-        if vocabulary is not None and self.vocabulary > vocabulary:
-            raise InputError(f"{path}: has a vocabulary of {self.vocabulary}. Allowed: at most the model's, {vocabulary}.")
+        if vocabulary_size is not None and self.vocabulary > vocabulary_size:
+            raise InputError(f"{path}: has a vocabulary of {self.vocabulary}. Allowed: at most the model's, {vocabulary_size}.")
         self._first_index, sequence_count = locate_split(self._file.count_sequences(seq_len), split)
         if sequence_count == 0:
             sizes_text = (
@@ -89,9 +89,9 @@ def ensure_stdlib_text(data_path: Path) -> Path:
     If the file does not exist, it is written into the data folder, or into the user's cache if the data folder is not writable.
     The version of Python is part of the name, because each version has a different text. Raises WorkspaceError.
     """
-    path = choose_writable_path(data_path / make_stdlib_file_name())
-    make_once(path, _write_stdlib_text)
-    return path
+    text_path = choose_writable_path(data_path / make_stdlib_file_name())
+    create_file_once(text_path, _write_stdlib_text)
+    return text_path
 
 
 def make_stdlib_file_name() -> str:
@@ -108,15 +108,15 @@ def list_source_files(library: Path) -> list[Path]:
 
 
 def _write_stdlib_text(path: Path) -> None:
-    library = Path(sysconfig.get_path("stdlib"))
+    library_folder = Path(sysconfig.get_path("stdlib"))
     source_text = bytearray()
-    for source_file in list_source_files(library):
+    for source_file in list_source_files(library_folder):
         if len(source_text) >= MOST_BYTES:
             break
         source_text += source_file.read_bytes()
     if not source_text:
-        raise InputError(f"{library}: has no Python source to train on; this Python was installed without .py files.")
-    tokens.write_token_file(path, [np.frombuffer(source_text[:MOST_BYTES], dtype=np.uint8)], BYTE_VOCABULARY)
+        raise InputError(f"{library_folder}: has no Python source to train on; this Python was installed without .py files.")
+    tokens.write_token_file(path, [np.frombuffer(source_text[:MOST_BYTES], dtype=np.uint8)], BYTE_VOCABULARY_SIZE)
 
 
 class SyntheticTokens(TokenSet):
@@ -126,41 +126,41 @@ class SyntheticTokens(TokenSet):
     with V symbols and q = 0.9 + 0.1 / V, this is -q ln q - (V - 1) (0.1 / V) ln(0.1 / V) nats, which is 0.88 for 256 symbols.
     """
 
-    def __init__(self, split: str, seq_len: int, vocabulary: int) -> None:
-        """vocabulary: size of the model's vocabulary. Raises InputError if it is below 2."""
-        if vocabulary < 2:
-            raise InputError(f"vocabulary: found {vocabulary}. Allowed: at least 2, or there is nothing to learn.")
-        self.vocabulary = vocabulary
-        self._symbols = min(vocabulary, MOST_SYMBOLS)
+    def __init__(self, split: str, seq_len: int, vocabulary_size: int) -> None:
+        """vocabulary_size: size of the model's vocabulary. Raises InputError if it is below 2."""
+        if vocabulary_size < 2:
+            raise InputError(f"vocabulary: found {vocabulary_size}. Allowed: at least 2, or there is nothing to learn.")
+        self.vocabulary = vocabulary_size
+        self._symbol_count = min(vocabulary_size, MOST_SYMBOLS)
         self._first_index, sequence_count = locate_split(SEQUENCE_COUNT, split)
         factors, terms = [1], [0]  # the rule applied k times is: factors[k] * token + terms[k]
         for _ in range(seq_len):
-            factors.append(5 * factors[-1] % self._symbols)
-            terms.append((5 * terms[-1] + 3) % self._symbols)
+            factors.append(5 * factors[-1] % self._symbol_count)
+            terms.append((5 * terms[-1] + 3) % self._symbol_count)
         self._factors, self._terms = np.array(factors), np.array(terms)
-        rule = f"synthetic tokens {VERSION}, seed {SEED}, {split}, {sequence_count} of {seq_len} + 1 below {self._symbols}"
+        rule = f"synthetic tokens {VERSION}, seed {SEED}, {split}, {sequence_count} of {seq_len} + 1 below {self._symbol_count}"
         self.source = DataSource(
-            name=f"synthetic tokens below {self._symbols}",
+            name=f"synthetic tokens below {self._symbol_count}",
             sha256=hashlib.sha256(rule.encode()).hexdigest(),
             synthetic=True,
             items=sequence_count,
         )
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        length = len(self._factors)
-        random_numbers = np.empty((len(indices), length), np.uint64)
+        token_count = len(self._factors)
+        random_numbers = np.empty((len(indices), token_count), np.uint64)
         for row, index in enumerate(indices):
             random_numbers[row] = np.random.Philox(key=np.array([SEED, self._first_index + int(index)], np.uint64)).random_raw(
-                length
+                token_count
             )
         # The lower 32 bits of a draw select the random symbol; the upper 32 bits decide whether the token is random.
-        random_tokens = (random_numbers % 2**32 % self._symbols).astype(np.int64)
-        positions = np.arange(length)
+        random_tokens = (random_numbers % 2**32 % self._symbol_count).astype(np.int64)
+        positions = np.arange(token_count)
         random_positions = np.where(random_numbers >> 32 < int(RANDOM_TOKEN_PROBABILITY * 2**32), positions, 0)
         # For each position, the position of the last random token, from which the rule computes this token. The first token of
         # a sequence is always random.
-        last_random = np.maximum.accumulate(random_positions, axis=1)
-        distances = positions - last_random
-        start_tokens = np.take_along_axis(random_tokens, last_random, axis=1)
-        tokens: np.ndarray = (self._factors[distances] * start_tokens + self._terms[distances]) % self._symbols
+        last_positions = np.maximum.accumulate(random_positions, axis=1)
+        distances = positions - last_positions
+        start_tokens = np.take_along_axis(random_tokens, last_positions, axis=1)
+        tokens: np.ndarray = (self._factors[distances] * start_tokens + self._terms[distances]) % self._symbol_count
         return tokens

@@ -36,11 +36,11 @@ def tokenize_texts(text_files: list[Path], token_file: Path, tokenizer: str) -> 
         if token_file.exists() and token_file.samefile(text_file):
             raise InputError(f"--out: {token_file} is also one of the input texts. Allowed: another file.")
     if tokenizer == "bytes":
-        vocabulary_size, pieces = 256, _read_byte_tokens(text_files)
+        vocabulary_size, token_arrays = 256, _read_byte_tokens(text_files)
     else:
         vocabulary_size, encode = _load_tokenizer(Path(tokenizer))
-        pieces = (encode(piece) for text_file in text_files for piece in _split_at_line_ends(text_file))
-    token_count = tokens.write_token_file(token_file, pieces, vocabulary_size)
+        token_arrays = (encode(piece) for text_file in text_files for piece in _split_at_line_ends(text_file))
+    token_count = tokens.write_token_file(token_file, token_arrays, vocabulary_size)
     return f"{token_file}: {token_count} tokens, with ids from 0 to {vocabulary_size - 1}"
 
 

@@ -59,14 +59,14 @@ class TokenFile:
         return self.tokens[offsets].astype(np.int64)
 
 
-def write_token_file(path: Path, token_arrays: Iterable[np.ndarray], vocabulary: int) -> int:
+def write_token_file(path: Path, token_arrays: Iterable[np.ndarray], vocabulary_size: int) -> int:
     """Write a token file and return its number of tokens.
 
-    token_arrays: 1-dimensional arrays of tokens, in order. vocabulary: every token is smaller; up to 2^16, tokens are
+    token_arrays: 1-dimensional arrays of tokens, in order. vocabulary_size: every token is smaller; up to 2^16, tokens are
     written in
     uint16, else in uint32. Raises InputError if there is no token, and WorkspaceError; after an error, `path` is unchanged.
     """
-    bytes_per_token = 2 if vocabulary <= 2**16 else 4
+    bytes_per_token = 2 if vocabulary_size <= 2**16 else 4
     token_count, digest = 0, hashlib.sha256()
     with files.open_atomic(path) as token_file:
         token_file.write(bytes(HEADER.size))  # room for the header, whose values are known only at the end
@@ -78,7 +78,7 @@ def write_token_file(path: Path, token_arrays: Iterable[np.ndarray], vocabulary:
         if not token_count:
             raise InputError(f"{path}: found no tokens to write. Allowed: texts with at least one token.")
         token_file.seek(0)
-        token_file.write(HEADER.pack(MAGIC, VERSION, bytes_per_token, token_count, vocabulary, digest.digest()))
+        token_file.write(HEADER.pack(MAGIC, VERSION, bytes_per_token, token_count, vocabulary_size, digest.digest()))
     return token_count
 
 
@@ -93,7 +93,7 @@ def _read_header(path: Path) -> tuple[int, int, int, bytes]:
         raise InputError(
             f"{path}: found {file_bytes} bytes. Allowed: a token file, whose header alone has {HEADER.size} bytes."
         )
-    magic, version, bytes_per_token, token_count, vocabulary, digest = HEADER.unpack(header_bytes)
+    magic, version, bytes_per_token, token_count, vocabulary_size, digest = HEADER.unpack(header_bytes)
     if magic != MAGIC:
         raise InputError(f"{path}: is not a token file: it starts with {magic!r}, not with {MAGIC!r}.")
     if version != VERSION:
@@ -107,4 +107,4 @@ def _read_header(path: Path) -> tuple[int, int, int, bytes]:
             f"{path}: found {file_bytes} bytes. Allowed: {HEADER.size + token_count * bytes_per_token}, "
             f"because its header announces {token_count} tokens of {bytes_per_token} bytes."
         )
-    return bytes_per_token, token_count, vocabulary, digest
+    return bytes_per_token, token_count, vocabulary_size, digest

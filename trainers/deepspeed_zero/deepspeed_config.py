@@ -7,6 +7,7 @@ from typing import Any
 
 from shardlab.matrix.cell import Cell
 from trainers.model import loss_scaling
+from trainers.strategy_options import Zero3Options, ZeroOptions
 from trainers.theory.zero import BUCKET_ELEMENTS, count_sent_gradient_bytes
 
 NEVER = 10**9  # a number of steps that no run reaches
@@ -70,38 +71,38 @@ def _make_zero_section(cell: Cell, stage: int, element_count: int, pin_memory: b
     """The part `zero_optimization` of the configuration: buckets (sizes in elements), prefetching, ZeRO++ and offloading."""
     if stage == 0:
         return {}
-    options = cell.options
+    options, stage_3_options = ZeroOptions(cell.options), Zero3Options(cell.options)
     default_bucket = min(element_count + element_count % 2, BUCKET_ELEMENTS)  # DeepSpeed refuses buckets of odd size
-    section: dict[str, Any] = {
-        "reduce_bucket_size": options["reduce_bucket_size"] or default_bucket,
-        "overlap_comm": options["overlap_comm"],
+    zero_section: dict[str, Any] = {
+        "reduce_bucket_size": options.reduce_bucket_size or default_bucket,
+        "overlap_comm": options.overlap_comm,
         "contiguous_gradients": True,
         "reduce_scatter": True,
         "ignore_unused_parameters": True,
         "round_robin_gradients": False,
     }
     if stage < 3:
-        section |= {
-            "allgather_bucket_size": options["allgather_bucket_size"] or default_bucket,
+        zero_section |= {
+            "allgather_bucket_size": options.allgather_bucket_size or default_bucket,
             "allgather_partitions": True,
             "use_multi_rank_bucket_allreduce": True,
         }
     else:
-        section |= {
-            "stage3_prefetch_bucket_size": options["prefetch_bucket_size"],
-            "stage3_param_persistence_threshold": options["param_persistence_threshold"],
-            "stage3_max_reuse_distance": options["max_reuse_distance"],
-            "stage3_max_live_parameters": options["max_live_parameters"],
+        zero_section |= {
+            "stage3_prefetch_bucket_size": stage_3_options.prefetch_bucket_size,
+            "stage3_param_persistence_threshold": stage_3_options.param_persistence_threshold,
+            "stage3_max_reuse_distance": stage_3_options.max_reuse_distance,
+            "stage3_max_live_parameters": stage_3_options.max_live_parameters,
             "stage3_module_granularity_threshold": 0,
             "stage3_use_all_reduce_for_fetch_params": False,
             "sub_group_size": 1_000_000_000,  # number of elements that the optimizer updates at a time
-            "zero_hpz_partition_size": options["hpz_partition_size"],
-            "zero_quantized_weights": options["quantized_weights"],
+            "zero_hpz_partition_size": stage_3_options.hpz_partition_size,
+            "zero_quantized_weights": stage_3_options.quantized_weights,
             "zero_quantized_nontrainable_weights": False,
-            "zero_quantized_gradients": options["quantized_gradients"],
+            "zero_quantized_gradients": stage_3_options.quantized_gradients,
         }
-    for option_name in ("offload_optimizer", "offload_param"):
-        if (device := options.get(option_name, "none")) != "none":
-            nvme_keys = {"nvme_path": options["nvme_path"]} if device == "nvme" else {}
-            section[option_name] = {"device": device, "pin_memory": pin_memory, **nvme_keys}
-    return section
+    for name, device in (("offload_optimizer", options.offload_optimizer), ("offload_param", stage_3_options.offload_param)):
+        if device != "none":
+            nvme_keys = {"nvme_path": stage_3_options.nvme_path} if device == "nvme" else {}
+            zero_section[name] = {"device": device, "pin_memory": pin_memory, **nvme_keys}
+    return zero_section

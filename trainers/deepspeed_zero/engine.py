@@ -32,7 +32,7 @@ from trainers.theory.zero import list_zero_terms
 
 if TYPE_CHECKING:
     from trainers.checkpointing.state_parts import State
-    from trainers.model.deferred_init import Deferred
+    from trainers.model.deferred_init import DeferredModel
     from trainers.ranks.ranks import Ranks
     from trainers.task import Task
 from collections.abc import Iterator
@@ -52,20 +52,20 @@ class ZeroEngine(ReplicatedEngine):
     """deepspeed.DeepSpeedEngine."""
 
     def __init__(
-        self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: Deferred | None = None
+        self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, stage: int, deferred: DeferredModel | None = None
     ) -> None:
         """deferred: the object that fills a model on the meta device, only for stage 3; None: the model is in host memory."""
         _prepare_deepspeed(ranks)
         self.stage = stage
-        divisor = 2 * ranks.world_size  # ZeRO++ quantises only parameters whose size is divisible by this number
-        self._matrix_elements = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % divisor == 0)
+        size_divisor = 2 * ranks.world_size  # ZeRO++ quantises only parameters whose size is divisible by this number
+        self._matrix_elements = sum(p.numel() for p in model.parameters() if p.dim() > 1 and p.numel() % size_divisor == 0)
         element_counts = [p.numel() for p in model.parameters() if p.requires_grad]
         self.config = deepspeed_config.make_config(
             cell, stage, element_count=sum(element_counts), pin_memory=ranks.device.type == "cuda"
         )
         low_dtype = dtypes.cast_dtype(cell.precision)
         if deferred is not None:
-            blocks = activation_checkpointing.list_units(task, model)
+            blocks = activation_checkpointing.list_block_units(task, model)
             initial_weights = _build_sharded(model, deferred, blocks, ranks, self.config, low_dtype)
         else:
             # DeepSpeed moves this rank's part of the model to the device, at stage 3 one parameter at a time. `initial` has the
@@ -87,7 +87,7 @@ class ZeroEngine(ReplicatedEngine):
         initial_weights: the initial weights by name. whole: whether `initial_weights` has whole parameters; if not, it has
         this rank's parts.
         """
-        stage0_weights = self._map_stage0_weights()
+        fp32_weights = self._map_stage0_weights()
         for name, parameter in self.model.module.named_parameters():
             if name in initial_weights and self.stage == 3:
                 # DeepSpeed's function that sets a whole parameter fails if the parameter's size is not divisible by the number
@@ -99,7 +99,7 @@ class ZeroEngine(ReplicatedEngine):
             elif name in initial_weights and self.stage:
                 safe_set_full_fp32_param(parameter, initial_weights[name].to(self.device))
             elif name in initial_weights:
-                stage0_weights[parameter].detach().copy_(initial_weights[name])
+                fp32_weights[parameter].detach().copy_(initial_weights[name])
 
     def _map_stage0_weights(self) -> dict[torch.Tensor, torch.Tensor]:
         """At stage 0, where nothing is sharded: a dict from each 16-bit weight of the model to its fp32 weight. Empty at other
@@ -126,9 +126,9 @@ class ZeroEngine(ReplicatedEngine):
 
     def gradient_norm(self) -> float:
         parameters = self.model.module.parameters()
-        squares = [gradient.float().square().sum() for gradient in self._gather_whole(parameters, gradients=True)]
-        scale = self._find_deepspeed_scaler().cur_scale if self.cell.precision == "fp16" else 1.0
-        return float(torch.stack(squares).sum().sqrt()) / scale
+        squared_norms = [gradient.float().square().sum() for gradient in self._gather_whole(parameters, gradients=True)]
+        loss_scale = self._find_deepspeed_scaler().cur_scale if self.cell.precision == "fp16" else 1.0
+        return float(torch.stack(squared_norms).sum().sqrt()) / loss_scale
 
     def _find_deepspeed_scaler(self) -> Any:
         """DeepSpeed's object with the loss scale of an fp16 run (`cur_scale`). Gradients stay scaled until the step."""
@@ -151,11 +151,11 @@ class ZeroEngine(ReplicatedEngine):
         """The whole weight of each parameter, or its whole gradient, on every rank. A collective."""
         if self.stage:
             return gather_whole(parameters, gradients=gradients)
-        stage0_weights = {} if gradients else self._map_stage0_weights()
-        return (safe_get_full_grad(p) if gradients else stage0_weights.get(p, p) for p in parameters)
+        fp32_weights = {} if gradients else self._map_stage0_weights()
+        return (safe_get_full_grad(p) if gradients else fp32_weights.get(p, p) for p in parameters)
 
-    def tensors_by_category(self) -> dict[str, list[torch.Tensor]]:
-        tensors, zero_optimizer = super().tensors_by_category(), self.model.optimizer
+    def list_tensors_by_category(self) -> dict[str, list[torch.Tensor]]:
+        tensors, zero_optimizer = super().list_tensors_by_category(), self.model.optimizer
         averaged_gradients = getattr(zero_optimizer, "averaged_gradients", {}).values()
         tensors["gradient"] += [gradient for group in averaged_gradients for gradient in group or () if gradient is not None]
         if self.stage == 3:
@@ -171,7 +171,7 @@ class ZeroEngine(ReplicatedEngine):
             tensors = {"buffer": buffers, **tensors}
         return tensors
 
-    def state(self) -> State:
+    def make_state_parts(self) -> State:
         parts = zero_state.make_checkpoint_parts(self.model, self.optimizer, self._elements_by_id)
         return {**parts, **state_parts.make_buffer_parts(self.model.module)}
 
@@ -181,12 +181,12 @@ class ZeroEngine(ReplicatedEngine):
     def finish_loading(self, numbers: dict[str, float]) -> None:
         zero_state.finish_loading(self.model)
 
-    def parameters(self) -> int:
+    def count_parameters(self) -> int:
         return sum(self._elements_by_id.values())  # sizes before sharding, because a sharded parameter has the size 0
 
     def theory(self) -> list[Term]:
-        fetched_elements = self._count_fetched_elements() if self.stage == 3 else None
-        model_part = ModelPart(elements=self.parameters(), fetched=fetched_elements, matrix_elements=self._matrix_elements)
+        fetched = self._count_fetched_elements() if self.stage == 3 else None
+        model_part = ModelPart(elements=self.count_parameters(), fetched=fetched, matrix_elements=self._matrix_elements)
         return cast("list[Term]", list_zero_terms(self.cell, model_part, stage=self.stage))
 
     def _count_fetched_elements(self) -> tuple[int, int]:
@@ -196,25 +196,25 @@ class ZeroEngine(ReplicatedEngine):
         After its use a parameter is freed, unless it is needed again within max_reuse_distance elements.
         """
         zero_section = self.config["zero_optimization"]
-        threshold, reuse_distance = (
+        least_elements, reuse_distance = (
             zero_section[f"stage3_{name}"] for name in ("param_persistence_threshold", "max_reuse_distance")
         )
         fetched_elements, used_elements = 0, 0
         last_use: dict[int, int] = {}  # id of a parameter -> number of elements that were used up to its last use
         for parameter in self._parameter_uses:
             element_count = self._elements_by_id[parameter]
-            if element_count > threshold and (
+            if element_count > least_elements and (
                 parameter not in last_use or used_elements - last_use[parameter] >= reuse_distance
             ):
                 fetched_elements += element_count
             used_elements += element_count
             last_use[parameter] = used_elements
         return fetched_elements, sum(
-            element_count for element_count in self._elements_by_id.values() if element_count <= threshold
+            element_count for element_count in self._elements_by_id.values() if element_count <= least_elements
         )
 
-    def textbook_bytes(self) -> float:
-        return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.parameters()
+    def compute_textbook_bytes(self) -> float:
+        return (3 if self.stage == 3 else 2) * float(precision.weight_bytes(self.cell.precision)) * self.count_parameters()
 
     def effective(self) -> dict[str, Any]:
         engine = self.model
@@ -255,8 +255,8 @@ def has_quantiser() -> bool:
     """Whether DeepSpeed was installed with its compiled quantiser, or can compile it at first use (needs nvcc)."""
     from torch.utils import cpp_extension  # imported here: this module imports setuptools, which no other run needs
 
-    toolkit = cpp_extension.CUDA_HOME
-    return bool(installed_ops.get("quantizer")) or (toolkit is not None and (Path(toolkit) / "bin" / "nvcc").exists())
+    cuda_toolkit = cpp_extension.CUDA_HOME
+    return bool(installed_ops.get("quantizer")) or (cuda_toolkit is not None and (Path(cuda_toolkit) / "bin" / "nvcc").exists())
 
 
 def _prepare_deepspeed(ranks: Ranks) -> None:
@@ -281,26 +281,26 @@ def _list_parameter_uses(model: nn.Module) -> list[int]:
     before its backward, except its last module, because backward needs only the inputs of the last module.
     """
     wrappers = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
-    wrapper_of = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}
+    wrapper_by_module_id = {id(module): wrapper for wrapper in wrappers for module in wrapper.modules()}
 
     def list_trained_ids(module: nn.Module) -> list[int]:
         return [id(p) for p in module.parameters(recurse=False) if p.requires_grad]
 
     modules_with_parameters = [module for module in model.modules() if list_trained_ids(module)]
-    use_order = list(modules_with_parameters)
+    modules_by_use = list(modules_with_parameters)
     previous_wrapper: nn.Module | None = None
     for module in reversed(modules_with_parameters):
-        wrapper = wrapper_of.get(id(module))
+        wrapper = wrapper_by_module_id.get(id(module))
         if wrapper is not None and wrapper is not previous_wrapper:
-            use_order += [inner for inner in wrapper.modules() if list_trained_ids(inner) and inner is not module]
+            modules_by_use += [inner for inner in wrapper.modules() if list_trained_ids(inner) and inner is not module]
         previous_wrapper = wrapper
-        use_order.append(module)
-    return [parameter for module in use_order for parameter in list_trained_ids(module)]
+        modules_by_use.append(module)
+    return [parameter for module in modules_by_use for parameter in list_trained_ids(module)]
 
 
 def _build_sharded(
     model: nn.Module,
-    deferred: Deferred,
+    deferred: DeferredModel,
     blocks: Iterable[nn.Module],
     ranks: Ranks,
     config: dict[str, Any],
@@ -314,7 +314,7 @@ def _build_sharded(
     initial_weights: dict[str, torch.Tensor] = {}
     zero_init: Any = None
     for module in (*blocks, model):
-        deferred.fill(module)
+        deferred.fill_module(module)
         if cast_to is not None:
             for name, parameter in model.named_parameters():
                 if not parameter.is_meta and name not in initial_weights:
@@ -330,8 +330,8 @@ def _build_sharded(
 def _slice_for_rank(parameter: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """The elements of a whole parameter that belong to a rank in ZeRO-3, 1-dim. DeepSpeed pads each parameter, so that its size
     is a multiple of the number of ranks."""
-    flat = parameter.flatten()
-    return pad(flat, (0, -flat.numel() % world_size)).chunk(world_size)[rank]
+    flat_parameter = parameter.flatten()
+    return pad(flat_parameter, (0, -flat_parameter.numel() % world_size)).chunk(world_size)[rank]
 
 
 def gather_whole(parameters: Iterable[Any], *, gradients: bool) -> Iterator[torch.Tensor]:
@@ -360,29 +360,29 @@ def _gather_bucket(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
 def _gather_stage_3(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
     """Gather for stage 3, which shards each parameter into equal parts and pads the last part."""
     read_shard = safe_get_local_grad if gradients else safe_get_local_fp32_param
-    shares = [read_shard(parameter).detach().float().flatten() for parameter in bucket]
-    local_shards = torch.cat(shares)
+    parameter_shards = [read_shard(parameter).detach().float().flatten() for parameter in bucket]
+    local_shards = torch.cat(parameter_shards)
     gathered_shards = local_shards.new_empty((dist.get_world_size(), len(local_shards)))
     dist.all_gather(list(gathered_shards), local_shards)
-    parameter_columns = torch.split(gathered_shards, [len(share) for share in shares], dim=1)
+    parameter_columns = torch.split(gathered_shards, [len(share) for share in parameter_shards], dim=1)
     return [part.flatten()[: p.ds_numel].view(p.ds_shape) for p, part in zip(bucket, parameter_columns, strict=True)]
 
 
 def _gather_by_sum(bucket: list[Any], gradients: bool) -> list[torch.Tensor]:
     """Gather for stages 1 and 2, which shard all parameters as one vector: each rank writes its part into a tensor of zeros,
     and an all-reduce adds these tensors."""
-    summed = torch.zeros(sum(map(_count_elements, bucket)), dtype=torch.float32, device=bucket[0].device)
-    parts = torch.split(summed, [_count_elements(parameter) for parameter in bucket])
-    for parameter, part in zip(bucket, parts, strict=True):
+    summed_elements = torch.zeros(sum(map(_count_elements, bucket)), dtype=torch.float32, device=bucket[0].device)
+    parameter_parts = torch.split(summed_elements, [_count_elements(parameter) for parameter in bucket])
+    for parameter, part in zip(bucket, parameter_parts, strict=True):
         mapping = parameter._hp_mapping
         if mapping is None:
             continue  # this rank has no element of the parameter
         fragment = mapping.lp_fragment_address
-        piece = (
+        shard = (
             mapping.get_lp_grad_fragment(parameter._index_in_param_group).flatten() if gradients else mapping.get_hp_fragment()
         )
-        if gradients and len(piece) == parameter.numel():
-            piece = piece.narrow(0, fragment.start, fragment.numel)  # in bf16, DeepSpeed keeps whole gradients on every rank
-        part.narrow(0, fragment.start, fragment.numel).copy_(piece.detach())
-    dist.all_reduce(summed)
-    return [part.view_as(parameter) for parameter, part in zip(bucket, parts, strict=True)]
+        if gradients and len(shard) == parameter.numel():
+            shard = shard.narrow(0, fragment.start, fragment.numel)  # in bf16, DeepSpeed keeps whole gradients on every rank
+        part.narrow(0, fragment.start, fragment.numel).copy_(shard.detach())
+    dist.all_reduce(summed_elements)
+    return [part.view_as(parameter) for parameter, part in zip(bucket, parameter_parts, strict=True)]

@@ -36,19 +36,19 @@ def make_checkpoint_parts(engine: Any, inner_optimizer: torch.optim.Optimizer, e
             for low_weight, fp32_weight in zip(low_group, fp32_group)
         }
         return state_parts.make_parameter_parts([(name, fp32_weights[id(p)]) for name, p in named_parameters], inner_optimizer)
-    shares, states = [], []
+    shards, optimizer_states = [], []
     for name, parameter in named_parameters:
         flat_weights, start, shard_elements, offset = _locate_shard(zero_optimizer, parameter)
         # the share of the last rank may end with padding
         shard_elements = min(shard_elements, elements_by_id[id(parameter)] - offset)
         if shard_elements <= 0:
             continue
-        shares.append((name, flat_weights.narrow(0, start, shard_elements), elements_by_id[id(parameter)], offset))
+        shards.append((name, flat_weights.narrow(0, start, shard_elements), elements_by_id[id(parameter)], offset))
         state_tensors = {key: v for key, v in inner_optimizer.state[flat_weights].items() if isinstance(v, torch.Tensor)}
-        states.append(
+        optimizer_states.append(
             {k: v.narrow(0, start, shard_elements) if v.shape == flat_weights.shape else v for k, v in state_tensors.items()}
         )
-    return state_parts.make_shard_parts(shares, states)
+    return state_parts.make_shard_parts(shards, optimizer_states)
 
 
 def allocate_optimizer_state(engine: Any, inner_optimizer: torch.optim.Optimizer) -> None:
@@ -71,8 +71,8 @@ def finish_loading(engine: Any) -> None:
             for low_weight, fp32_weight in zip(low_group, high_group):
                 low_weight.data.copy_(fp32_weight.data)
     elif hasattr(zero_optimizer, "fp32_partitioned_groups_flat"):
-        for group in range(len(zero_optimizer.fp32_partitioned_groups_flat)):
-            zero_optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        for group_index in range(len(zero_optimizer.fp32_partitioned_groups_flat)):
+            zero_optimizer._reassign_or_swap_out_partitioned_parameters(group_index)
         if zero_optimizer.persistent_parameters:
             zero_optimizer.persistent_parameters[0].all_gather(zero_optimizer.persistent_parameters)
     elif hasattr(zero_optimizer, "update_lp_params"):
@@ -83,9 +83,9 @@ def _locate_shard(zero_optimizer: Any, parameter: Any) -> tuple[torch.Tensor, in
     """Where this rank's shard of a parameter is: (flat tensor of fp32 weights, index of the shard's first element in this
     tensor, number of its elements, index of its first element in the flattened parameter)."""
     if hasattr(parameter, "ds_id"):
-        group, first_index, element_count = map(int, zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)])
+        group_index, first_index, element_count = map(int, zero_optimizer.grad_position[zero_optimizer.get_param_id(parameter)])
         return (
-            zero_optimizer.fp32_partitioned_groups_flat[group],
+            zero_optimizer.fp32_partitioned_groups_flat[group_index],
             first_index,
             element_count,
             element_count * zero_optimizer._get_param_partition_rank(parameter),

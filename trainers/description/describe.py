@@ -33,26 +33,26 @@ from trainers.tasks.own import FLOPS_FROM_FILE, OwnTask
 META_DEVICE_HINT = "model() has to work on torch's meta device, on which FSDP and ZeRO-3 build it."
 
 
-def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[Any]:
+def describe_file(plugin_file: Path, seq_len: int | None = None) -> PluginDescription[Any]:
     """The plug-ins that a file of a workspace defines: its workloads or strategies, or a model by its configuration (.json).
 
     seq_len: tokens of a sequence, for a configuration; None for a model of images. An error in the file is returned as the
     `fault` of the description and not raised.
     """
     try:
-        source = plugin_source.read_plugin(file)
-        if file.suffix == model_file.CONFIGURATION_SUFFIX:
+        source = plugin_source.read_plugin(plugin_file)
+        if plugin_file.suffix == model_file.CONFIGURATION_SUFFIX:
             vision_library.import_torchvision()  # needed before any model of transformers is imported
             from trainers.description import describe_model
 
             return PluginDescription(describe_model.describe_configuration(source, seq_len))
-        if file.parent.name == STRATEGIES.folder:
+        if plugin_file.parent.name == STRATEGIES.folder:
             return PluginDescription(own_strategy.describe_strategies(source))
         return PluginDescription(_describe_workloads(source))
     except ShardlabError as error:
         return PluginDescription(fault=str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code may raise anything
-        return PluginDescription(fault=own_code.describe_error(str(file), error))
+        return PluginDescription(fault=own_code.describe_error(str(plugin_file), error))
 
 
 def _describe_workloads(source: PluginSource) -> list[OwnWorkload]:
@@ -70,12 +70,12 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_v
     task.check_items_repeat()
     with own_code.name_errors(plugin.file, META_DEVICE_HINT), torch.device("meta"):
         model = task.model()
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if not parameters:
+    parameter_count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if not parameter_count:
         raise InputError(f"{plugin.file}: the module of model() has no parameters to train.")
     flop_count, flops_source = _count_flops(plugin, task)
     plan = task.plan() if plugin.tensor_parallel is not None or plugin.pipeline is not None else None
-    degrees = plan.find_degrees() if plan is not None and plugin.tensor_parallel is not None else ()
+    tensor_degrees = plan.find_degrees() if plan is not None and plugin.tensor_parallel is not None else ()
     if plan is not None and plugin.pipeline is not None:
         plan.build_stage(model, 0, 1)
     return OwnWorkload(
@@ -84,17 +84,17 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_v
         code=source.digest,
         file=str(source.file),
         unit=plugin.unit,
-        parameters=parameters,
+        parameters=parameter_count,
         block_parameters=counted_flops.count_block_parameters(task.blocks(model)),
         flops_per_unit=None if flop_count is None else flop_count.flops,
         flops_source=flops_source,
         optimizer=plugin.optimizer,
         options=options,
-        tensor_degrees=degrees,
-        most_stages=plan.count if plan is not None and plugin.pipeline is not None else 0,
+        tensor_degrees=tensor_degrees,
+        most_stages=plan.block_count if plan is not None and plugin.pipeline is not None else 0,
         counts=None
         if flop_count is None
-        else count_model(task, model, flop_count, task, partial(split_layers, plugin), degrees),
+        else count_model(task, model, flop_count, task, partial(split_layers, plugin), tensor_degrees),
     )
 
 

@@ -33,12 +33,12 @@ from trainers.task import Batch, Task
 from trainers.tasks import configured, vision_classifier
 from trainers.tasks.convolutional_task import find_dropout_modules
 from trainers.workload_options import list_image_options, list_token_options
-from trainers.workloads.convolutional import OPTIONS
+from trainers.workloads.convolutional import ConvolutionOptions
 
 if TYPE_CHECKING:
     from trainers.model.configuration import Architecture
     from trainers.model.counted_flops import FlopCount
-    from trainers.plans.derived import Split
+    from trainers.plans.derived import LayerSplit
 
 OPTIMIZER = Optimizer(name="adamw", lr=3e-4)
 LAYERS_OF_TWIN, MOST_OF_TWIN, MOST_FLOPS_OF_TWIN = 4, 30_000_000, 1e10  # largest numbers of blocks, parameters, FLOPs per item
@@ -89,44 +89,44 @@ def describe_configuration(source: PluginSource, seq_len: int | None) -> list[Ow
 def _describe_workload(
     configuration_content: dict[str, Any], digest: str, name: str, seq_len: int | None, *, twin: bool
 ) -> OwnWorkload:
-    model_sizes = _read_sizes(configuration_content, seq_len, twin=twin)
-    options = {option.name: option.default for option in model_sizes.options}
+    model_sizes = _read_model_sizes(configuration_content, seq_len, twin=twin)
+    defaults = {option.name: option.default for option in model_sizes.options}
     task = configured.make_task(
-        configuration_content, make_one_process_cell(name, model_sizes.seq_len, options), Path(), twin=twin
+        configuration_content, make_one_process_cell(name, model_sizes.seq_len, defaults), Path(), twin=twin
     )
     with torch.device("meta"):
         model = task.model()
     blocks = task.blocks(model)
-    parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if twin and parameters > MOST_OF_TWIN:
-        raise InputError(f"at the smallest sizes that are known it has {parameters:,} parameters.")
+    parameter_count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if twin and parameter_count > MOST_OF_TWIN:
+        raise InputError(f"at the smallest sizes that are known it has {parameter_count:,} parameters.")
     flop_count, flops_source = _count_flops(task)
     if twin and flop_count is not None and (item_flops := flop_count.flops * task.units_per_item) > MOST_FLOPS_OF_TWIN:
         raise InputError(f"at the smallest sizes that are known an item needs {item_flops:,.0f} operations.")
     if twin:
         _check_gradients(task)
-    split: Split | str = "how to split its layers over ranks is not known"
+    layer_split: LayerSplit | str = "how to split its layers over ranks is not known"
     if isinstance(task, configured.CausalTask):
-        split = derived.derive_split(model, blocks, task.config)
-    remarks = [f"{split}, so {_name_refused_strategies('tp')} are refused"] if isinstance(split, str) else []
+        layer_split = derived.derive_split(model, blocks, task.config)
+    remarks = [f"{layer_split}, so {_name_refused_strategies('tp')} are refused"] if isinstance(layer_split, str) else []
     remarks.append(f"where a pipeline may cut it is not known, so {_name_refused_strategies('pp')} are refused")
     if not blocks:
         remarks.append("no repeated blocks were found, so FSDP and ZeRO-3 gather the whole model at once")
     if flop_count is None:
         remarks.append(flops_source)
-    block_parameters, shallow = counted_flops.count_block_parameters(blocks), task
-    if len(set(block_parameters)) == 1 and options.get("n_layer") == len(blocks):
-        cell = make_one_process_cell(name, model_sizes.seq_len, {**options, "n_layer": min(len(blocks), COUNTED_BLOCKS)})
-        shallow = configured.make_task(configuration_content, cell, Path(), twin=twin)
-    layers = derived.Split((), (), ()) if isinstance(split, str) else split
-    counts = flop_count and count_model(task, model, flop_count, shallow, layers.map_styles, layers.degrees)
+    block_parameters, shallow_task = counted_flops.count_block_parameters(blocks), task
+    if len(set(block_parameters)) == 1 and defaults.get("n_layer") == len(blocks):
+        cell = make_one_process_cell(name, model_sizes.seq_len, {**defaults, "n_layer": min(len(blocks), COUNTED_BLOCKS)})
+        shallow_task = configured.make_task(configuration_content, cell, Path(), twin=twin)
+    layers = derived.LayerSplit((), (), ()) if isinstance(layer_split, str) else layer_split
+    counts = flop_count and count_model(task, model, flop_count, shallow_task, layers.map_styles, layers.degrees)
     return OwnWorkload(
         name=name,
         summary=("the tiny twin of " if twin else "") + model_sizes.summary,
         code=digest,
         file=f"{name.removesuffix('-tiny') if twin else name}{model_file.CONFIGURATION_SUFFIX}",
         unit="images" if model_sizes.seq_len is None else "tokens",
-        parameters=parameters,
+        parameters=parameter_count,
         block_parameters=block_parameters,
         flops_per_unit=None if flop_count is None else flop_count.flops or None,
         flops_source=flops_source,
@@ -147,7 +147,7 @@ def _name_refused_strategies(degree: str) -> str:
     return ", ".join(name for name, strategy in menu.load_strategies().items() if degree in strategy.degrees)
 
 
-def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> ModelSizes:
+def _read_model_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> ModelSizes:
     """The options and sequence lengths of the model, or of its tiny twin. Raises InputError if `seq_len` or the size of images
     does not fit the model."""
     if "torchvision" in content:
@@ -159,20 +159,20 @@ def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> 
     config = configuration.make_config(architecture, config_values, dropout=True)
     dropout_keys = configuration.list_dropout_keys(config)
     layer_count = getattr(config, configuration.LAYERS_KEY, None)
-    layers: tuple[Option, ...] = ()
+    layer_options: tuple[Option, ...] = ()
     if isinstance(layer_count, int) and layer_count > 0 and not hasattr(config, "depths"):
         help_text = "blocks; if fewer than in the configuration, the first ones"
-        layers = (
+        layer_options = (
             Option("n_layer", min(layer_count, LAYERS_OF_TWIN) if twin else layer_count, help_text, least=1, most=layer_count),
         )
-    summary = f"{architecture.model.__name__} of transformers, random weights"
+    summary = f"{architecture.model_class.__name__} of transformers, random weights"
     if architecture.kind == "image classifier":
         if seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
         options = _list_possible_image_options(
             *_find_transformer_image_sizes(architecture, config, twin=twin), ", ".join(dropout_keys) or None
         )
-        return ModelSizes(summary, (*layers, *options))
+        return ModelSizes(summary, (*layer_options, *options))
     if seq_len is None:
         raise InputError(
             "seq_len is missing: the tokens of a sequence. Needed: {transformers: FILE, seq_len: 1024}, for example."
@@ -181,13 +181,13 @@ def _read_sizes(content: dict[str, Any], seq_len: int | None, *, twin: bool) -> 
     longest_sequence = longest_sequence if type(longest_sequence) is int and longest_sequence > 0 else None
     if longest_sequence is not None and seq_len > longest_sequence:
         raise InputError(f"seq_len: found {seq_len}. Allowed: up to {longest_sequence} (max_position_embeddings).")
-    dropout = Option(
+    dropout_option = Option(
         "dropout",
         False,
         f"the rates of the configuration: {', '.join(dropout_keys)}" if dropout_keys else "the model has no dropout",
         choices=(False, True) if dropout_keys else (False,),
     )  # fmt: skip
-    return ModelSizes(summary, (*layers, dropout, *list_token_options("synthetic")), seq_len, longest_sequence)
+    return ModelSizes(summary, (*layer_options, dropout_option, *list_token_options("synthetic")), seq_len, longest_sequence)
 
 
 def _find_transformer_image_sizes(architecture: Architecture, config: Any, *, twin: bool) -> tuple[int, tuple[int, ...]]:
@@ -208,9 +208,9 @@ def _find_transformer_image_sizes(architecture: Architecture, config: Any, *, tw
 def _read_torchvision_sizes(name: str, *, twin: bool) -> ModelSizes:
     with torch.device("meta"):
         network = vision_classifier.build_network(name, 2, twin=twin).train()
-    dropout = "those of torchvision" if find_dropout_modules(network) else None
-    options = (*_list_possible_image_options(*_find_image_sizes(network, twin=twin), dropout), *OPTIONS)
-    return ModelSizes(f"{name} of torchvision, random weights", options)
+    dropout_text = "those of torchvision" if find_dropout_modules(network) else None
+    image_options = _list_possible_image_options(*_find_image_sizes(network, twin=twin), dropout_text)
+    return ModelSizes(f"{name} of torchvision, random weights", (*image_options, *ConvolutionOptions.list_options()))
 
 
 def _find_image_sizes(network: Callable[[torch.Tensor], Any], *, twin: bool) -> tuple[int, tuple[int, ...]]:
@@ -235,10 +235,10 @@ def _find_trainable_sizes(network: Callable[[torch.Tensor], Any]) -> Iterator[in
         yield size
 
 
-def _list_possible_image_options(size: int, sizes: tuple[int, ...], dropout: str | None) -> tuple[Option, ...]:
+def _list_possible_image_options(default_size: int, possible_sizes: tuple[int, ...], dropout: str | None) -> tuple[Option, ...]:
     return tuple(
-        msgspec.structs.replace(option, choices=sizes, least=None) if option.name == "image_size" else option
-        for option in list_image_options(size, dropout)
+        msgspec.structs.replace(option, choices=possible_sizes, least=None) if option.name == "image_size" else option
+        for option in list_image_options(default_size, dropout)
     )
 
 
@@ -266,15 +266,15 @@ def _check_gradients(task: Task) -> None:
     """Raises an error if the twin cannot compute its loss, or if a parameter gets no finite gradient."""
     outputs, targets, model = _compute_outputs(task, 2)
     task.criterion(outputs, targets).backward()  # type: ignore[no-untyped-call]
-    if without_gradient := [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]:
-        raise InputError(f"its parameter {without_gradient[0]} gets no finite gradient.")
+    if unreached_names := [name for name, p in model.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]:
+        raise InputError(f"its parameter {unreached_names[0]} gets no finite gradient.")
 
 
 def _check_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
     """Raises InputError if the model's outputs for an item depend on chance or on the other items of the batch, because ranks
     could not share the work of such a model. BatchNorm is allowed, because the same-work proof freezes it."""
-    options = {option.name: option.default for option in twin.options}
-    task = configured.make_task(content, make_one_process_cell(twin.name, twin.seq_len, options), Path(), twin=True)
+    default_options = {option.name: option.default for option in twin.options}
+    task = configured.make_task(content, make_one_process_cell(twin.name, twin.seq_len, default_options), Path(), twin=True)
     with torch.no_grad():
         batch_outputs, _, model = _compute_outputs(task, 2)
         if batch_norms(model):
@@ -287,13 +287,13 @@ def _check_provable(content: dict[str, Any], twin: OwnWorkload) -> None:
         )
 
 
-def _compute_outputs(task: Task, items: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
-    """Compute the twin's outputs for its first `items` items. Returns (outputs, targets, model); the weights are the same in
-    each call."""
+def _compute_outputs(task: Task, item_count: int) -> tuple[torch.Tensor, torch.Tensor, nn.Module]:
+    """Compute the twin's outputs for its first `item_count` items. Returns (outputs, targets, model); the weights are the same
+    in each call."""
     torch.manual_seed(0)
     model = task.model().train()
-    batch = task.fetch(np.arange(items), torch.device("cpu"))
-    torch.manual_seed(items)
+    batch = task.fetch(np.arange(item_count), torch.device("cpu"))
+    torch.manual_seed(item_count)
     outputs = task.outputs(model, Batch(batch.inputs, batch.targets))
     return outputs, batch.targets, model
 

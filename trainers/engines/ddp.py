@@ -24,6 +24,7 @@ from trainers.dtypes import weight_dtype
 from trainers.instruments.timing import make_clock
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.ddp import WITHOUT_GPU
+from trainers.strategy_options import DdpOptions
 from trainers.theory.term import ModelPart, Term
 from trainers.theory.whole_models import EXACT_STEPS, POWERSGD_RANK, list_ddp_terms, list_powersgd_terms
 
@@ -46,7 +47,7 @@ class DdpEngine(ReplicatedEngine):
         return nullcontext() if last else ddp_model.no_sync()
 
     @contextmanager
-    def join(self) -> Iterator[None]:
+    def join_short_step(self) -> Iterator[None]:
         """The context of a step in which some ranks have no data.
 
         A rank without data takes part in the collectives of the other ranks. Gradients are averaged over the ranks with data.
@@ -66,7 +67,7 @@ class DdpEngine(ReplicatedEngine):
         elements = sum(p.numel() for p in self.model.parameters())
         return ModelPart(elements=elements, buffer_bytes=bytes_of(self.model.buffers()))
 
-    def textbook_bytes(self) -> float:
+    def compute_textbook_bytes(self) -> float:
         return 2.0 * bytes_of(self.model.parameters())
 
     def effective(self) -> dict[str, Any]:
@@ -94,15 +95,15 @@ class PowerSgdEngine(DdpEngine):
         model_part = msgspec.structs.replace(self.make_model_part(), powersgd_bytes=_count_powersgd_bytes(self.model))
         return cast("list[Term]", list_powersgd_terms(self.cell, model_part))
 
-    def state(self) -> State:
-        parts = super().state()
+    def make_state_parts(self) -> State:
+        parts = super().make_state_parts()
         for name in ("error", "p_memory", "q_memory"):
             for bucket, tensor in getattr(self.powersgd_state, f"{name}_dict").items():
                 parts[f"powersgd/{name}/{bucket}"] = TensorPart(tensor, tensor.shape, (0,), per_rank=True)
         return parts
 
-    def numbers(self) -> dict[str, float]:
-        return {**super().numbers(), "powersgd_iterations": float(self.powersgd_state.iter)}
+    def collect_numbers(self) -> dict[str, float]:
+        return {**super().collect_numbers(), "powersgd_iterations": float(self.powersgd_state.iter)}
 
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         """Make steps on one item without updates, until DDP has chosen its buckets and PowerSGD has allocated its state."""
@@ -128,8 +129,8 @@ def _count_powersgd_bytes(model: nn.Module) -> tuple[int, int]:
     """
     uncompressed_bytes = factor_bytes = 0
     for parameter in model.parameters():
-        rows = parameter.shape[0] if parameter.dim() > 1 else 0
-        factor_elements = POWERSGD_RANK * (rows + parameter.numel() // rows) if rows else 0
+        row_count = parameter.shape[0] if parameter.dim() > 1 else 0
+        factor_elements = POWERSGD_RANK * (row_count + parameter.numel() // row_count) if row_count else 0
         if factor_elements and factor_elements * MIN_COMPRESSION < parameter.numel():
             factor_bytes += factor_elements * parameter.element_size()
         else:
@@ -142,37 +143,37 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, powersgd: bool = False) -> Dd
 
 
 def _build_wrapped(cell: Cell, task: Task, ranks: Ranks, engine_class: type[E]) -> E:
-    model = task.model().to(ranks.device, weight_dtype(cell.precision))
-    if cell.options["sync_batch_norm"]:
+    options, model = DdpOptions(cell.options), task.model().to(ranks.device, weight_dtype(cell.precision))
+    if options.sync_batch_norm:
         if ranks.device.type == "cpu":
             raise InputError(f"sync_batch_norm: {WITHOUT_GPU}")
         model = SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     ddp_model = DistributedDataParallel(
         model_options.checkpoint_and_compile(cell, task, model),
         device_ids=[ranks.device.index] if ranks.device.type == "cuda" else None,
-        bucket_cap_mb=cast("int", cell.options["bucket_cap_mb"]),
-        static_graph=cast("bool", cell.options["static_graph"]),
-        gradient_as_bucket_view=cast("bool", cell.options["gradient_as_bucket_view"]),
+        bucket_cap_mb=options.bucket_cap_mb,
+        static_graph=options.static_graph,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
     )
     engine = engine_class(cell, task, ranks, ddp_model)
-    engine.joins = cell.options.get("join") is True
-    if cell.options.get("comm_hook", "none") == "bf16":
+    engine.has_short_steps = options.join
+    if options.comm_hook == "bf16":
         ddp_model.register_comm_hook(ranks.world_size, _average_in_bf16)
     return engine
 
 
 def _average_in_bf16(world_size, bucket):  # type: ignore[no-untyped-def]  # DDP accepts only its own classes as annotations, or none
     """A communication hook of DDP: average a bucket of gradients in bf16. Torch's own hook does the same, but not on a CPU."""
-    rounded = bucket.buffer().to(torch.bfloat16).div_(world_size)
-    pending = dist.all_reduce(rounded, async_op=True).get_future()
-    return pending.then(lambda future: bucket.buffer().copy_(future.value()[0]))
+    rounded_bucket = bucket.buffer().to(torch.bfloat16).div_(world_size)
+    pending_reduction = dist.all_reduce(rounded_bucket, async_op=True).get_future()
+    return pending_reduction.then(lambda future: bucket.buffer().copy_(future.value()[0]))
 
 
 def _build_with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # it imports modules that only PowerSGD needs
 
     engine = _build_wrapped(cell, task, ranks, PowerSgdEngine)
-    engine.powersgd_state = state = powerSGD_hook.PowerSGDState(
+    engine.powersgd_state = powersgd_state = powerSGD_hook.PowerSGDState(
         process_group=None,
         matrix_approximation_rank=POWERSGD_RANK,
         start_powerSGD_iter=EXACT_STEPS,
@@ -183,5 +184,5 @@ def _build_with_powersgd(cell: Cell, task: Task, ranks: Ranks) -> PowerSgdEngine
         random_seed=cell.seed,
         batch_tensors_with_same_shape=False,
     )
-    cast("DistributedDataParallel", engine.model).register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    cast("DistributedDataParallel", engine.model).register_comm_hook(powersgd_state, powerSGD_hook.powerSGD_hook)
     return engine

@@ -19,11 +19,12 @@ from trainers import model_options
 from trainers.checkpointing import state_parts
 from trainers.dtypes import cast_dtype, dtype_name, weight_dtype
 from trainers.model import activation_checkpointing
-from trainers.model.deferred_init import Deferred
+from trainers.model.deferred_init import DeferredModel
 from trainers.model.precision import weight_bytes
 from trainers.parallel.fsdp import make_replicas_mesh
 from trainers.replicated import ReplicatedEngine
 from trainers.strategies.fsdp1 import HYBRID, WITHOUT_GPU
+from trainers.strategy_options import Fsdp1Options
 from trainers.theory.fsdp import RESHARDING, list_fsdp1_terms
 from trainers.theory.term import ModelPart, Term
 
@@ -58,8 +59,8 @@ class Fsdp1Engine(ReplicatedEngine):
 
     def gradient_norm(self) -> float:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]  # this rank's shards, perhaps on the CPU
-        squares = [gradient.float().square().sum().to(self.device) for gradient in gradients]
-        square_sum = torch.stack([torch.zeros((), device=self.device), *squares]).sum()
+        squared_norms = [gradient.float().square().sum().to(self.device) for gradient in gradients]
+        square_sum = torch.stack([torch.zeros((), device=self.device), *squared_norms]).sum()
         if self._sharding != "NO_SHARD":
             dist.all_reduce(square_sum, group=self._fsdp_model.process_group)
         return float(square_sum.sqrt())
@@ -68,9 +69,9 @@ class Fsdp1Engine(ReplicatedEngine):
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             return model_options.gather_whole_parameters(self.model)
 
-    def state(self) -> State:
+    def make_state_parts(self) -> State:
         if self._sharding == "NO_SHARD":
-            return super().state()
+            return super().make_state_parts()
         name_by_id = {id(p): model_options.plain_name(name) for name, p in self.model.named_parameters()}
         shards, optimizer_states = [], []
         for unit in FullyShardedDataParallel.fsdp_modules(self.model):
@@ -83,15 +84,15 @@ class Fsdp1Engine(ReplicatedEngine):
                     optimizer_states.append(self.optimizer.state[parameter])
         return {**state_parts.make_shard_parts(shards, optimizer_states), **state_parts.make_buffer_parts(self.model)}
 
-    def parameters(self) -> int:
+    def count_parameters(self) -> int:
         return self._block_elements + self._rest_elements
 
     def theory(self) -> list[Term]:
-        model_part = ModelPart(elements=self.parameters(), block_elements=self._block_elements)
+        model_part = ModelPart(elements=self.count_parameters(), block_elements=self._block_elements)
         return list_fsdp1_terms(self.cell, model_part, sharding=self._sharding)
 
-    def textbook_bytes(self) -> float:
-        return (3 if self._sharding in RESHARDING else 2) * float(weight_bytes(self.cell.precision)) * self.parameters()
+    def compute_textbook_bytes(self) -> float:
+        return (3 if self._sharding in RESHARDING else 2) * float(weight_bytes(self.cell.precision)) * self.count_parameters()
 
     def effective(self) -> dict[str, Any]:
         units = FullyShardedDataParallel.fsdp_modules(self.model)
@@ -113,16 +114,16 @@ class Fsdp1Engine(ReplicatedEngine):
 
 def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine:
     """Build the engine of a variant of FSDP1. sharding: the name of a member of FSDP's `ShardingStrategy`."""
-    options = cell.options
-    if options["offload"] == "cpu" and ranks.device.type == "cpu":
+    options = Fsdp1Options(cell.options)
+    if options.offload == "cpu" and ranks.device.type == "cpu":
         raise InputError(f"offload: {WITHOUT_GPU}")
     mesh = make_replicas_mesh(cell, ranks) if sharding in HYBRID else None
-    deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+    deferred = DeferredModel(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
-    blocks = activation_checkpointing.list_units(task, model) if options["wrap"] == "block" else []
+    blocks = activation_checkpointing.list_block_units(task, model) if options.wrap == "block" else []
     block_ids = {id(block) for block in blocks}
     block_elements = sum(p.numel() for block in blocks for p in block.parameters())
-    sizes = block_elements, sum(p.numel() for p in model.parameters()) - block_elements
+    element_counts = block_elements, sum(p.numel() for p in model.parameters()) - block_elements
     low_dtype = cast_dtype(cell.precision)
     mixed_precision = MixedPrecision(
         param_dtype=low_dtype,
@@ -130,20 +131,20 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, sharding: str) -> Fsdp1Engine
         cast_forward_inputs=True,
         _module_classes_to_ignore=(),  # FSDP1's default excludes BatchNorm from casting; no other strategy excludes it
     )
-    prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
-    wrapped = FullyShardedDataParallel(
+    prefetch_by_option = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+    fsdp_model = FullyShardedDataParallel(
         model,
         device_mesh=mesh,
         sharding_strategy=ShardingStrategy[sharding],
         auto_wrap_policy=CustomPolicy(lambda module: id(module) in block_ids) if block_ids else None,
         mixed_precision=mixed_precision if low_dtype else None,
-        cpu_offload=CPUOffload(offload_params=options["offload"] == "cpu"),
-        backward_prefetch=prefetch[cast("str", options["backward_prefetch"])],
-        forward_prefetch=cast("bool", options["forward_prefetch"]),
-        limit_all_gathers=cast("bool", options["limit_all_gathers"]),
+        cpu_offload=CPUOffload(offload_params=options.offload == "cpu"),
+        backward_prefetch=prefetch_by_option[options.backward_prefetch],
+        forward_prefetch=options.forward_prefetch,
+        limit_all_gathers=options.limit_all_gathers,
         use_orig_params=True,
-        param_init_fn=deferred.fill,
-        sync_module_states=False,  # `deferred.fill` broadcasts the weights
+        param_init_fn=deferred.fill_module,
+        sync_module_states=False,  # `deferred.fill_module` broadcasts the weights
         device_id=ranks.device,  # also on a CPU, because without device_id FSDP searches for an accelerator
     )
-    return Fsdp1Engine(cell, task, ranks, wrapped, sizes, sharding)
+    return Fsdp1Engine(cell, task, ranks, fsdp_model, element_counts, sharding)

@@ -15,10 +15,11 @@ from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.dtypes import weight_dtype
 from trainers.model import activation_checkpointing
-from trainers.model.deferred_init import Deferred
+from trainers.model.deferred_init import DeferredModel
 from trainers.model.precision import weight_bytes
 from trainers.parallel import fsdp
-from trainers.parallel.fsdp import FullySharded, make_replicas_mesh
+from trainers.parallel.fsdp import FullyShardedEngine, make_replicas_mesh
+from trainers.strategy_options import Fsdp2Options
 from trainers.theory.fsdp import list_fsdp2_terms
 from trainers.theory.term import ModelPart, Term
 
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-class Fsdp2Engine(FullySharded):
+class Fsdp2Engine(FullyShardedEngine):
     """Each rank runs the whole model on its slice of the batch. A block is gathered when it is needed."""
 
     def __init__(self, cell: Cell, task: Task, ranks: Ranks, model: nn.Module, *, reshards: bool) -> None:
         super().__init__(cell, task, ranks, model)
         self._reshards = reshards  # whether blocks are freed after forward, so that backward gathers them again
-        self._offloaded = cell.options["offload"] == "cpu"
+        self._offloaded = Fsdp2Options(cell.options).offload == "cpu"
 
     def theory(self) -> list[Term]:
         blocks = {id(p) for block in self.task.blocks(self.model) for p in block.parameters()}
@@ -61,21 +62,21 @@ class Fsdp2Engine(FullySharded):
             return super().whole_parameters()
         weights = {}
         for name, parameter in cast("Iterable[tuple[str, DTensor]]", self.model.named_parameters()):
-            local, mesh = parameter.to_local().to(self.device), parameter.device_mesh
+            local_shard, mesh = parameter.to_local().to(self.device), parameter.device_mesh
             shape, stride = parameter.shape, parameter.stride()
-            on_device = DTensor.from_local(local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+            on_device = DTensor.from_local(local_shard, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
             weights[model_options.plain_name(name)] = on_device.full_tensor().detach().float().cpu().clone()
         return weights
 
-    def textbook_bytes(self) -> float:
-        psi = float(weight_bytes(self.cell.precision)) * self.parameters()
-        return (3 if self._reshards else 2) * psi
+    def compute_textbook_bytes(self) -> float:
+        parameter_bytes = float(weight_bytes(self.cell.precision)) * self.count_parameters()
+        return (3 if self._reshards else 2) * parameter_bytes
 
     def effective(self) -> dict[str, Any]:
         wrapped_modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         return {
             **super().effective(),
-            **fsdp.read_effective_settings(self.model, activation_checkpointing.list_units(self.task, self.model)),
+            **fsdp.read_effective_settings(self.model, activation_checkpointing.list_block_units(self.task, self.model)),
             "mesh": list(next(self.model.parameters()).device_mesh.shape),  # type: ignore[attr-defined]
             "prefetch": max(len(module._get_fsdp_state()._states_to_forward_prefetch) for module in wrapped_modules),
             "parameters_on": str(next(self.model.parameters()).device),
@@ -94,18 +95,18 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, reshard_after_forward: bool, 
     shard_options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": fsdp.make_mixed_precision_policy(cell.precision),
-        "offload_policy": cpu_offload if cell.options["offload"] == "cpu" else OffloadPolicy(),
+        "offload_policy": cpu_offload if Fsdp2Options(cell.options).offload == "cpu" else OffloadPolicy(),
     }
-    deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+    deferred = DeferredModel(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
-    blocks = activation_checkpointing.list_units(task, model)
+    blocks = activation_checkpointing.list_block_units(task, model)
     for block in blocks:
-        deferred.fill(block)
+        deferred.fill_module(block)
         fully_shard(block, reshard_after_forward=reshard_after_forward, **shard_options)
     # Parameters outside of blocks (embeddings, head) are not freed after forward, because backward needs them at once.
-    deferred.fill(model)
+    deferred.fill_module(model)
     fully_shard(model, reshard_after_forward=False, **shard_options)
-    _set_prefetching(cast("list[FSDPModule]", blocks), cast("int", cell.options["prefetch"]))
+    _set_prefetching(cast("list[FSDPModule]", blocks), Fsdp2Options(cell.options).prefetch)
     return Fsdp2Engine(cell, task, ranks, model, reshards=reshard_after_forward)
 
 

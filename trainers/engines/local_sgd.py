@@ -52,9 +52,9 @@ class LocalSgdEngine(ReplicatedEngine):
         torch's `average_parameters` is not used, because it makes parameters views of its flat tensor, without their memory
         format.
         """
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat)
-        return flat.div_(self.data_ranks)
+        flat_tensor = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat_tensor)
+        return flat_tensor.div_(self.data_ranks)
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
@@ -65,18 +65,18 @@ class LocalSgdEngine(ReplicatedEngine):
     def theory(self) -> list[Term]:
         return list_averaging_terms(self.cell, ModelPart(elements=sum(p.numel() for p in self.model.parameters())))
 
-    def textbook_bytes(self) -> float:
+    def compute_textbook_bytes(self) -> float:
         return 2.0 * bytes_of(self.model.parameters()) / get_averaging_period(self.cell)
 
-    def state(self) -> State:
-        """As `Saved.state`; between two averages, each rank has parameters of its own, and always an optimizer state."""
-        parts = super().state()
+    def make_state_parts(self) -> State:
+        """As `Checkpointable.make_state_parts`; between averages, ranks have own parameters, and always own states."""
+        parts = super().make_state_parts()
         for part in parts.values():
             part.differs_by_rank = True
         return parts
 
-    def numbers(self) -> dict[str, float]:
-        return {**super().numbers(), "steps_alone": float(self.steps_alone)}
+    def collect_numbers(self) -> dict[str, float]:
+        return {**super().collect_numbers(), "steps_alone": float(self.steps_alone)}
 
     def finish_loading(self, numbers: dict[str, float]) -> None:
         super().finish_loading(numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from shardlab.matrix.cell import Cell
 from trainers import model_options
@@ -10,6 +10,7 @@ from trainers.dtypes import weight_dtype
 from trainers.parameter_server.ledger import ServerMode
 from trainers.parameter_server.server import ParameterServer
 from trainers.parameter_server.worker import WorkerEngine
+from trainers.strategy_options import AsynchronousOptions, StalenessOptions
 
 if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
@@ -36,10 +37,10 @@ def make_mode(cell: Cell, *, waits: bool) -> ServerMode:
     all). If the cell has the options of bounded staleness (section 5.3.1, which gives no numbers), the bound is the bound of Ho
     et al. (2013), and the weight of a gradient is 1 / (1 + staleness).
     """
-    staleness_bound, staleness_weighted = cell.options.get("staleness_bound"), cell.options.get("staleness_weighted", False)
+    staleness = StalenessOptions(cell.options) if "staleness_bound" in cell.options else None
     return ServerMode(
         waits=waits,
-        staleness_bound=cast("int | None", staleness_bound),
-        staleness_weighted=cast("bool", staleness_weighted),
-        pull_interval=cast("int", cell.options.get("pull_interval", 1)),
+        staleness_bound=None if staleness is None else staleness.staleness_bound,
+        staleness_weighted=staleness is not None and staleness.staleness_weighted,
+        pull_interval=AsynchronousOptions(cell.options).pull_interval,
     )

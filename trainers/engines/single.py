@@ -23,7 +23,7 @@ class SingleEngine(ReplicatedEngine):
     def theory(self) -> list[Term]:
         return []
 
-    def textbook_bytes(self) -> float:
+    def compute_textbook_bytes(self) -> float:
         return 0.0
 
 

@@ -15,6 +15,7 @@ from trainers.instruments.timing import BACKWARD
 from trainers.parallel.engine import MeshModelEngine
 from trainers.parallel.mesh_model import MeshModel
 from trainers.plans.plan import add_sequence_hooks
+from trainers.strategy_options import TensorOptions
 
 if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
@@ -56,5 +57,5 @@ def count_split_layers(mesh_model: MeshModel) -> int:
 
 
 def build(cell: Cell, task: Task, ranks: Ranks) -> TensorEngine:
-    mesh_model = MeshModel(cell, task, ranks, split=True, sequence=bool(cell.options["sequence_parallel"]))
+    mesh_model = MeshModel(cell, task, ranks, split=True, sequence=TensorOptions(cell.options).sequence_parallel)
     return TensorEngine(cell, ranks, mesh_model)

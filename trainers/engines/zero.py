@@ -9,8 +9,9 @@ from shardlab.errors import InputError
 from shardlab.matrix.cell import Cell
 from trainers import model_options
 from trainers.dtypes import weight_dtype
-from trainers.model.deferred_init import Deferred
+from trainers.model.deferred_init import DeferredModel
 from trainers.strategies.zero import name_quantizing_options
+from trainers.strategy_options import Zero3Options
 
 if TYPE_CHECKING:
     from trainers.deepspeed_zero.engine import ZeroEngine
@@ -27,16 +28,16 @@ def build(cell: Cell, task: Task, ranks: Ranks, *, stage: int) -> ZeroEngine:
     os.environ["LOCAL_RANK"] = str(ranks.local_rank if ranks.device.index is None else ranks.device.index)
     from trainers.deepspeed_zero import engine  # this import reads DS_ACCELERATOR
 
-    if (names := name_quantizing_options(cell)) and not engine.has_quantiser():
+    if (option_names := name_quantizing_options(cell)) and not engine.has_quantiser():
         raise InputError(
-            f"{names}: DeepSpeed must compile its quantiser, but there is no nvcc on this node (CUDA_HOME, PATH). "
+            f"{option_names}: DeepSpeed must compile its quantiser, but there is no nvcc on this node (CUDA_HOME, PATH). "
             "Allowed: false, or install the CUDA toolkit of the CUDA version that torch uses."
         )
     # Stages 1 and 2 of DeepSpeed need a whole model in host memory. With hpz (ZeRO++), the second call of zero.Init in a
     # process fails, and the proof and the run each need a call. Therefore deferred initialization is not used in these cases.
-    if stage < 3 or cell.options["hpz_partition_size"] != 1:
+    if stage < 3 or Zero3Options(cell.options).hpz_partition_size != 1:
         return engine.ZeroEngine(cell, task, ranks, model_options.checkpoint_and_compile(cell, task, task.model()), stage)
-    deferred = Deferred(task, ranks, weight_dtype(cell.precision))
+    deferred = DeferredModel(task, ranks, weight_dtype(cell.precision))
     model = model_options.checkpoint_and_compile(cell, task, deferred.model)
     return engine.ZeroEngine(cell, task, ranks, model, stage, deferred)
 

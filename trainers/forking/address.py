@@ -112,15 +112,15 @@ def receive_message(connection: socket.socket, descriptor_count: int = 0) -> tup
     return (message if isinstance(message, dict) else None), open_descriptors
 
 
-def lock_path(socket_file: Path) -> Path:
+def find_lock_path(socket_file: Path) -> Path:
     return socket_file.with_suffix(".lock")
 
 
-def log_path(socket_file: Path) -> Path:
+def find_log_path(socket_file: Path) -> Path:
     return socket_file.with_suffix(".log")
 
 
 def remove_socket(socket_file: Path) -> None:
     """Remove a socket, its lock and its log."""
-    for path in (socket_file, lock_path(socket_file), log_path(socket_file)):
+    for path in (socket_file, find_lock_path(socket_file), find_log_path(socket_file)):
         path.unlink(missing_ok=True)

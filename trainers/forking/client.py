@@ -78,20 +78,20 @@ def _connect_to_warm_parent(socket_file: Path) -> socket.socket:
             raise ShardlabError(f"{socket_file}: a process of another user answers at this socket.")
         if warm_parent is not None and warm_parent.poll() not in (None, 0):
             raise ShardlabError(
-                f"the warm parent ended with code {warm_parent.returncode}; see {address.log_path(socket_file)}."
+                f"the warm parent ended with code {warm_parent.returncode}; see {address.find_log_path(socket_file)}."
             )
         if (warm_parent is None or warm_parent.poll() == 0) and not _is_starting(socket_file):
             warm_parent = _start_warm_parent(socket_file)
         time.sleep(POLL_INTERVAL_S)
-    raise ShardlabError(f"the warm parent did not answer within {START_LIMIT_S} s; see {address.log_path(socket_file)}.")
+    raise ShardlabError(f"the warm parent did not answer within {START_LIMIT_S} s; see {address.find_log_path(socket_file)}.")
 
 
 def _is_starting(socket_file: Path) -> bool:
     """Whether a warm parent is running. It holds a lock from its start on, but answers only after it has imported all
     modules."""
-    with files.open_append(address.lock_path(socket_file)) as lock:
+    with files.open_append(address.find_lock_path(socket_file)) as lock_file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         return False
@@ -99,12 +99,12 @@ def _is_starting(socket_file: Path) -> bool:
 
 def _start_warm_parent(socket_file: Path) -> subprocess.Popen[bytes]:
     environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    with files.open_append(address.log_path(socket_file)) as log:
+    with files.open_append(address.find_log_path(socket_file)) as log_file:
         return subprocess.Popen(
             [sys.executable, "-m", "trainers", "warm", str(socket_file)],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=log_file,
+            stderr=log_file,
             cwd=address.SOURCE_ROOT,
             env={**environment, "CUDA_VISIBLE_DEVICES": ""},
             start_new_session=True,  # so that Ctrl-C in this terminal does not end the warm parent

@@ -46,16 +46,16 @@ OPTIONAL_MODULES = {
 }
 
 
-def serve(socket_file: Path) -> int:
+def serve_until_idle(socket_file: Path) -> int:
     """Answer requests at the socket `socket_file`, until there was no request and no run for IDLE_S seconds. Returns the
     exit code 0.
 
     Returns at once if another warm parent is running.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with files.open_append(address.lock_path(socket_file)) as lock:
+    with files.open_append(address.find_lock_path(socket_file)) as lock_file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0
         _import_everything()
@@ -63,32 +63,32 @@ def serve(socket_file: Path) -> int:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(socket_file))
             listener.listen(128)
-            _serve_requests(listener, lock.fileno(), socket_file)
+            _serve_requests(listener, lock_file.fileno(), socket_file)
     return 0
 
 
 def list_preloaded_modules() -> list[str]:
     """The modules that ranks import, except optional libraries."""
-    modules = {strategy.engine for strategy in menu.load_strategies().values()} | {
+    plugin_modules = {strategy.engine for strategy in menu.load_strategies().values()} | {
         entry.task for entry in menu.load_workloads().values()
     }
-    return [*PRELOADED_MODULES, *sorted(modules)]
+    return [*PRELOADED_MODULES, *sorted(plugin_modules)]
 
 
 def _import_everything() -> None:
     for name in list_preloaded_modules():
         importlib.import_module(name)
     os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed reads this variable only when it is imported
-    for library, names in OPTIONAL_MODULES.items():
+    for library, module_names in OPTIONAL_MODULES.items():
         if importlib.util.find_spec(library) is not None:
-            for name in names:
+            for name in module_names:
                 importlib.import_module(name)
     host.read_package_versions()  # called here, because reading the versions of packages imports further modules
     gc.collect()
     gc.freeze()  # then the garbage collector of a forked process does not write to these objects: pages stay shared
 
 
-def _serve_requests(listener: socket.socket, lock: int, socket_file: Path) -> None:
+def _serve_requests(listener: socket.socket, lock_descriptor: int, socket_file: Path) -> None:
     """Fork a parent process for every connection of this user, until there was no request and no run for IDLE_S seconds.
 
     If the source has changed or was removed since this process started, the socket is removed, and the client starts a new warm
@@ -120,7 +120,7 @@ def _serve_requests(listener: socket.socket, lock: int, socket_file: Path) -> No
                     sys.stdout.flush()
                     sys.stderr.flush()
                     if (pid := os.fork()) == 0:
-                        _become_parent_of_run(connection, [listener.fileno(), lock, *pid_by_descriptor])
+                        _become_parent_of_run(connection, [listener.fileno(), lock_descriptor, *pid_by_descriptor])
                     with contextlib.suppress(ProcessLookupError):
                         descriptor = os.pidfd_open(pid)
                         pid_by_descriptor[descriptor] = pid

@@ -29,7 +29,7 @@ from trainers.instrument import Instrument, TrainTime
 
 if TYPE_CHECKING:
     from shardlab.matrix.cell import CheckpointSettings
-    from trainers.engine import Saved
+    from trainers.engine import Checkpointable
     from trainers.ranks.ranks import Peers, Ranks
 
 
@@ -69,7 +69,7 @@ class Checkpoints(Instrument):
     def __init__(
         self,
         settings: CheckpointSettings,
-        engine: Saved,
+        engine: Checkpointable,
         run: Run,
         run_dir: RunDir,
         ranks: Ranks,
@@ -116,9 +116,9 @@ class Checkpoints(Instrument):
         none of the checkpoints that run.json names can be used.
         """
         run_dirs = [self._run_dir, *(RunDir(self._run_dir.path.parent / name) for name in self._run.resume)]
-        for candidate_run, path in self._list_candidates(run_dirs):
-            manifest = checkpoint.read_manifest(path)
-            damage = manifest if isinstance(manifest, str) else self._find_damage(path, manifest, candidate_run)
+        for candidate_run, folder in self._list_candidates(run_dirs):
+            manifest = checkpoint.read_manifest(folder)
+            damage = manifest if isinstance(manifest, str) else self._find_damage(folder, manifest, candidate_run)
             if self._is_true_on_any_rank(damage is not None):
                 if damage is not None:
                     self._write_event("checkpoint_passed_over", why=damage)
@@ -129,7 +129,7 @@ class Checkpoints(Instrument):
             files.make_folder(self._run_dir.steps_file(self._rank).parent)
             record_lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
             files.write_atomic(self._run_dir.steps_file(self._rank), record_lines)
-            self._load_checkpoint(path, manifest)
+            self._load_checkpoint(folder, manifest)
             if self._rank == 0:
                 for begin, end in (
                     suspension.read_suspensions(candidate_run.events())
@@ -150,32 +150,32 @@ class Checkpoints(Instrument):
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
-    def _load_checkpoint(self, path: Path, manifest: CheckpointManifest) -> None:
+    def _load_checkpoint(self, folder: Path, manifest: CheckpointManifest) -> None:
         """Load a checkpoint into the engine, and measure how long it takes until all ranks have loaded it. A collective."""
         start_s = time.perf_counter()
-        self._saver.load(path, manifest)
+        self._saver.load(folder, manifest)
         self._peers.barrier()
         self._load_s = time.perf_counter() - start_s
 
-    def _find_damage(self, path: Path, manifest: CheckpointManifest, run_dir: RunDir) -> str | None:
+    def _find_damage(self, folder: Path, manifest: CheckpointManifest, run_dir: RunDir) -> str | None:
         """Why this run cannot resume from a checkpoint, as a sentence, or None if it can. Each rank checks its share of the
         files and its own records. run_dir: the run that saved the checkpoint."""
         if manifest.cell_hash == self._run.cell_hash:
             timed_steps = [record.step for record in _read_records(run_dir, self._rank, manifest.step) if not record.warmup]
             if timed_steps != list(range(manifest.step - len(timed_steps) + 1, manifest.step + 1)) or not timed_steps:
-                return f"{path}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
+                return f"{folder}: the records of rank {self._rank} end before step {manifest.step} of the checkpoint"
         else:
             options = [option.name for option in menu.find_workload_of_cell(self._run.training_cell).options]
             if (
                 why := checkpoint.explain_refused_resume(run_dir.read_run().cell, self._run.cell, manifest.layout, options)
             ) is not None:
-                return f"{path}: {why}"
-        return checkpoint.find_damage(path, manifest.files[self._rank :: self._world])
+                return f"{folder}: {why}"
+        return checkpoint.find_damage(folder, manifest.files[self._rank :: self._world])
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         return step % self._interval_steps == 0
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         start_s, train_time_s = time.perf_counter(), self._train_time.read_seconds()
         if self._rank == 0 or self._leads_node:
             checkpoint.begin_checkpoint(self._run_dir.path, step)
@@ -195,7 +195,7 @@ class Checkpoints(Instrument):
                 tp=self._run.training_cell.tp,
                 cell_hash=self._run.cell_hash,
                 train_time_s=train_time_s,
-                numbers=self._engine.numbers(),
+                numbers=self._engine.collect_numbers(),
                 files=checkpoint_files,
             )
             checkpoint.commit_checkpoint(self._run_dir.path, manifest, self._settings.keep)
@@ -245,9 +245,9 @@ class Checkpoints(Instrument):
     def end_run(self, step: int) -> OutOfTime:
         """Save a checkpoint, unless this step is already saved, and return the exception with which the rank ends."""
         if self._saved_step != step:
-            self.after(step)
-        why = self._end_reason or "another rank was told to end"
-        return OutOfTime(f"{why}: saved after step {step}", self._end_signal)
+            self.after_step(step)
+        end_reason = self._end_reason or "another rank was told to end"
+        return OutOfTime(f"{end_reason}: saved after step {step}", self._end_signal)
 
     def collect_results(self) -> dict[str, Any]:
         """saves: number of saved checkpoints. bytes: size of the last checkpoint. save_s: mean seconds of this rank per
@@ -260,11 +260,11 @@ class Checkpoints(Instrument):
             results |= {"bytes": self._checkpoint_bytes, "save_s": round(self._save_s / self._save_count, 6)}
         # If the nodes share no folder, only the first node has the manifest.
         if self._settings.time_loading and self._saved_step and not self._run.separate_folders:
-            path = checkpoint.checkpoint_path(self._run_dir.path, self._saved_step)
-            manifest = checkpoint.read_manifest(path)
+            folder = checkpoint.checkpoint_path(self._run_dir.path, self._saved_step)
+            manifest = checkpoint.read_manifest(folder)
             if isinstance(manifest, str):
                 raise InputError(manifest)
-            self._load_checkpoint(path, manifest)
+            self._load_checkpoint(folder, manifest)
         return results if self._load_s is None else {**results, "load_s": round(self._load_s, 6)}
 
     def _list_candidates(self, run_dirs: Sequence[RunDir]) -> Iterator[tuple[RunDir, Path]]:
@@ -293,9 +293,9 @@ class Checkpoints(Instrument):
 
 def _read_records(run_dir: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
-    records = {
+    record_by_step = {
         (not record.warmup, record.step): record
         for record in run_dir.steps(rank).records
         if record.warmup or record.step <= step
     }
-    return [records[order_key] for order_key in sorted(records)]
+    return [record_by_step[order_key] for order_key in sorted(record_by_step)]

@@ -44,13 +44,13 @@ def write_environment(path: Path, ranks: Ranks) -> None:
 
 
 def _describe_torch(ranks: Ranks) -> dict[str, Any]:
-    cuda = ranks.device.type == "cuda"
+    has_gpu = ranks.device.type == "cuda"
     return {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
+        "device": torch.cuda.get_device_name(ranks.device) if has_gpu else "cpu",
         "backend": ranks.backend,
-        "nccl": ".".join(map(str, nccl_version())) if cuda else None,  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, nccl_version())) if has_gpu else None,  # type: ignore[no-untyped-call]
         "threads": torch.get_num_threads(),
     }
 

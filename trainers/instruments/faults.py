@@ -22,7 +22,7 @@ class StragglerDelay:
     """The delay of `instruments.straggler` on one rank. It does nothing on all other ranks."""
 
     def __init__(self, settings: SlowedRank | None, rank: int, device: torch.device) -> None:
-        self._seconds = settings.delay_ms / 1000 if settings is not None and settings.rank == rank else 0.0
+        self._delay_s = settings.delay_ms / 1000 if settings is not None and settings.rank == rank else 0.0
         self._device = device
 
     def wait(self) -> None:
@@ -31,11 +31,11 @@ class StragglerDelay:
         A GPU still computes the step before when the host begins a step. If the rank slept at once, the GPU would hide the
         delay behind this work.
         """
-        if not self._seconds:
+        if not self._delay_s:
             return
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        time.sleep(self._seconds)
+        time.sleep(self._delay_s)
 
 
 class LostRank(Instrument):
@@ -50,10 +50,10 @@ class LostRank(Instrument):
         """rank: the rank of this process."""
         self._settings, self._rank, self._run_dir = settings, rank, run_dir
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         return step == self._settings.step - 1
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         if self._rank != self._settings.rank:
             return
         print(self._settings.why, flush=True)  # goes to the log of this rank

@@ -20,8 +20,8 @@ class MemoryMeter:
 
     def read_sizes(self) -> dict[str, int]:
         """Bytes by kind: `rss`, the resident memory now; on a GPU also `allocated` and `reserved`, the peaks since `start`."""
-        sizes = {"rss": int(self._process.memory_info().rss)}
+        bytes_by_kind = {"rss": int(self._process.memory_info().rss)}
         if self._device.type == "cuda":
-            sizes["allocated"] = torch.cuda.max_memory_allocated(self._device)
-            sizes["reserved"] = torch.cuda.max_memory_reserved(self._device)
-        return sizes
+            bytes_by_kind["allocated"] = torch.cuda.max_memory_allocated(self._device)
+            bytes_by_kind["reserved"] = torch.cuda.max_memory_reserved(self._device)
+        return bytes_by_kind

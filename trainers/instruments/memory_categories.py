@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shardlab.matrix.cell import Cell, Optimizer
-    from trainers.engine import Accounted
+    from trainers.engine import Accountable
     from trainers.ranks.ranks import Peers, Ranks
     from trainers.strategy import Strategy
 
@@ -34,44 +34,44 @@ UNKNOWN_REMARK = (
 class MemoryCategories(Instrument):
     """Records the memory of consecutive steps. Each storage has the same category from its allocation to its release.
 
-    If the engine keeps the storage (`Accounted.tensors_by_category`), the engine names the category. Otherwise the category
-    follows from the use of the storage by an operator (`gathered`), or from the time of its release (`buffer`, `activation`,
-    `temporary`)."""
+    If the engine keeps the storage (`Accountable.list_tensors_by_category`), the engine names the category. Otherwise the
+    category follows from the use of the storage by an operator (`gathered`), or from the time of its release (`buffer`,
+    `activation`, `temporary`)."""
 
     name = "memory"
 
     def __init__(
-        self, cell: Cell, strategy: Strategy, engine: Accounted, path: Path, steps: range, ranks: Ranks, peers: Peers
+        self, cell: Cell, strategy: Strategy, engine: Accountable, path: Path, steps: range, ranks: Ranks, peers: Peers
     ) -> None:
         self._cell, self._strategy, self._engine = cell, strategy, engine
-        self._path, self._steps, self._ranks, self._peers = path, steps, ranks, peers
+        self._path, self._memory_steps, self._ranks, self._peers = path, steps, ranks, peers
         self._timeline: Timeline | None = None
-        self._unknown_bytes = self._allocated = 0
+        self._unknown_bytes = self._allocated_bytes = 0
         self._step_memory: StepMemory  # exists from the first to the last of `steps`
 
-    def watches(self, step: int) -> bool:
-        return step in self._steps
+    def watches_step(self, step: int) -> bool:
+        return step in self._memory_steps
 
-    def before(self, step: int) -> None:
-        if step != self._steps[0]:
+    def before_step(self, step: int) -> None:
+        if step != self._memory_steps[0]:
             self._step_memory.begin_next_step()
             return
         self._step_memory = StepMemory(self._engine, self._ranks.device)
         self._step_memory.__enter__()
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         if self._ranks.device.type == "cuda":  # the allocator's peak is reset at the start of each step
-            self._allocated = max(self._allocated, torch.cuda.max_memory_allocated(self._ranks.device))
-        if step != self._steps[-1]:
+            self._allocated_bytes = max(self._allocated_bytes, torch.cuda.max_memory_allocated(self._ranks.device))
+        if step != self._memory_steps[-1]:
             return
-        memory = self._step_memory
-        memory.__exit__(None, None, None)
-        self._timeline = compute_timeline(memory.log.changes, memory.find_category)
+        step_memory = self._step_memory
+        step_memory.__exit__(None, None, None)
+        self._timeline = compute_timeline(step_memory.log.changes, step_memory.find_category)
         content: dict[str, Any] = {"schema": SCHEMA, "rank": self._ranks.rank, "device": self._ranks.device.type}
-        content |= {"step": self._steps[0], "steps": len(self._steps)}
+        content |= {"step": self._memory_steps[0], "steps": len(self._memory_steps)}
         if self._ranks.device.type == "cuda":
-            self._unknown_bytes = max(0, self._allocated - sum(self._timeline.peak.values()))
-            content |= {"allocated": self._allocated, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN_REMARK}
+            self._unknown_bytes = max(0, self._allocated_bytes - sum(self._timeline.peak.values()))
+            content |= {"allocated": self._allocated_bytes, "unknown": self._unknown_bytes, "unknown_is": UNKNOWN_REMARK}
         files.make_folder(self._path.parent)
         files.write_json(self._path, {**content, "categories": CATEGORIES, **msgspec.to_builtins(self._timeline)}, sync=False)
         del self._step_memory
@@ -85,13 +85,13 @@ class MemoryCategories(Instrument):
         rank_numbers = [peak_total, self._unknown_bytes, *self._timeline.peak.values(), *self._timeline.most.values()]
         numbers_by_rank = self._peers.all_gather_numbers(rank_numbers)
         highest_row = [int(value) for value in numbers_by_rank[numbers_by_rank[:, 0].argmax()]]
-        peak, largest = highest_row[2 : 2 + len(CATEGORIES)], highest_row[2 + len(CATEGORIES) :]
-        results: dict[str, Any] = {"step": self._steps[0], "peak_bytes": dict(zip(CATEGORIES, peak, strict=True))}
-        results["largest_bytes"] = dict(zip(CATEGORIES, largest, strict=True))
+        peak_bytes, largest_bytes = highest_row[2 : 2 + len(CATEGORIES)], highest_row[2 + len(CATEGORIES) :]
+        results: dict[str, Any] = {"step": self._memory_steps[0], "peak_bytes": dict(zip(CATEGORIES, peak_bytes, strict=True))}
+        results["largest_bytes"] = dict(zip(CATEGORIES, largest_bytes, strict=True))
         if self._ranks.device.type == "cuda":
             results["peak_bytes"]["unknown"] = highest_row[1]
             results["unknown_is"] = UNKNOWN_REMARK
-        estimate_bytes = estimate_cell_memory(self._engine.parameters(), self._cell, self._strategy)
+        estimate_bytes = estimate_cell_memory(self._engine.count_parameters(), self._cell, self._strategy)
         return results if estimate_bytes is None else {**results, "estimate_bytes": estimate_bytes}
 
 
@@ -112,13 +112,13 @@ def estimate_memory(
     it is sharded; a category that is missing here is not sharded.
     """
     element_bytes = 2 if precision == "bf16-pure" else 4
-    state_tensors = STATE_TENSORS[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
-    unsharded = {
+    state_tensor_count = STATE_TENSORS[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
+    unsharded_bytes = {
         "parameter": element_bytes * parameter_count,
         "gradient": element_bytes * parameter_count,
-        "optimizer_state": state_tensors * element_bytes * parameter_count,
+        "optimizer_state": state_tensor_count * element_bytes * parameter_count,
     }
-    return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded.items()}
+    return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded_bytes.items()}
 
 
 def estimate_cell_memory(parameter_count: int, cell: Cell, strategy: Strategy) -> dict[str, int] | None:

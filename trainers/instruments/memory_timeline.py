@@ -53,18 +53,18 @@ def compute_timeline(changes: Sequence[tuple[float, str, int, int]], find_catego
     """
     category_names = list(CATEGORIES)
     category_index = {name: index for index, name in enumerate(category_names)}
-    sizes = [0] * len(category_names)
-    rows: list[tuple[float, str, list[int]]] = [(0.0, "outside", sizes)]
+    category_bytes = [0] * len(category_names)
+    curve_rows: list[tuple[float, str, list[int]]] = [(0.0, "outside", category_bytes)]
     for t_s, phase, storage_number, nbytes in sorted(changes, key=lambda change: change[0]):
-        sizes = list(sizes)
-        sizes[category_index[find_category(storage_number)]] += nbytes
-        curve_row = (t_s * 1000, phase, sizes)
+        category_bytes = list(category_bytes)
+        category_bytes[category_index[find_category(storage_number)]] += nbytes
+        curve_row = (t_s * 1000, phase, category_bytes)
         if t_s == 0.0:
-            rows[0] = curve_row
+            curve_rows[0] = curve_row
         else:
-            rows.append(curve_row)
-    t_ms, phase, peak = max(rows, key=_sum_bytes)
-    curve = _thin_rows(rows)
+            curve_rows.append(curve_row)
+    t_ms, phase, peak_bytes = max(curve_rows, key=_sum_bytes)
+    thinned_rows = _thin_rows(curve_rows)
 
     def group_by_category(values: Sequence[Any]) -> dict[str, Any]:
         return dict(zip(category_names, values, strict=True))
@@ -72,24 +72,24 @@ def compute_timeline(changes: Sequence[tuple[float, str, int, int]], find_catego
     return Timeline(
         peak_t_ms=t_ms,
         peak_phase=phase,
-        peak=group_by_category(peak),
-        most=group_by_category([max(curve_row[2][index] for curve_row in rows) for index in range(len(category_names))]),
-        start=group_by_category(rows[0][2]),
-        end=group_by_category(rows[-1][2]),
-        t_ms=[round(curve_row[0], 4) for curve_row in curve],
-        phase=[curve_row[1] for curve_row in curve],
-        points=group_by_category([[curve_row[2][index] for curve_row in curve] for index in range(len(category_names))]),
+        peak=group_by_category(peak_bytes),
+        most=group_by_category([max(curve_row[2][index] for curve_row in curve_rows) for index in range(len(category_names))]),
+        start=group_by_category(curve_rows[0][2]),
+        end=group_by_category(curve_rows[-1][2]),
+        t_ms=[round(curve_row[0], 4) for curve_row in thinned_rows],
+        phase=[curve_row[1] for curve_row in thinned_rows],
+        points=group_by_category([[curve_row[2][index] for curve_row in thinned_rows] for index in range(len(category_names))]),
     )
 
 
-def _thin_rows(rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
+def _thin_rows(curve_rows: Sequence[tuple[float, str, list[int]]]) -> list[tuple[float, str, list[int]]]:
     """Reduce rows to at most MOST_POINTS: the first row, the last row, and, of each group of consecutive rows between them, the
     row with the largest sum."""
-    inner_rows = rows[1:-1]
+    inner_rows = curve_rows[1:-1]
     group_size = -(-len(inner_rows) // (MOST_POINTS - 2)) or 1
-    groups = [inner_rows[first : first + group_size] for first in range(0, len(inner_rows), group_size)]
-    return [rows[0], *(max(group, key=_sum_bytes) for group in groups), *rows[-1:][: len(rows) - 1]]
+    row_groups = [inner_rows[first : first + group_size] for first in range(0, len(inner_rows), group_size)]
+    return [curve_rows[0], *(max(group, key=_sum_bytes) for group in row_groups), *curve_rows[-1:][: len(curve_rows) - 1]]
 
 
-def _sum_bytes(row: tuple[float, str, list[int]]) -> int:
-    return sum(row[2])
+def _sum_bytes(curve_row: tuple[float, str, list[int]]) -> int:
+    return sum(curve_row[2])

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 
 from shardlab.matrix.cell import Cell
 
-MEMORY_FROM = 2  # the first step is not typical, because the optimizer allocates its state in it
+FIRST_MEMORY_STEP = 2  # the first step is not typical, because the optimizer allocates its state in it
 
 
 def choose_memory_step(cell: Cell) -> int:
-    """The step whose memory is recorded: the first step from MEMORY_FROM on that is not profiled."""
+    """The step whose memory is recorded: the first step from FIRST_MEMORY_STEP on that is not profiled."""
     profile = cell.instruments.profile
-    if profile is not None and profile.first_step <= MEMORY_FROM < profile.first_step + profile.steps:
+    if profile is not None and profile.first_step <= FIRST_MEMORY_STEP < profile.first_step + profile.steps:
         return profile.first_step + profile.steps
-    return MEMORY_FROM
+    return FIRST_MEMORY_STEP
 
 
 def choose_memory_steps(cell: Cell) -> range:
     """The steps whose memory is recorded: one step, or `memory_steps` consecutive steps with `memory: categories`."""
-    first, instruments = choose_memory_step(cell), cell.instruments
-    return range(first, first + (instruments.memory_steps if instruments.memory == "categories" else 1))
+    first_step, instruments = choose_memory_step(cell), cell.instruments
+    return range(first_step, first_step + (instruments.memory_steps if instruments.memory == "categories" else 1))
 
 
 def list_refusals(cell: Cell, timed_steps: int | None, *, cuda: bool | None = None) -> Iterator[tuple[str, str]]:
@@ -47,18 +47,18 @@ def list_refusals(cell: Cell, timed_steps: int | None, *, cuda: bool | None = No
     if memory == "peak":
         return
     if timed_steps is not None and (step := choose_memory_step(cell)) > timed_steps:
-        reason_for_step = ", the first that is not profiled" if step != MEMORY_FROM else ""
+        reason_for_step = ", the first that is not profiled" if step != FIRST_MEMORY_STEP else ""
         yield (
             "instruments.memory",
             f"{memory} needs timed step {step}{reason_for_step}: found steps: {timed_steps}. Allowed: more steps.",
         )
     recorded_steps = choose_memory_steps(cell)
     if len(recorded_steps) > 1 and timed_steps is not None and recorded_steps[-1] > timed_steps >= recorded_steps[0]:
-        why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but the last timed step is {timed_steps}."
-        yield "instruments.memory_steps", f"{why} Allowed: 1 to {timed_steps - recorded_steps[0] + 1}."
+        found_text = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but the last timed step is {timed_steps}."
+        yield "instruments.memory_steps", f"{found_text} Allowed: 1 to {timed_steps - recorded_steps[0] + 1}."
     if profile is not None and recorded_steps[0] < profile.first_step <= recorded_steps[-1]:
-        why = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but step {profile.first_step} is profiled."
-        yield "instruments.memory_steps", f"{why} Allowed: 1 to {profile.first_step - recorded_steps[0]}."
+        found_text = f"found steps {recorded_steps[0]} to {recorded_steps[-1]}, but step {profile.first_step} is profiled."
+        yield "instruments.memory_steps", f"{found_text} Allowed: 1 to {profile.first_step - recorded_steps[0]}."
     if memory == "categories" and cell.compile:
         yield "instruments.memory", "categories needs to see every operator, and compiled blocks hide them. Allowed: peak."
     if memory == "snapshot" and (cell.launcher == "fork" or cuda is False):

@@ -14,16 +14,16 @@ class ProcessUsage:
 
     def __init__(self) -> None:
         try:
-            self._io: int | None = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
+            self._io_descriptor: int | None = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # the kernel was built without task accounting
-            self._io = None
+            self._io_descriptor = None
 
     def read(self) -> dict[str, Any]:
         """`cpu_s`, `disk_read_bytes` and `disk_write_bytes` of all threads since the start of the process. Counters that the
         kernel does not have are absent."""
         counters: dict[str, Any] = {"cpu_s": time.process_time()}
         try:
-            counter_text = os.pread(self._io, 4096, 0) if self._io is not None else b""
+            counter_text = os.pread(self._io_descriptor, 4096, 0) if self._io_descriptor is not None else b""
         except OSError:
             return counters
         for line in counter_text.splitlines():
@@ -34,6 +34,6 @@ class ProcessUsage:
 
     def close(self) -> None:
         """Close the kernel's file with the counters of this process."""
-        if self._io is not None:
-            os.close(self._io)
-            self._io = None
+        if self._io_descriptor is not None:
+            os.close(self._io_descriptor)
+            self._io_descriptor = None

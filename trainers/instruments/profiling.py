@@ -36,10 +36,10 @@ class Profiler(Instrument):
         self._activities = activities
         self._step_context = ExitStack()
 
-    def watches(self, step: int) -> bool:
+    def watches_step(self, step: int) -> bool:
         return self._profile.first_step <= step <= self._last_step
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         if not self._is_profiled:
             return
         if step == self._profile.first_step:
@@ -54,7 +54,7 @@ class Profiler(Instrument):
         # the steps from the start of the profiler.
         self._step_context.enter_context(torch.profiler.record_function(f"ProfilerStep#{step}"))
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         if self._is_profiled:
             self._step_context.close()
             if step == self._last_step:
@@ -70,8 +70,8 @@ class Profiler(Instrument):
     def _write_trace(self) -> None:
         files.make_folder(self._path.parent)
         # Torch compresses the trace because of the suffix .gz.
-        temporary = self._path.with_name(f".{self._path.name.removesuffix('.json.gz')}.tmp.json.gz")
+        temporary_path = self._path.with_name(f".{self._path.name.removesuffix('.json.gz')}.tmp.json.gz")
         with files.as_workspace_error("write"):
-            self._profiler.export_chrome_trace(str(temporary))
-            temporary.rename(self._path)
+            self._profiler.export_chrome_trace(str(temporary_path))
+            temporary_path.rename(self._path)
         del self._profiler  # frees the recorded events

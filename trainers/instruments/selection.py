@@ -43,12 +43,12 @@ def create_instruments(
 
 
 def _create_memory_instruments(cell: Cell, engine: Engine, run_dir: RunDir, ranks: Ranks, peers: Peers) -> list[Instrument]:
-    steps = observed_steps.choose_memory_steps(cell)
+    memory_steps = observed_steps.choose_memory_steps(cell)
     if cell.instruments.memory == "categories":
         path = run_dir.memory_file(ranks.rank)
-        return [MemoryCategories(cell, menu.find_strategy_of_cell(cell), engine, path, steps, ranks, peers)]
+        return [MemoryCategories(cell, menu.find_strategy_of_cell(cell), engine, path, memory_steps, ranks, peers)]
     if cell.instruments.memory == "snapshot":
-        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), steps[0], ranks, peers)]
+        return [MemorySnapshot(run_dir.snapshot_file(ranks.rank), memory_steps[0], ranks, peers)]
     return []
 
 

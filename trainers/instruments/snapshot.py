@@ -29,13 +29,13 @@ class MemorySnapshot(Instrument):
     def __init__(self, path: Path, step: int, ranks: Ranks, peers: Peers) -> None:
         self._path, self._step, self._ranks, self._peers = path, step, ranks, peers
 
-    def watches(self, step: int) -> bool:
+    def watches_step(self, step: int) -> bool:
         return step == self._step
 
-    def before(self, step: int) -> None:
+    def before_step(self, step: int) -> None:
         torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES, stacks="python", device=self._ranks.device)
 
-    def after(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         snapshot = torch.cuda.memory._snapshot(self._ranks.device)
         torch.cuda.memory._record_memory_history(enabled=None, device=self._ranks.device)
         sections = {name: snapshot[name] for name in ("segments", "device_traces") if name in snapshot}

@@ -11,17 +11,17 @@ from trainers.instruments.storages import StorageLog, TensorStorage
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from trainers.engine import Accounted
+    from trainers.engine import Accountable
 
 
 class StepMemory:
-    """A context around one step, or around consecutive steps with a call of `next_step` between them.
+    """A context around one step, or around consecutive steps with a call of `begin_next_step` between them.
 
     `log` has all changes of memory on a device. A storage has one category from its allocation to its release. If the engine
-    keeps the storage (`Accounted.tensors_by_category`), the engine names the category; otherwise the category follows from the
-    use of the storage by an operator, or from the time of its release."""
+    keeps the storage (`Accountable.list_tensors_by_category`), the engine names the category; otherwise the category follows
+    from the use of the storage by an operator, or from the time of its release."""
 
-    def __init__(self, engine: Accounted, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
+    def __init__(self, engine: Accountable, device: torch.device, log: type[StorageLog] = StorageLog) -> None:
         """log: the class of the log, which is StorageLog or a subclass that records more."""
         self._engine = engine
         self._category_by_number: dict[int, str] = {}
@@ -29,17 +29,17 @@ class StepMemory:
         self.log = log(device, self._name_new_gradients)
 
     def __enter__(self) -> StepMemory:
-        self._record_categories(self._engine.tensors_by_category())
+        self._record_categories(self._engine.list_tensors_by_category())
         self._searching = True
-        self._hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
+        self._optimizer_hook = self._engine.optimizer.register_step_pre_hook(lambda *_: self._before_optimizer_step())
         self.log.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.log.__exit__(kind, error, traceback)
-        self._hook.remove()
+        self._optimizer_hook.remove()
         if error is None:
-            self._record_categories(self._engine.tensors_by_category())
+            self._record_categories(self._engine.list_tensors_by_category())
 
     def begin_next_step(self) -> None:
         """Record that another step of the engine begins, whose backward pass allocates gradients again."""
@@ -51,13 +51,13 @@ class StepMemory:
         return self._category_by_number.get(storage_number) or self._find_category_by_use(storage)
 
     def _find_category_by_use(self, storage: TensorStorage) -> str:
-        if storage.as_weight:
+        if storage.used_as_weight:
             return "gathered"
-        return "buffer" if storage.stays else "activation" if storage.saved else "temporary"
+        return "buffer" if storage.outlives_step else "activation" if storage.is_saved else "temporary"
 
     def _name_new_gradients(self) -> None:
         if self._searching:
-            categories = self._engine.tensors_by_category().items()
+            categories = self._engine.list_tensors_by_category().items()
             self._record_categories({name: tensors for name, tensors in categories if name not in ("parameter", "gathered")})
 
     def _before_optimizer_step(self) -> None:

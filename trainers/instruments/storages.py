@@ -21,19 +21,19 @@ FORWARD, BACKWARD, OUTSIDE = PHASES = ("forward", "backward", "outside")
 class TensorStorage:
     """A piece of memory that one or more tensors share.
 
-    number: the index of this object in `StorageLog.storages`. nbytes: the present size. as_weight: whether an operator used the
-    memory as an nn.Parameter or as a 16-bit copy of a weight. saved: whether the memory was allocated in forward (or when
-    forward was recomputed) and still existed when backward continued. stays: whether it still existed at the end of the step.
+    number: the index of this object in `StorageLog.storages`. nbytes: the present size. used_as_weight: whether an operator
+    used it as an nn.Parameter or as a 16-bit copy of a weight. is_saved: whether it was allocated in forward (or when forward
+    was recomputed) and still existed when backward continued. outlives_step: whether it existed at the end of the step.
     """
 
-    __slots__ = ("as_weight", "first", "nbytes", "number", "saved", "stays")
+    __slots__ = ("first_change", "is_saved", "nbytes", "number", "outlives_step", "used_as_weight")
 
     def __init__(self, number: int, nbytes: int, first_change: int | None) -> None:
         self.number, self.nbytes = number, nbytes
         # The index of the storage's first change if the storage was first seen as the input of an operator; None if it was
         # first seen as an output.
-        self.first = first_change
-        self.as_weight = self.saved = self.stays = False
+        self.first_change = first_change
+        self.used_as_weight = self.is_saved = self.outlives_step = False
 
 
 class StorageChange(NamedTuple):
@@ -76,7 +76,7 @@ class StorageLog(TorchDispatchMode):
     def __enter__(self) -> StorageLog:
         self._start_s = time.perf_counter()
         # FSDP frees and allocates storages by this method, which is not an operator, so the method is replaced during the step.
-        self._resize = original_resize = torch.UntypedStorage.resize_
+        self._original_resize = original_resize = torch.UntypedStorage.resize_
 
         def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
             self._find_or_record(storage)
@@ -90,12 +90,12 @@ class StorageLog(TorchDispatchMode):
 
     def __exit__(self, *failure: Any) -> None:
         super().__exit__(*failure)  # type: ignore[no-untyped-call]
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
         self._release_callbacks.clear()
         for storage in self._storage_by_address.values():
-            storage.stays = True
-            if storage.first is not None:
-                self.changes[storage.first] = self.changes[storage.first]._replace(t_s=0.0, phase=OUTSIDE)
+            storage.outlives_step = True
+            if storage.first_change is not None:
+                self.changes[storage.first_change] = self.changes[storage.first_change]._replace(t_s=0.0, phase=OUTSIDE)
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):
@@ -105,8 +105,8 @@ class StorageLog(TorchDispatchMode):
         self._enter_phase(_find_current_phase())
         for tensor in inputs:
             storage = self._find_or_record(tensor.untyped_storage())
-            if storage is not None and (isinstance(tensor, torch.nn.Parameter) or cast_weights.is_copy(tensor)):
-                storage.as_weight = True
+            if storage is not None and (isinstance(tensor, torch.nn.Parameter) or cast_weights.is_weight_copy(tensor)):
+                storage.used_as_weight = True
         outputs = operator(*args, **(kwargs or {}))
         for tensor in _list_plain_tensors(pytree.tree_leaves(outputs)):
             self._find_or_record(tensor.untyped_storage(), is_output=True)
@@ -122,7 +122,7 @@ class StorageLog(TorchDispatchMode):
         """Detect the end of a forward or a backward pass. phase: the phase of the operator that runs next."""
         if phase == BACKWARD:
             for storage in self._forward_storages.values():
-                storage.saved = True
+                storage.is_saved = True
             self._forward_storages.clear()
         self._after_backward = phase == BACKWARD or (phase == OUTSIDE and self._after_backward)
         if phase == OUTSIDE and self._after_backward:
@@ -142,14 +142,14 @@ class StorageLog(TorchDispatchMode):
             self._forward_storages[storage.number] = storage
         return storage
 
-    def _record_size(self, memory: torch.UntypedStorage) -> None:
-        storage = self._storage_by_address.get(memory._cdata)
-        if storage is not None and memory.nbytes() != storage.nbytes:
-            self._record_change(storage, memory.nbytes() - storage.nbytes)
-            storage.nbytes = memory.nbytes()
+    def _record_size(self, torch_storage: torch.UntypedStorage) -> None:
+        storage = self._storage_by_address.get(torch_storage._cdata)
+        if storage is not None and torch_storage.nbytes() != storage.nbytes:
+            self._record_change(storage, torch_storage.nbytes() - storage.nbytes)
+            storage.nbytes = torch_storage.nbytes()
 
-    def _record_release(self, key: int, storage: TensorStorage, _: object) -> None:
-        self._storage_by_address.pop(key, None)
+    def _record_release(self, storage_address: int, storage: TensorStorage, _: object) -> None:
+        self._storage_by_address.pop(storage_address, None)
         self._forward_storages.pop(storage.number, None)
         self._record_change(storage, -storage.nbytes)
 

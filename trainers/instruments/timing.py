@@ -109,8 +109,8 @@ def _record_event() -> torch.cuda.Event:
     return event
 
 
-def _sum_by_part(spans: Sequence[tuple[str, float]]) -> dict[str, float]:
+def _sum_by_part(part_spans: Sequence[tuple[str, float]]) -> dict[str, float]:
     ms_by_part = dict.fromkeys(PARTS, 0.0)
-    for part, span_ms in spans:
+    for part, span_ms in part_spans:
         ms_by_part[part] += span_ms
     return ms_by_part

@@ -1,7 +1,7 @@
 """Activation checkpointing: some blocks do not keep activations from forward to backward, but recompute them in backward.
 
-After Chen et al., Training deep nets with sublinear memory cost, 2016. `list_units` also says which blocks FSDP and ZeRO shard
-as units.
+After Chen et al., Training deep nets with sublinear memory cost, 2016. `list_block_units` also says which blocks FSDP and ZeRO
+shard as units.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from shardlab.errors import InputError
 if TYPE_CHECKING:
     from trainers.task import Task
 
-IN_CHAIN = "_at:"  # prefix of a block's name in a `Chain`; the block's name in the bare model follows, with : for each dot
+IN_CHAIN = "_at:"  # prefix of a block's name in a `BlockChain`; the block's name in the bare model follows, with : for each dot
 
 
-class Chain(nn.Module):
+class BlockChain(nn.Module):
     """Blocks that are checkpointed as one unit.
 
     Each block gets the hidden state of the block before it, and all other arguments of `forward`.
@@ -59,41 +59,41 @@ def checkpoint_blocks(setting: str, task: Task, model: nn.Module) -> None:
     segments than blocks.
     """
     blocks = list(task.blocks(model))
-    kind, _, interval_text = setting.partition("-")
-    if kind == "segments":
+    mode, _, interval_text = setting.partition("-")
+    if mode == "segments":
         _chain_segments(model, blocks, int(interval_text))
         return
-    interval = 1 if kind == "full" else int(interval_text)
+    interval = 1 if mode == "full" else int(interval_text)
     chosen_ids = {id(block) for index, block in enumerate(blocks) if index % interval == 0}
     apply_activation_checkpointing(model, checkpoint_wrapper_fn=_wrap_module, check_fn=lambda module: id(module) in chosen_ids)
 
 
-def count_checkpointed(model: nn.Module) -> int:
+def count_checkpointed_blocks(model: nn.Module) -> int:
     """The number of blocks and chains of a model whose activations are recomputed in backward."""
     return sum(isinstance(module, CheckpointWrapper) for module in model.modules())
 
 
-def list_units(task: Task, model: nn.Module) -> list[nn.Module]:
+def list_block_units(task: Task, model: nn.Module) -> list[nn.Module]:
     """The blocks of a model. A chain counts as one block; `MovedBlock` placeholders are left out."""
     return [block for block in task.blocks(model) if not isinstance(block, MovedBlock)]
 
 
-def _chain_segments(model: nn.Module, blocks: Sequence[nn.Module], segments: int) -> None:
-    if segments > len(blocks):
+def _chain_segments(model: nn.Module, blocks: Sequence[nn.Module], segment_count: int) -> None:
+    if segment_count > len(blocks):
         raise InputError(
-            f"activation_checkpointing: found segments-{segments} for {len(blocks)} blocks. "
+            f"activation_checkpointing: found segments-{segment_count} for {len(blocks)} blocks. "
             f"Allowed: up to segments-{len(blocks)}."
         )
-    module_names = {id(module): name for name, module in model.named_modules()}
-    bounds = [len(blocks) * index // segments for index in range(segments + 1)]
+    name_by_id = {id(module): name for name, module in model.named_modules()}
+    segment_bounds = [len(blocks) * index // segment_count for index in range(segment_count + 1)]
     # The last segment is not checkpointed: backward begins with it, so that recomputing its activations would save no memory.
-    for begin, end in pairwise(bounds[:-1]):
+    for begin, end in pairwise(segment_bounds[:-1]):
         segment = blocks[begin:end]
         model.set_submodule(
-            module_names[id(segment[0])], _wrap_module(Chain([(module_names[id(block)], block) for block in segment]))
+            name_by_id[id(segment[0])], _wrap_module(BlockChain([(name_by_id[id(block)], block) for block in segment]))
         )
         for block in segment[1:]:
-            model.set_submodule(module_names[id(block)], MovedBlock())
+            model.set_submodule(name_by_id[id(block)], MovedBlock())
 
 
 def _wrap_module(module: nn.Module) -> nn.Module:

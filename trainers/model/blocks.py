@@ -9,18 +9,18 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
-class Blocks:
+class BlockFinder:
     """Finds the blocks of one task's models. It remembers the names that blocks have before a wrapper (FSDP, checkpointing)
     replaces them."""
 
     def __init__(self) -> None:
-        self._names: list[str] | None = None
+        self._block_names: list[str] | None = None
 
     def find_blocks(self, model: nn.Module) -> list[nn.Module]:
         """The blocks of a model, or their wrappers if the model is wrapped. The first call needs a model without wrappers."""
-        if self._names is None:
-            self._names = find_block_names(model)
-        return [model.get_submodule(name) for name in self._names]
+        if self._block_names is None:
+            self._block_names = find_block_names(model)
+        return [model.get_submodule(name) for name in self._block_names]
 
 
 def find_block_names(model: nn.Module) -> list[str]:
@@ -32,16 +32,16 @@ def find_block_names(model: nn.Module) -> list[str]:
     marked_names = [name for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
     if marked_names:
         return list(_list_outermost_paths(marked_names))
-    members: dict[type, dict[str, nn.Module]] = defaultdict(dict)
+    blocks_by_class: dict[type, dict[str, nn.Module]] = defaultdict(dict)
     for outer_name, module in model.named_modules():
         for inner_name, member in module.named_children() if isinstance(module, (nn.Sequential, nn.ModuleList)) else ():
             is_list = isinstance(member, (nn.Sequential, nn.ModuleList))
             if not is_list and any(True for _ in member.children()) and any(True for _ in member.parameters()):
-                members[type(member)][f"{outer_name}.{inner_name}" if outer_name else inner_name] = member
-    groups = [group for group in members.values() if len(group) > 1]
-    if not groups:
+                blocks_by_class[type(member)][f"{outer_name}.{inner_name}" if outer_name else inner_name] = member
+    repeated_groups = [group for group in blocks_by_class.values() if len(group) > 1]
+    if not repeated_groups:
         return []
-    return list(_list_outermost_paths(max(groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
+    return list(_list_outermost_paths(max(repeated_groups, key=lambda group: (_count_parameters(group.values()), len(group)))))
 
 
 def join_block_class_names(blocks: Sequence[nn.Module]) -> str:

@@ -27,26 +27,26 @@ def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         yield
         return
     weight_places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p is not None]
-    copies: dict[int, torch.Tensor] = {}
+    copy_by_id: dict[int, torch.Tensor] = {}
     try:
         for module, name, weight in weight_places:
             if weight.is_floating_point():
-                if id(weight) not in copies:
-                    copies[id(weight)] = _mark_as_copy(weight.to(dtype))
-                module._parameters[name] = copies[id(weight)]  # type: ignore[assignment]
+                if id(weight) not in copy_by_id:
+                    copy_by_id[id(weight)] = _mark_as_copy(weight.to(dtype))
+                module._parameters[name] = copy_by_id[id(weight)]  # type: ignore[assignment]
         yield
     finally:
         for module, name, weight in weight_places:
             module._parameters[name] = weight
 
 
-def is_copy(tensor: torch.Tensor) -> bool:
+def is_weight_copy(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a copy that `cast_weights` made, or this rank's local tensor of such a copy (DTensor)."""
     return getattr(tensor, "_is_copy_of_weight", False)
 
 
 def _mark_as_copy(copy: Any) -> torch.Tensor:
     copy._is_copy_of_weight = True
-    if (local := getattr(copy, "_local_tensor", None)) is not None:  # an operator gets the local tensor of a DTensor
-        local._is_copy_of_weight = True
+    if (local_copy := getattr(copy, "_local_tensor", None)) is not None:  # an operator gets the local tensor of a DTensor
+        local_copy._is_copy_of_weight = True
     return copy  # type: ignore[no-any-return]

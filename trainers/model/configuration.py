@@ -15,8 +15,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 from shardlab.errors import InputError
 from trainers.model import unpacked_attention
 
-Kind = Literal["causal language model", "masked language model", "image classifier"]
-MODEL_CLASSES: dict[Kind, dict[str, Any]] = {
+ModelKind = Literal["causal language model", "masked language model", "image classifier"]
+MODEL_CLASSES: dict[ModelKind, dict[str, Any]] = {
     "causal language model": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked language model": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     "image classifier": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
@@ -32,9 +32,9 @@ MULTIPLE = 16  # the width of an MLP in a tiny twin is a multiple of this number
 class Architecture(NamedTuple):
     """A class of models in transformers that shardlab can train."""
 
-    kind: Kind
+    kind: ModelKind
     """What a model of this class is trained for."""
-    model: Any
+    model_class: Any
     """The Python class."""
     model_type: str
     """The name of the class in configurations."""
@@ -54,12 +54,12 @@ def find_architecture(config_values: dict[str, Any]) -> Architecture:
         raise InputError(
             f"{model_type} of transformers has no model that can be trained here. Allowed: {', '.join(MODEL_CLASSES)}."
         )
-    allowed = ", ".join(f"{name} ({kind})" for name, kind in kind_by_class.items())
+    allowed_text = ", ".join(f"{name} ({kind})" for name, kind in kind_by_class.items())
     if class_names is None and len(kind_by_class) == 1:
         class_names = list(kind_by_class)
     if not isinstance(class_names, list) or len(class_names) != 1 or class_names[0] not in kind_by_class:
         found_text = "nothing" if class_names is None else str(class_names)[:80]
-        raise InputError(f"architectures: found {found_text}. Allowed for {model_type}: a list with one of {allowed}.")
+        raise InputError(f"architectures: found {found_text}. Allowed for {model_type}: a list with one of {allowed_text}.")
     return Architecture(kind_by_class[class_names[0]], getattr(transformers, class_names[0]), model_type)
 
 
@@ -67,11 +67,11 @@ def shrink_to_twin(architecture: Architecture, config_values: dict[str, Any]) ->
     """The content of the configuration of a tiny twin, which is a much smaller model of the same class. The configuration may
     be invalid for transformers, so the caller must try to build the twin."""
     changed_keys = _shrink_keys(make_config(architecture, config_values, dropout=True))
-    unchanged = {key: value for key, value in config_values.items() if key not in changed_keys}
+    unchanged_values = {key: value for key, value in config_values.items() if key not in changed_keys}
     for name, key_name in CONFIG_MAPPING[architecture.model_type].attribute_map.items():
         if key_name in changed_keys:
-            unchanged.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
-    return unchanged | changed_keys
+            unchanged_values.pop(name, None)  # remove the other names of the same key, so that the old value does not remain
+    return unchanged_values | changed_keys
 
 
 def make_config(
@@ -140,10 +140,10 @@ def shorten_model(config: Any, layer_count: int) -> None:
 def build_model(architecture: Architecture, config: Any) -> nn.Module:
     """Build the model with random weights. config: the configuration object from `make_config`. Raises InputError, without the
     name of the file, if transformers cannot build the model."""
-    if architecture.kind != "image classifier" and getattr(architecture.model, "_supports_sdpa", False):
+    if architecture.kind != "image classifier" and getattr(architecture.model_class, "_supports_sdpa", False):
         config._attn_implementation = unpacked_attention.register_unpacked_attention()
     try:
-        return cast("nn.Module", architecture.model(config))
+        return cast("nn.Module", architecture.model_class(config))
     except (MemoryError, RuntimeError):
         raise  # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
     except Exception as error:
@@ -173,13 +173,13 @@ def _shrink_keys(config: Any) -> dict[str, Any]:
         return value if type(value) is int and value > 0 else 0
 
     width = read_number("hidden_size")
-    heads = read_number("num_attention_heads")
+    head_count = read_number("num_attention_heads")
     key_value_heads = read_number("num_key_value_heads")
-    if width and heads:
-        twin_heads = min(heads, HEADS)
+    if width and head_count:
+        twin_heads = min(head_count, HEADS)
         changes |= {"num_attention_heads": twin_heads, "hidden_size": twin_heads * HEAD_WIDTH}
         if key_value_heads:
-            twin_key_value_heads = max(1, twin_heads * key_value_heads // heads)
+            twin_key_value_heads = max(1, twin_heads * key_value_heads // head_count)
             changes["num_key_value_heads"] = twin_key_value_heads if twin_heads % twin_key_value_heads == 0 else twin_heads
         if read_number("head_dim"):
             changes["head_dim"] = HEAD_WIDTH

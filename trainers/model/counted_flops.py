@@ -48,13 +48,13 @@ class FlopCount(NamedTuple):
     """The part of block_flops in products of two tensors that are no weights."""
 
 
-def count_flops(task: Task, items: Batch) -> FlopCount:
-    """Count the operations of a model on the meta device; the text SOURCE lists which operations count. items: a batch of one
+def count_flops(task: Task, example: Batch) -> FlopCount:
+    """Count the operations of a model on the meta device; the text SOURCE lists which operations count. example: a batch of one
     item.
 
     If the model cannot compute without real data, the error of the model is raised.
     """
-    batch = Batch(items.inputs.to("meta"), items.targets.to("meta"))
+    batch = Batch(example.inputs.to("meta"), example.targets.to("meta"))
     with torch.device("meta"):
         model = task.model().eval()  # not in training mode, in which BatchNorm needs more than one item
     with ExpertProducts(), make_flop_counter() as flop_mode:  # type: ignore[no-untyped-call]
@@ -63,21 +63,21 @@ def count_flops(task: Task, items: Batch) -> FlopCount:
         name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
     ]
     counts, names = flop_mode.get_flop_counts(), {module: name for name, module in model.named_modules()}
-    block_counts = [counts.get(f"{type(model).__name__}.{names[block]}", {}) for block in dict.fromkeys(task.blocks(model))]
-    attention_flops = sum(block.get(operator, 0) for block in block_counts for operator in ATTENTION_OPERATORS)
+    flops_by_block = [counts.get(f"{type(model).__name__}.{names[block]}", {}) for block in dict.fromkeys(task.blocks(model))]
+    attention_flops = sum(block.get(operator, 0) for block in flops_by_block for operator in ATTENTION_OPERATORS)
     flops = float(flop_mode.get_total_flops()) / task.units_per_item
-    return FlopCount(flops, unused_parameters, sum(sum(block.values()) for block in block_counts), attention_flops)
+    return FlopCount(flops, unused_parameters, sum(sum(block.values()) for block in flops_by_block), attention_flops)
 
 
 def count_block_parameters(blocks: Sequence[nn.Module]) -> tuple[int, ...]:
     """The number of trainable parameters of each block. A parameter that several blocks share counts in the first of them."""
     counted_parameters: set[nn.Parameter] = set()
-    sizes = []
+    parameter_counts = []
     for block in blocks:
         new_parameters = {parameter for parameter in block.parameters() if parameter.requires_grad} - counted_parameters
-        sizes.append(sum(parameter.numel() for parameter in new_parameters))
+        parameter_counts.append(sum(parameter.numel() for parameter in new_parameters))
         counted_parameters |= new_parameters
-    return tuple(sizes)
+    return tuple(parameter_counts)
 
 
 def make_flop_counter() -> FlopCounterMode:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trainers.task import Task
 
 
-class Deferred:
-    """A task's model on torch's meta device (`model`). `fill` allocates its modules and broadcasts their weights.
+class DeferredModel:
+    """A task's model on torch's meta device (`model`). `fill_module` allocates its modules and broadcasts their weights.
 
     Rank 0 initializes the weights in host memory and frees each weight after it has been sent.
     """
@@ -41,42 +41,42 @@ class Deferred:
         holder_counts = Counter(tensor for module in self.model.modules() for _, tensor in _list_direct_tensors(module))
         # Only tied weights are kept here, so that they stay tied (`Module.to_empty` would untie them). Other weights are not
         # kept: after sharding, whole weights would stay in memory.
-        self._tied = {tensor: torch.empty(0) for tensor, count in holder_counts.items() if count > 1}
-        self._sent: set[torch.Tensor] = set()
+        self._tied_tensors = {tensor: torch.empty(0) for tensor, count in holder_counts.items() if count > 1}
+        self._sent_tensors: set[torch.Tensor] = set()
 
-    def fill(self, outer: nn.Module, *, keep: bool = True) -> None:
+    def fill_module(self, outer: nn.Module, *, keep: bool = True) -> None:
         """Allocate and fill the weights of a module and of its submodules; tensors that have memory are not changed.
 
         A collective: all ranks call it for the same modules in the same order. A rank that does not need the module, because
         another pipeline stage has it, calls it with `keep` false; the module then stays on the meta device.
         """
         for module in outer.modules():
-            self.fill_direct(module, keep=keep)
+            self.fill_own_tensors(module, keep=keep)
 
-    def fill_direct(self, module: nn.Module, *, keep: bool = True) -> None:
-        """As `fill`, but only for the module's own tensors, not for the tensors of its submodules. A collective as well."""
+    def fill_own_tensors(self, module: nn.Module, *, keep: bool = True) -> None:
+        """As `fill_module`, but only for the module's own tensors, not for the tensors of its submodules. A collective."""
         for name, tensor in _list_direct_tensors(module):
             if tensor.is_meta:
                 self._fill_tensor(module, name, tensor, keep)
 
     def _fill_tensor(self, module: nn.Module, name: str, tensor: torch.Tensor, keep: bool) -> None:
-        is_first = tensor not in self._sent
-        if not is_first and tensor not in self._tied:
+        is_first = tensor not in self._sent_tensors
+        if not is_first and tensor not in self._tied_tensors:
             return  # the tensor was sent earlier; this rank did not keep it, because another pipeline stage has it
         if is_first:
-            self._sent.add(tensor)
-            filled = torch.empty_like(tensor, device=self._device, requires_grad=False)
+            self._sent_tensors.add(tensor)
+            filled_tensor = torch.empty_like(tensor, device=self._device, requires_grad=False)
             if tensor in self._initial_values:
-                filled.copy_(self._initial_values.pop(tensor))
-            dist.broadcast(filled, src=0)
+                filled_tensor.copy_(self._initial_values.pop(tensor))
+            dist.broadcast(filled_tensor, src=0)
             if isinstance(tensor, nn.Parameter):
-                filled = nn.Parameter(filled, requires_grad=tensor.requires_grad)
-            if tensor in self._tied:
-                self._tied[tensor] = filled
+                filled_tensor = nn.Parameter(filled_tensor, requires_grad=tensor.requires_grad)
+            if tensor in self._tied_tensors:
+                self._tied_tensors[tensor] = filled_tensor
         else:
-            filled = self._tied[tensor]
+            filled_tensor = self._tied_tensors[tensor]
         if keep:
-            setattr(module, name, filled)
+            setattr(module, name, filled_tensor)
 
 
 def _list_direct_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

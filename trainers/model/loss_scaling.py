@@ -27,7 +27,7 @@ class LossScaler:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.scale, self.skipped = START_SCALE, 0
+        self.scale, self.skipped_steps = START_SCALE, 0
         self.overflowed = torch.zeros((), device=device)  # above 0 if a gradient of this rank in the step is not finite
         self._good_steps = 0
 
@@ -58,7 +58,7 @@ class LossScaler:
         """
         if overflowed.item() > 0:
             self.scale *= BACKOFF
-            self.skipped += 1
+            self.skipped_steps += 1
             self._good_steps = 0
             return False
         self._good_steps += 1
@@ -69,14 +69,14 @@ class LossScaler:
 
     def collect_numbers(self) -> dict[str, float]:
         """The state of the scaler for a checkpoint, as numbers by name."""
-        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped), "made_in_a_row": float(self._good_steps)}
+        return {"loss_scale": self.scale, "skipped_steps": float(self.skipped_steps), "made_in_a_row": float(self._good_steps)}
 
     def load_numbers(self, numbers: dict[str, float]) -> None:
         """Set the state of the scaler from the numbers of a checkpoint. If the checkpoint has no such numbers, because its run
         had another precision, the defaults are used."""
         self.scale = numbers.get("loss_scale", START_SCALE)
-        self.skipped, self._good_steps = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
+        self.skipped_steps, self._good_steps = int(numbers.get("skipped_steps", 0)), int(numbers.get("made_in_a_row", 0))
 
     def read_effective_settings(self) -> dict[str, Any]:
         """For `knobs.effective` of result.json: the scale of the next step, the number of skipped steps (warm-up included)."""
-        return {"loss_scale": self.scale, "skipped_steps": self.skipped}
+        return {"loss_scale": self.scale, "skipped_steps": self.skipped_steps}

@@ -42,12 +42,12 @@ def compute_learning_rate(settings: Optimizer, schedule: Schedule, step: int, st
     full_rate = settings.lr * (data_ranks if schedule.lr_scaling == "linear" else 1)
     if step < warmup_steps:
         return full_rate * (step + 1) / (warmup_steps + 1)
-    progress = (step - warmup_steps) / max(1, step_count - warmup_steps)
+    decay_progress = (step - warmup_steps) / max(1, step_count - warmup_steps)
     if schedule.name == "cosine":
-        return full_rate * 0.5 * (1 + math.cos(math.pi * progress))
-    return full_rate * (1 - progress) if schedule.name == "linear" else full_rate
+        return full_rate * 0.5 * (1 + math.cos(math.pi * decay_progress))
+    return full_rate * (1 - decay_progress) if schedule.name == "linear" else full_rate
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = learning_rate

@@ -48,7 +48,7 @@ class MeshModelEngine(ReplicatedEngine):
     def whole_parameters(self) -> dict[str, torch.Tensor]:
         return self.mesh_model.gather_whole_parameters()
 
-    def state(self) -> State:
+    def make_state_parts(self) -> State:
         parts = state_parts.make_parameter_parts(self.mesh_model.list_task_parameters(), self.optimizer)
         parts = {name: self.mesh_model.cut_padding(name.rpartition("/")[2], part) for name, part in parts.items()}
         parts = {name: part for name, part in parts.items() if part.memory.numel()}
@@ -57,7 +57,7 @@ class MeshModelEngine(ReplicatedEngine):
     def element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         return self.mesh_model.find_element_order(name.rpartition("/")[2], shape)
 
-    def parameters(self) -> int:
+    def count_parameters(self) -> int:
         return self.mesh_model.parameter_count
 
     def effective(self) -> dict[str, Any]:
@@ -70,17 +70,17 @@ class MeshModelEngine(ReplicatedEngine):
 
     def theory(self) -> list[Term]:
         mesh_model, cell, plan = self.mesh_model, self.cell, self.task.plan()
-        part = ModelPart(
+        model_part = ModelPart(
             elements=sum(mesh_model.padded_elements.values()),
             blocks=len(mesh_model.blocks),
             block_elements=mesh_model.padded_elements[True],
-            hidden_elements=cell.micro_batch_size * math.prod(plan.hidden),
+            hidden_elements=cell.micro_batch_size * math.prod(plan.hidden_shape),
             recomputed_blocks=model_options.count_changed_blocks(mesh_model.module)["checkpointed_blocks"],
             reductions=(plan.forward_reductions, plan.backward_reductions) if cell.tp > 1 else None,
             has_split_embedding=mesh_model.split_embedding,
-            split_logit_rows=cell.micro_batch_size * plan.hidden[0] if mesh_model.split_head else 0,
+            split_logit_rows=cell.micro_batch_size * plan.hidden_shape[0] if mesh_model.split_head else 0,
             partial_elements=mesh_model.count_partial_elements(),
             messages=mesh_model.count_messages(),
             tied=tuple((local_tensor(p).numel(), holders) for p, holders in mesh_model.list_tied_parameters()),
         )
-        return cast("list[Term]", list_mesh_terms(cell, part, pipelined=self.is_pipelined))
+        return cast("list[Term]", list_mesh_terms(cell, model_part, pipelined=self.is_pipelined))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainers.ranks.ranks import Ranks
 
 
-class FullySharded(ReplicatedEngine):
+class FullyShardedEngine(ReplicatedEngine):
     """An engine whose model is sharded by `fully_shard`, which also casts the weights to the cell's precision."""
 
     casts_itself = True
@@ -51,8 +51,8 @@ def make_mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
 def count_padded_elements(shape: torch.Size, rank_count: int) -> int:
     """The number of elements of a parameter when it is sharded over ranks: its rows are padded to a multiple of
     `rank_count`."""
-    rows = shape[0] if shape else 1
-    return shape.numel() // rows * -(-rows // rank_count) * rank_count
+    row_count = shape[0] if shape else 1
+    return shape.numel() // row_count * -(-row_count // rank_count) * rank_count
 
 
 def read_effective_settings(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, Any]:
@@ -61,25 +61,25 @@ def read_effective_settings(model: nn.Module, blocks: Iterable[nn.Module]) -> di
     The settings are read from private fields, because torch has no public interface for them. The version of torch is pinned,
     and a test reads these fields. torch 2.11 and earlier have another name for the groups of a module.
     """
-    groups = {
+    group_by_id = {
         id(module): group
         for module in model.modules()
         if isinstance(module, FSDPModule)
         for group in _list_parameter_groups(module._get_fsdp_state())
     }
-    policies = {group.mp_policy for group in groups.values()}
+    policies = {group.mp_policy for group in group_by_id.values()}
     assert len(policies) == 1, f"one policy was given to all groups, found {policies}"
-    policy_of_groups, weights = policies.pop(), next(model.parameters()).dtype
+    policy, stored_dtype = policies.pop(), next(model.parameters()).dtype
     return {
-        "reshard_after_forward": all(groups[id(block)].post_forward_mesh_info is not None for block in blocks),
-        "sharded_groups": len(groups),
-        "parameters_gathered_as": dtype_name(policy_of_groups.param_dtype or weights),
-        "gradients_reduced_as": dtype_name(policy_of_groups.reduce_dtype or weights),
+        "reshard_after_forward": all(group_by_id[id(block)].post_forward_mesh_info is not None for block in blocks),
+        "sharded_groups": len(group_by_id),
+        "parameters_gathered_as": dtype_name(policy.param_dtype or stored_dtype),
+        "gradients_reduced_as": dtype_name(policy.reduce_dtype or stored_dtype),
     }
 
 
-def _list_parameter_groups(state: Any) -> list[Any]:
-    groups = getattr(state, "_fsdp_param_groups", None)
+def _list_parameter_groups(fsdp_state: Any) -> list[Any]:
+    groups = getattr(fsdp_state, "_fsdp_param_groups", None)
     if groups is None:
-        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+        groups = [] if fsdp_state._fsdp_param_group is None else [fsdp_state._fsdp_param_group]
     return list(groups)

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from shardlab.matrix.cell import Cell
 from trainers import dtypes, model_options
 from trainers.checkpointing.state_parts import TensorPart
-from trainers.model.deferred_init import Deferred
+from trainers.model.deferred_init import DeferredModel
 from trainers.parallel import fsdp
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ class MeshModel:
     """The part of a model that this rank has, and collectives on it.
 
     task: the task, which knows which ranks have which classes.
-    parts: the pipeline stages of this rank by number; without a pipeline, the whole model is the only part.
-    module: a module that contains all parts.
+    stage_modules: the pipeline stages of this rank by number; without a pipeline, the whole model is the only part.
+    module: a module that contains all stages of this rank.
     stages: number of stages of the whole pipeline; 0 without a pipeline.
-    blocks: the repeated blocks in the parts, with their wrappers.
-    parameters: number of trainable parameters of the whole model.
+    blocks: the repeated blocks in these stages, with their wrappers.
+    parameter_count: number of trainable parameters of the whole model.
     split_embedding, split_head: whether this rank has a slice of an embedding, or of a head, whose rows are split over tp.
-    padded: number of elements inside (True) and outside (False) of blocks, when they are sharded over dp: the rows of each
+    padded_elements: number of elements inside (True) and outside (False) of blocks, when sharded over dp: the rows of each
         parameter are padded to a multiple of the number of dp ranks.
     """
 
@@ -70,57 +70,57 @@ class MeshModel:
         self.mesh = make_mesh(cell, ranks)
         self.task = copy.copy(task)
         self.stages, self._plan, self._split, self.sequence = stages, task.plan(), split, sequence
-        deferred = Deferred(task, ranks, dtypes.weight_dtype(cell.precision))
+        deferred = DeferredModel(task, ranks, dtypes.weight_dtype(cell.precision))
         model = deferred.model
         self._shape_by_name = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.parameter_count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        name_by_id = {id(parameter): name for name, parameter in model.named_parameters()}
         bare_blocks = list(task.blocks(model))
         model_options.checkpoint_and_compile(cell, task, model)
         wrapped_blocks = list(task.blocks(model))
-        if vocabulary := self._find_vocabulary_layers(model):
+        if vocabulary_layers := self._find_vocabulary_layers(model):
             self.task.classes_group = self.mesh["tp"].get_group()
             # `_split_rows` pads the rows, so the model may get more columns of logits than it has classes.
-            self.task.counted_classes = task.counted_classes or len(cast("Any", vocabulary[1]).weight)
-        is_tied = len({id(layer.weight) for layer in vocabulary}) < len(vocabulary)
-        self._divide(model, names)
+            self.task.counted_classes = task.counted_classes or len(cast("Any", vocabulary_layers[1]).weight)
+        is_tied = len({id(layer.weight) for layer in vocabulary_layers}) < len(vocabulary_layers)
+        self._divide_into_stages(model, name_by_id)
         kept_modules = {id(module) for module in self.module.modules()}
         self.blocks = [block for block in wrapped_blocks if id(block) in kept_modules]
         self.padded_elements = {True: 0, False: 0}
         self._partial_names: set[str] = set()
         # One block at a time, so that a rank never has two whole blocks in memory.
         for block, wrapped_block in zip(bare_blocks, wrapped_blocks, strict=True):
-            deferred.fill(block, keep=id(wrapped_block) in kept_modules)
+            deferred.fill_module(block, keep=id(wrapped_block) in kept_modules)
             if id(wrapped_block) in kept_modules:
-                self._distribute(block, wrapped_block, cell.precision, reshard_after_forward)
+                self._distribute_block(block, wrapped_block, cell.precision, reshard_after_forward)
         for module in model.modules():
-            deferred.fill_direct(module, keep=id(module) in kept_modules)
-            if module in vocabulary and id(module) in kept_modules:
+            deferred.fill_own_tensors(module, keep=id(module) in kept_modules)
+            if module in vocabulary_layers and id(module) in kept_modules:
                 self._split_rows(module)
-        self.split_embedding, self.split_head = (id(layer) in kept_modules for layer in vocabulary or (None, None))
+        self.split_embedding, self.split_head = (id(layer) in kept_modules for layer in vocabulary_layers or (None, None))
         if is_tied and self.split_embedding and self.split_head:
-            vocabulary[1].weight = vocabulary[0].weight
-        for part in self.parts.values() if reshard_after_forward is not None else ():
+            vocabulary_layers[1].weight = vocabulary_layers[0].weight
+        for part in self.stage_modules.values() if reshard_after_forward is not None else ():
             other_parameters = [
                 p for p in part.parameters() if not isinstance(p, DTensor) or "dp" not in (p.device_mesh.mesh_dim_names or ())
             ]
-            self._shard(part, cell.precision, other_parameters, is_block=False, reshard=False)
+            self._shard_module(part, cell.precision, other_parameters, is_block=False, reshard=False)
 
-    def _divide(self, model: nn.Module, names: dict[int, str]) -> None:
-        """Divide the model into all stages of the pipeline and keep the stages of this rank. names: id of parameter -> name."""
+    def _divide_into_stages(self, model: nn.Module, name_by_id: dict[int, str]) -> None:
+        """Divide the model into all stages of the pipeline and keep those of this rank. name_by_id: of parameters."""
         all_parts = [self._plan.build_stage(model, index, self.stages) for index in range(self.stages)] or [model]
         stage_rank, pipeline_size = self.mesh["pp"].get_local_rank(), self.mesh["pp"].size()
-        self.parts = {index: part for index, part in enumerate(all_parts) if index % pipeline_size == stage_rank}
-        self.module = nn.ModuleList(self.parts.values()) if self.stages else model
-        self._names = {model_options.plain_name(name): names[id(p)] for name, p in self.module.named_parameters()}
+        self.stage_modules = {index: part for index, part in enumerate(all_parts) if index % pipeline_size == stage_rank}
+        self.module = nn.ModuleList(self.stage_modules.values()) if self.stages else model
+        self._task_names = {model_options.plain_name(name): name_by_id[id(p)] for name, p in self.module.named_parameters()}
         ranks_by_name: dict[str, set[int]] = {}
         for index, part in enumerate(all_parts):
             for parameter in part.parameters():
-                ranks_by_name.setdefault(names[id(parameter)], set()).add(index % pipeline_size)
+                ranks_by_name.setdefault(name_by_id[id(parameter)], set()).add(index % pipeline_size)
         self._ranks_by_name = {name: sorted(ranks) for name, ranks in ranks_by_name.items()}
         self._tied_groups = self._create_tied_groups({tuple(ranks) for ranks in self._ranks_by_name.values() if len(ranks) > 1})
 
-    def _distribute(self, block: nn.Module, wrapped: nn.Module, precision: str, reshard: bool | None) -> None:
+    def _distribute_block(self, block: nn.Module, wrapped: nn.Module, precision: str, reshard: bool | None) -> None:
         """Split a block of this rank over the tp ranks if the model is split; shard it over the dp ranks if it is sharded.
 
         wrapped: the block with its wrappers. reshard: whether the block is resharded after forward; None if it is not sharded.
@@ -129,7 +129,7 @@ class MeshModel:
             partial_ids = set(map(id, self._plan.split(block, self.mesh["tp"], sequence=self.sequence)))
             self._partial_names |= {name for name, p in self.list_task_parameters() if id(p) in partial_ids}
         if reshard is not None:
-            self._shard(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
+            self._shard_module(wrapped, precision, list(wrapped.parameters()), is_block=True, reshard=reshard)
 
     def _find_vocabulary_layers(self, model: nn.Module) -> tuple[nn.Module, ...]:
         """(embedding of tokens, head), if their rows are split over the tp ranks; else empty."""
@@ -159,7 +159,7 @@ class MeshModel:
             return part
         return TensorPart(part.memory[: max(0, shape[0] - part.offsets[0])], shape, part.offsets)
 
-    def _shard(
+    def _shard_module(
         self, module: nn.Module, precision: str, parameters: list[nn.Parameter], *, is_block: bool, reshard: bool
     ) -> None:
         """Shard a block, or the rest of a part, over the dp ranks. No other wrapper may be applied afterwards.
@@ -178,18 +178,18 @@ class MeshModel:
 
         position_groups: for each group, the positions of its ranks in the pipeline. Returns the groups of this rank.
         """
-        groups = {}
+        group_by_positions = {}
         pipeline_ranks = self.mesh.mesh.flatten(1)  # the ranks as a tensor (pp, pipelines): each column is a pipeline
         for positions in sorted(position_groups):
             pipelines = [pipeline_ranks[list(positions), line].tolist() for line in range(pipeline_ranks.shape[1])]
             group, _ = dist.new_subgroups_by_enumeration(pipelines)  # type: ignore[no-untyped-call]
             if group is not None:
-                groups[positions] = group
-        return groups
+                group_by_positions[positions] = group
+        return group_by_positions
 
     def list_task_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """This rank's parameters, with the names that they have in `Task.model`."""
-        return [(self._names[model_options.plain_name(name)], p) for name, p in self.module.named_parameters()]
+        return [(self._task_names[model_options.plain_name(name)], p) for name, p in self.module.named_parameters()]
 
     def make_parameter_groups(self) -> list[nn.Parameter]:
         """The parameter groups for an optimizer: one group for each mesh, because fused optimizers do not support parameters of
@@ -207,15 +207,15 @@ class MeshModel:
 
     def count_messages(self) -> int:
         """The number of hidden states and their gradients that this rank sends to other stages for each micro-batch."""
-        return sum((index > 0) + (index < self.stages - 1) for index in self.parts)
+        return sum((index > 0) + (index < self.stages - 1) for index in self.stage_modules)
 
     def sum_tied_gradients(self) -> None:
         """Sum the gradients of each tied weight over the stages that have the weight."""
         for name, parameter in self.list_task_parameters():
-            holders = tuple(self._ranks_by_name[name])
-            if len(holders) > 1:
+            holder_ranks = tuple(self._ranks_by_name[name])
+            if len(holder_ranks) > 1:
                 assert parameter.grad is not None, f"{name} got no gradient"
-                dist.all_reduce(local_tensor(parameter.grad), group=self._tied_groups[holders])
+                dist.all_reduce(local_tensor(parameter.grad), group=self._tied_groups[holder_ranks])
 
     def sum_partial_gradients(self) -> None:
         """Sum over the tp ranks the gradients of parameters that see only a slice of the positions on each rank, such as layer
@@ -237,33 +237,33 @@ class MeshModel:
 
     def compute_gradient_norm(self) -> torch.Tensor:
         """The L2 norm (0-dim) of the whole model's gradient; replicated parameters count once. A collective."""
-        squares = torch.zeros((), device=self.mesh.device_type)
+        squared_norm = torch.zeros((), device=self.mesh.device_type)
         for name, parameter in self.list_task_parameters():
             if parameter.grad is not None:
                 norm = torch.linalg.vector_norm(local_tensor(parameter.grad), dtype=torch.float32)
-                squares += norm.square() / (self._count_copies(parameter) * len(self._ranks_by_name[name]))
-        dist.all_reduce(squares)
-        return squares.sqrt()
+                squared_norm += norm.square() / (self._count_copies(parameter) * len(self._ranks_by_name[name]))
+        dist.all_reduce(squared_norm)
+        return squared_norm.sqrt()
 
     def _count_copies(self, parameter: nn.Parameter) -> int:
         """The number of ranks with the same stage that have the same elements of a parameter as this rank."""
-        ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
+        stage_ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
         if not isinstance(parameter, DTensor):
-            return ranks
+            return stage_ranks
         placement_sizes = zip(parameter.placements, parameter.device_mesh.shape)
-        return ranks // math.prod(size for placement, size in placement_sizes if not placement.is_replicate())
+        return stage_ranks // math.prod(size for placement, size in placement_sizes if not placement.is_replicate())
 
     def clip_gradients(self, max_norm: float) -> None:
         """Scale the gradients by max_norm / norm if this ratio is below 1. A collective."""
         # 1e-6 as in torch.nn.utils.clip_grad_norm_
-        scale = torch.clamp(max_norm / (self.compute_gradient_norm() + 1e-6), max=1.0)
+        clip_factor = torch.clamp(max_norm / (self.compute_gradient_norm() + 1e-6), max=1.0)
         for _, parameter in self.list_task_parameters():
             if parameter.grad is not None:
-                local_tensor(parameter.grad).mul_(scale)
+                local_tensor(parameter.grad).mul_(clip_factor)
 
     def gather_whole_parameters(self) -> dict[str, torch.Tensor]:
         """The whole model's parameters, as in `Engine.whole_parameters`. A collective."""
-        rank_parameters, weights = dict(self.list_task_parameters()), {}
+        rank_parameters, weight_by_name = dict(self.list_task_parameters()), {}
         pipeline_group, stage_rank = self.mesh["pp"].get_group(), self.mesh["pp"].get_local_rank()
         for name, shape in self._shape_by_name.items():
             whole_parameter = torch.zeros(shape, device=self.mesh.device_type)
@@ -276,16 +276,16 @@ class MeshModel:
                     whole_parameter.copy_(parameter)
             if self.mesh["pp"].size() > 1:
                 dist.all_reduce(whole_parameter, group=pipeline_group)  # this sum is a broadcast: all ranks but one add zeros
-            weights[name] = whole_parameter.cpu()
-        return weights
+            weight_by_name[name] = whole_parameter.cpu()
+        return weight_by_name
 
     def find_element_order(self, name: str, shape: torch.Size) -> torch.Tensor | None:
         """As `Engine.element_order`, for the parameter with this name, or for optimizer state of the same shape."""
         if not self._split or name not in self._shape_by_name or shape.numel() != self._shape_by_name[name].numel():
             return None
         indices = torch.arange(shape.numel()).view(shape)
-        restored = self._plan.restore_parameter(name, indices, self.mesh["tp"].size())
-        return None if restored is indices else restored
+        element_order = self._plan.restore_parameter(name, indices, self.mesh["tp"].size())
+        return None if element_order is indices else element_order
 
 
 def _embed_tokens(layer: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
@@ -293,10 +293,10 @@ def _embed_tokens(layer: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
     would give each rank the gradient of all rows (torch 2.13)."""
     weight = layer.weight
     assert isinstance(weight, DTensor)
-    rows = weight.to_local()
-    local_tokens = tokens - weight.device_mesh.get_local_rank() * len(rows)
-    is_here = (local_tokens >= 0) & (local_tokens < len(rows))
-    embeddings = nn.functional.embedding(local_tokens.where(is_here, 0), rows).where(is_here[..., None], 0)
+    own_rows = weight.to_local()
+    local_tokens = tokens - weight.device_mesh.get_local_rank() * len(own_rows)
+    is_own_token = (local_tokens >= 0) & (local_tokens < len(own_rows))
+    embeddings = nn.functional.embedding(local_tokens.where(is_own_token, 0), own_rows).where(is_own_token[..., None], 0)
     if layer.padding_idx is not None:  # the embedding of this token is not trained
         embeddings = embeddings.detach().where((tokens == layer.padding_idx)[..., None], embeddings)
     return (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trainers.parallel.mesh_model import MeshModel
     from trainers.task import Batch
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes that logits can have
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the dtypes that logits can have
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
 
 
@@ -38,7 +38,7 @@ class Pipeline:
         self._cell, self._task, self._mesh_model, self._device = cell, mesh_model.task, mesh_model, device
         self._sharded = sharded
         self._group = mesh_model.mesh["pp"].get_group()
-        self._stages = [Stage(self, part, index, device) for index, part in mesh_model.parts.items()]
+        self._stages = [Stage(self, part, index, device) for index, part in mesh_model.stage_modules.items()]
         self._output_dtype: torch.dtype | None = None
         self.scaler: LossScaler | None = None
         schedule_class: Any = SCHEDULES[schedule]
@@ -58,7 +58,7 @@ class Pipeline:
     def group(self) -> dist.ProcessGroup:
         return self._group
 
-    def cast_context(self) -> AbstractContextManager[object]:
+    def make_cast_context(self) -> AbstractContextManager[object]:
         """The context of forward and backward passes: in it, the weights of the stages are cast to the cell's precision."""
         return cast_weights(self._mesh_model.module, None if self._sharded else dtypes.cast_dtype(self._cell.precision))
 
@@ -80,7 +80,7 @@ class Pipeline:
         inputs = dtypes.cast_inputs(whole_inputs, self._cell.precision)
         targets = torch.cat([batch.targets for batch in micro_batches])
         losses: list[torch.Tensor] = []
-        with self.cast_context():
+        with self.make_cast_context():
             self._schedule.step(
                 *((inputs,) if self._stages[0].is_first else ()),
                 target=targets if self._stages[-1].is_last else None,
@@ -104,7 +104,7 @@ class Pipeline:
         stage_rank = self._mesh_model.mesh["pp"].get_local_rank()
         hidden = dtypes.cast_inputs(batch.inputs, self._cell.precision)
         loss_and_correct = torch.zeros(2, dtype=torch.float64, device=self._device)
-        with torch.no_grad(), self.cast_context(), self.autocast():
+        with torch.no_grad(), self.make_cast_context(), self.autocast():
             for index in range(self.stage_count):
                 owner_rank, previous_rank, next_rank = (
                     number % self._pipeline_size for number in (index, index - 1, index + 1)
@@ -113,10 +113,10 @@ class Pipeline:
                     continue
                 if index > 0 and previous_rank != stage_rank:
                     hidden = torch.empty(
-                        len(batch.inputs), *self._task.plan().hidden, dtype=self._hidden_dtype, device=self._device
+                        len(batch.inputs), *self._task.plan().hidden_shape, dtype=self._hidden_dtype, device=self._device
                     )
                     dist.recv(hidden, group=self._group, group_src=previous_rank)
-                hidden = self._mesh_model.parts[index](hidden)
+                hidden = self._mesh_model.stage_modules[index](hidden)
                 if index == self.stage_count - 1:
                     correct = self._task.correct(hidden, batch.targets)
                     loss_and_correct = torch.stack([self._task.criterion(hidden, batch.targets).double(), correct.double()])
@@ -145,13 +145,13 @@ class Pipeline:
     def read_effective_settings(self) -> dict[str, Any]:
         """The settings that took effect, from the schedule and the stages of all ranks of this pipeline. A collective."""
         block_counts = model_options.count_changed_blocks(self._mesh_model.module)
-        dtype_index = DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
+        dtype_index = LOGIT_DTYPES.index(self._output_dtype) if self._stages[-1].is_last and self._output_dtype else 0
         summed_counts = torch.tensor([*block_counts.values(), dtype_index], device=self._device)
         dist.all_reduce(summed_counts, group=self.group)
         *counts, dtype_index = summed_counts.tolist()
         return {
             **dict(zip(block_counts, counts)),
-            "output_dtype": dtypes.dtype_name(DTYPES[dtype_index]),
+            "output_dtype": dtypes.dtype_name(LOGIT_DTYPES[dtype_index]),
             "schedule": type(self._schedule).__name__,
             "stages": self._stages[0].num_stages,
             "stages_per_rank": len(self._stages),

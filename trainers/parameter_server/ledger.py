@@ -32,9 +32,9 @@ class Ledger:
     def __init__(self, worker_count: int, mode: ServerMode) -> None:
         self.mode = mode
         self.update_count = 0  # the number of updates so far, which is also the version of the parameters
-        self.steps = [0] * worker_count  # number of steps that each worker has pushed
+        self.steps_by_worker = [0] * worker_count  # number of steps that each worker has pushed
         self.pull_count = 0  # number of pushes of all workers with which they pulled parameters
-        self.staleness: Counter[int] = Counter()  # staleness -> number of pushes
+        self.pushes_by_staleness: Counter[int] = Counter()  # staleness -> number of pushes
         self.largest_lead = 0  # the most steps that a worker was ahead of the slowest worker when it began a step
         self.present_workers = set(range(worker_count))
         self.lost_workers: set[int] = set()
@@ -43,16 +43,16 @@ class Ledger:
         """Record a push and return the weight of its gradient in the update. version: the version of the parameters with which
         the gradient was computed."""
         staleness = self.update_count - version
-        self.staleness[staleness] += 1
-        self.steps[worker] += 1
+        self.pushes_by_staleness[staleness] += 1
+        self.steps_by_worker[worker] += 1
         return 1 / (1 + staleness) if self.mode.staleness_weighted else 1.0
 
     def resume_at(self, update_count: int) -> None:
         """Set the counts for a run that resumes. update_count: the number of updates before the checkpoint. Each of them had
         gradients of all workers, and each worker pulled the parameters after every update."""
-        self.update_count, self.pull_count = update_count, update_count * len(self.steps)
-        self.steps = [update_count] * len(self.steps)
-        self.staleness = Counter({0: self.pull_count})
+        self.update_count, self.pull_count = update_count, update_count * len(self.steps_by_worker)
+        self.steps_by_worker = [update_count] * len(self.steps_by_worker)
+        self.pushes_by_staleness = Counter({0: self.pull_count})
 
     def may_begin(self, worker: int) -> bool:
         """Whether a worker may begin its next step now."""
@@ -69,4 +69,4 @@ class Ledger:
             self.lost_workers.add(worker)
 
     def _count_steps_ahead(self, worker: int) -> int:
-        return self.steps[worker] - min(self.steps[other_worker] for other_worker in self.present_workers)
+        return self.steps_by_worker[worker] - min(self.steps_by_worker[other_worker] for other_worker in self.present_workers)

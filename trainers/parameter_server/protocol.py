@@ -78,8 +78,8 @@ class ServerLink:
 
     def receive_header(self, other_rank: int) -> list[float]:
         """Wait for the header of the next message from the rank `other_rank` and return its numbers."""
-        numbers: list[float] = self.receive(other_rank, torch.empty(HEADER_FIELDS, dtype=torch.float64)).tolist()
-        return numbers
+        header_numbers: list[float] = self.receive(other_rank, torch.empty(HEADER_FIELDS, dtype=torch.float64)).tolist()
+        return header_numbers
 
     def receive(self, other_rank: int, target: torch.Tensor) -> torch.Tensor:
         """Wait for the payload that follows a header, and write it into the tensor `target`, which is returned."""
@@ -93,5 +93,5 @@ def list_server_slices(element_count: int, server_count: int) -> list[slice]:
     A slice may begin or end inside a parameter, because SGD updates each element independently. element_count: size of the
     vector.
     """
-    bounds = [element_count * server // server_count for server in range(server_count + 1)]
-    return [slice(begin, end) for begin, end in pairwise(bounds)]
+    slice_bounds = [element_count * server // server_count for server in range(server_count + 1)]
+    return [slice(begin, end) for begin, end in pairwise(slice_bounds)]

@@ -84,15 +84,15 @@ class ParameterServer(Server):
 
     def _serve_worker(self, worker: int) -> None:
         """Receive the requests of a worker until the worker leaves or is lost. Runs in its own thread."""
-        gradient = torch.empty_like(self._parameters, requires_grad=False)
+        gradient_buffer = torch.empty_like(self._parameters, requires_grad=False)
         try:
             while True:
                 kind_code, a, b, c = self._link.receive_header(worker)
                 kind, payload = RequestKind(int(kind_code)), None
                 if kind is RequestKind.PUSH:
-                    payload = self._link.receive(worker, gradient)
+                    payload = self._link.receive(worker, gradient_buffer)
                 elif kind is RequestKind.RESTORE:
-                    payload = self._link.receive(worker, torch.empty((2 if b else 1) * len(gradient)))
+                    payload = self._link.receive(worker, torch.empty((2 if b else 1) * len(gradient_buffer)))
                 elif kind is RequestKind.MEET and a:
                     payload = self._link.receive(worker, torch.empty(int(a), dtype=torch.float64))
                 self._requests.put(Request(worker, kind, a, b, c, payload))
@@ -159,8 +159,8 @@ class ParameterServer(Server):
         parameters, *momentum = torch.split(request.payload, self._parameters.numel())
         with torch.no_grad():
             self._parameters.copy_(parameters)
-        for buffer in momentum:
-            self._optimizer.state[self._parameters]["momentum_buffer"] = buffer
+        for momentum_buffer in momentum:
+            self._optimizer.state[self._parameters]["momentum_buffer"] = momentum_buffer
         self._ledger.resume_at(int(request.a))
         self._send_reply(request.worker, (), None)
 
@@ -190,15 +190,15 @@ class ParameterServer(Server):
         parameters = self._parameters.detach().clone() if with_parameters else None
         self._send_reply(request.worker, (self._ledger.update_count,), parameters)
 
-    def _send_text(self, worker: int, text: bytes) -> None:
-        self._send_reply(worker, (len(text),), torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    def _send_text(self, worker: int, text_bytes: bytes) -> None:
+        self._send_reply(worker, (len(text_bytes),), torch.frombuffer(bytearray(text_bytes), dtype=torch.uint8))
 
     def _send_reply(self, worker: int, header: tuple[float, ...], payload: torch.Tensor | None) -> None:
         with contextlib.suppress(RuntimeError):  # the worker is lost; the thread that listens to it reports this
             self._link.send(worker, header, payload)
 
     def _collect_counts(self) -> dict[str, Any]:
-        group = self._optimizer.param_groups[0]
+        parameter_group = self._optimizer.param_groups[0]
         state_dtypes = {
             dtype_name(value.dtype)
             for entry in self._optimizer.state.values()
@@ -208,15 +208,15 @@ class ParameterServer(Server):
         ledger = self._ledger
         return {
             "optimizer": type(self._optimizer).__name__,
-            "momentum": group["momentum"],
-            "weight_decay": group["weight_decay"],
-            "last_lr": group["lr"],
+            "momentum": parameter_group["momentum"],
+            "weight_decay": parameter_group["weight_decay"],
+            "last_lr": parameter_group["lr"],
             "optimizer_state_dtype": ", ".join(sorted(state_dtypes)) or None,
             "elements": self._parameters.numel(),
             "updates": ledger.update_count,
-            "pushes_by_worker": ledger.steps,
+            "pushes_by_worker": ledger.steps_by_worker,
             "pulls": ledger.pull_count,
-            "staleness_counts": dict(sorted(ledger.staleness.items())),
+            "staleness_counts": dict(sorted(ledger.pushes_by_staleness.items())),
             "largest_lead_steps": ledger.largest_lead,
             "workers_lost": sorted(ledger.lost_workers),
             "waits_for_all_workers": ledger.mode.waits,

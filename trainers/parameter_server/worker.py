@@ -44,8 +44,8 @@ class WorkerEngine(ReplicatedEngine):
         self._mode, self._step_count = mode, 0
         self._flatten_parameters()
         self._servers = range(cell.gpus, cell.world_size)
-        self._slice_of_server = dict(zip(self._servers, protocol.list_server_slices(self._parameters.numel(), cell.servers)))
-        self._version_of_server = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
+        self._slice_by_server = dict(zip(self._servers, protocol.list_server_slices(self._parameters.numel(), cell.servers)))
+        self._version_by_server = dict.fromkeys(self._servers, 0.0)  # server -> version of its parameters that this worker has
         self._link = ServerLink(ranks, worker_count=cell.gpus if mode.waits else 0)
         self._workers = self._link.workers
         self._has_momentum = ranks.rank == 0 and cell.optimizer.momentum > 0  # whether this worker saves and restores momentum
@@ -84,8 +84,8 @@ class WorkerEngine(ReplicatedEngine):
         must_pull = self._step_count % self._mode.pull_interval == 0
         learning_rate = self.optimizer.param_groups[0]["lr"]
         gradients = self._copy_to_host(self._gradients)
-        for server, server_slice in self._slice_of_server.items():
-            header = (RequestKind.PUSH, self._version_of_server[server], learning_rate, float(must_pull))
+        for server, server_slice in self._slice_by_server.items():
+            header = (RequestKind.PUSH, self._version_by_server[server], learning_rate, float(must_pull))
             self._link.send(server, header, gradients[server_slice])
         self._await_parameters(must_pull=must_pull)
         self._gradients.zero_()
@@ -98,52 +98,52 @@ class WorkerEngine(ReplicatedEngine):
 
     def _await_parameters(self, *, must_pull: bool) -> None:
         """Wait for the servers' answers to a push or a pull. must_pull: whether new parameters come with the answers."""
-        for server, server_slice in self._slice_of_server.items():
+        for server, server_slice in self._slice_by_server.items():
             version = self._link.receive_header(server)[0]
             if must_pull:
                 self._link.receive(server, self._receive_buffer[server_slice])
-                self._version_of_server[server] = version
+                self._version_by_server[server] = version
         if must_pull and self._receive_buffer is not self._parameters:
             self._parameters.copy_(self._receive_buffer)
 
-    def state(self) -> State:
-        """As `Saved.state`. Every worker has the parameters. The first worker also has the momentum, which it requests from the
-        servers."""
-        state = super().state()
+    def make_state_parts(self) -> State:
+        """As `Checkpointable.make_state_parts`. Every worker has the parameters. The first worker also has the momentum, which
+        it requests from the servers."""
+        parts = super().make_state_parts()
         if self._has_momentum:
             momentum = self._request_momentum() if self._momentum_buffer is None else self._momentum_buffer
             trained = [(model_options.plain_name(name), p) for name, p in self.model.named_parameters() if p.requires_grad]
             pieces = torch.split(momentum, [p.numel() for _, p in trained])
-            momenta = {name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained, pieces)}
-            state |= {f"optimizer/momentum_buffer/{name}": part for name, part in momenta.items()}
-        return state
+            part_by_name = {name: TensorPart.from_tensor(flat.view(p.shape)) for (name, p), flat in zip(trained, pieces)}
+            parts |= {f"optimizer/momentum_buffer/{name}": part for name, part in part_by_name.items()}
+        return parts
 
     def _request_momentum(self) -> torch.Tensor:
         momentum = torch.zeros_like(self._parameters, device="cpu")
-        for server, server_slice in self._slice_of_server.items():
+        for server, server_slice in self._slice_by_server.items():
             self._link.send(server, (RequestKind.SAVE,))
             if self._link.receive_header(server)[0]:
                 self._link.receive(server, momentum[server_slice])
         return momentum
 
-    def numbers(self) -> dict[str, float]:
-        return {**super().numbers(), "updates": float(self._step_count)}
+    def collect_numbers(self) -> dict[str, float]:
+        return {**super().collect_numbers(), "updates": float(self._step_count)}
 
     def allocate_optimizer_state(self, numbers: dict[str, float]) -> None:
         self._momentum_buffer = torch.zeros_like(self._parameters, device="cpu")
 
     def finish_loading(self, numbers: dict[str, float]) -> None:
-        """As `Saved.finish_loading`. Every worker has loaded its parameters from the checkpoint; the first worker sends each
-        server its share of the state."""
+        """As `Checkpointable.finish_loading`. Every worker has loaded its parameters from the checkpoint; the first worker
+        sends each server its share of the state."""
         super().finish_loading(numbers)
-        updates = numbers.get("updates", 0.0)  # absent if another strategy saved the checkpoint
-        self._step_count, self._version_of_server = int(updates), dict.fromkeys(self._servers, updates)
+        update_count = numbers.get("updates", 0.0)  # absent if another strategy saved the checkpoint
+        self._step_count, self._version_by_server = int(update_count), dict.fromkeys(self._servers, update_count)
         assert self._momentum_buffer is not None
         if self.data_rank == 0:
             parameters = self._parameters.cpu()
-            for server, part in self._slice_of_server.items():
+            for server, part in self._slice_by_server.items():
                 share = torch.cat([parameters[part], self._momentum_buffer[part]]) if self._has_momentum else parameters[part]
-                self._link.send(server, (RequestKind.RESTORE, updates, float(self._has_momentum)), share)
+                self._link.send(server, (RequestKind.RESTORE, update_count, float(self._has_momentum)), share)
                 self._link.receive_header(server)
         self._momentum_buffer = None
 
@@ -156,32 +156,32 @@ class WorkerEngine(ReplicatedEngine):
         # fp32 would lose digits in one sum over all elements
         return float(torch.linalg.vector_norm(mean_gradient, dtype=torch.float64))
 
-    def refresh(self) -> None:
+    def refresh_parameters(self) -> None:
         if not self._mode.waits:  # other workers, and with an interval this worker, may have pushed since the last pull
             for server in self._servers:
                 self._link.send(server, (RequestKind.PULL,))
             self._await_parameters(must_pull=True)
 
     def whole_parameters(self) -> dict[str, torch.Tensor]:
-        self.refresh()
+        self.refresh_parameters()
         return model_options.gather_whole_parameters(self.model)
 
     def theory(self) -> list[Term]:
         return list_worker_terms(self.cell, ModelPart(elements=self._gradients.numel()), waits=self._mode.waits)
 
-    def textbook_bytes(self) -> float:
+    def compute_textbook_bytes(self) -> float:
         return 2.0 * self._count_parameter_bytes()  # psi for pushed gradients, psi for pulled parameters
 
-    def total_sent_bytes(self) -> dict[str, float] | None:
-        """As `Accounted.total_sent_bytes`. Workers push and pull in every run, so the first server's counts replace a proof."""
-        counts, psi = self._request_counts(), self._count_parameter_bytes()
-        pushes = sum(counts["pushes_by_worker"])
-        gradients = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
-        theory = gradients + make_pull_term(self.cell, psi).sent_bytes
-        if not pushes:
-            return {"theory": theory}
-        steps = pushes / self.cell.gpus
-        return {"theory": theory, "counted": psi * (pushes + counts["pulls"]) / steps}
+    def count_total_sent_bytes(self) -> dict[str, float] | None:
+        """As `Accountable.count_total_sent_bytes`. Workers push and pull in every run: the server counts instead of a proof."""
+        counts, parameter_bytes = self._request_counts(), self._count_parameter_bytes()
+        push_count = sum(counts["pushes_by_worker"])
+        gradient_bytes = self.cell.gpus * sum(term.sent_bytes for term in self.theory())
+        theory_bytes = gradient_bytes + make_pull_term(self.cell, parameter_bytes).sent_bytes
+        if not push_count:
+            return {"theory": theory_bytes}
+        steps_per_worker = push_count / self.cell.gpus
+        return {"theory": theory_bytes, "counted": parameter_bytes * (push_count + counts["pulls"]) / steps_per_worker}
 
     def _request_counts(self) -> dict[str, Any]:
         self._link.send(self._servers[0], (RequestKind.ASK,))
@@ -209,7 +209,7 @@ class WorkerEngine(ReplicatedEngine):
         counts: dict[str, Any] = msgspec.json.decode(bytes(counts_json.tolist()))
         return counts
 
-    def training_peers(self, ranks: Ranks) -> Peers:
+    def select_training_peers(self, ranks: Ranks) -> Peers:
         return ServerPeers(self._link, self._servers[0], self.device)
 
     def close(self) -> None:

@@ -21,27 +21,27 @@ class Gpt2Plan(ModelPlan):
     backward_reductions = 2  # for the gradients of the inputs of the two layers c_attn and c_fc
 
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
-        layer = cast("Any", block)
-        _, width = self.hidden
+        gpt2_block = cast("Any", block)
+        _, width = self.hidden_shape
         # ColwiseParallel supports only nn.Linear and not Conv1D of transformers. The rows of q|k|v are reordered, so that each
         # of the equal slices contains whole heads of q, of k and of v.
-        layer.attn.c_attn = _to_linear(layer.attn.c_attn, order_fused_rows(width, mesh.size()))
-        layer.attn.split_size = width // mesh.size()
-        layer.attn.c_proj = _to_linear(layer.attn.c_proj)
-        layer.mlp.c_fc, layer.mlp.c_proj = _to_linear(layer.mlp.c_fc), _to_linear(layer.mlp.c_proj)
-        layout = Shard(POSITIONS) if sequence else Replicate()
+        gpt2_block.attn.c_attn = _to_linear(gpt2_block.attn.c_attn, order_fused_rows(width, mesh.size()))
+        gpt2_block.attn.split_size = width // mesh.size()
+        gpt2_block.attn.c_proj = _to_linear(gpt2_block.attn.c_proj)
+        gpt2_block.mlp.c_fc, gpt2_block.mlp.c_proj = _to_linear(gpt2_block.mlp.c_fc), _to_linear(gpt2_block.mlp.c_proj)
+        hidden_layout = Shard(POSITIONS) if sequence else Replicate()
         styles = {
-            "attn.c_attn": ColwiseParallel(input_layouts=layout),
-            "attn.c_proj": RowwiseParallel(output_layouts=layout),
-            "mlp.c_fc": ColwiseParallel(input_layouts=layout),
-            "mlp.c_proj": RowwiseParallel(output_layouts=layout),
+            "attn.c_attn": ColwiseParallel(input_layouts=hidden_layout),
+            "attn.c_proj": RowwiseParallel(output_layouts=hidden_layout),
+            "mlp.c_fc": ColwiseParallel(input_layouts=hidden_layout),
+            "mlp.c_proj": RowwiseParallel(output_layouts=hidden_layout),
         }
         parallelize_module(block, mesh, styles, src_data_rank=None)  # None: weights are not broadcast, because they are equal
-        return [*layer.ln_1.parameters(), *layer.ln_2.parameters()] if sequence else []
+        return [*gpt2_block.ln_1.parameters(), *gpt2_block.ln_2.parameters()] if sequence else []
 
     def restore_parameter(self, name: str, parameter: torch.Tensor, ranks: int) -> torch.Tensor:
         if name.endswith(FUSED_PARAMETERS):
-            parameter = parameter[torch.argsort(order_fused_rows(self.hidden[1], ranks)).to(parameter.device)]
+            parameter = parameter[torch.argsort(order_fused_rows(self.hidden_shape[1], ranks)).to(parameter.device)]
         return parameter.t() if name.endswith(TRANSPOSED_WEIGHTS) else parameter
 
     def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
@@ -57,12 +57,12 @@ class Gpt2Stage(nn.Module):
         full_model = cast("Any", model)
         # Without a mask, attention is causal in every implementation except `eager`.
         assert full_model.config._attn_implementation != "eager", "a stage gives its blocks no mask"
-        body = full_model.transformer
+        bare_model = full_model.transformer
         is_first, is_last = index == 0, index == stage_count - 1
-        self.wte: nn.Module | None = body.wte if is_first else None
-        self.wpe: nn.Module | None = body.wpe if is_first else None
-        self.h = nn.ModuleList(body.h[slice_stage_blocks(len(body.h), index, stage_count)])
-        self.ln_f: nn.Module | None = body.ln_f if is_last else None
+        self.wte: nn.Module | None = bare_model.wte if is_first else None
+        self.wpe: nn.Module | None = bare_model.wpe if is_first else None
+        self.h = nn.ModuleList(bare_model.h[slice_stage_blocks(len(bare_model.h), index, stage_count)])
+        self.ln_f: nn.Module | None = bare_model.ln_f if is_last else None
         self.lm_head: nn.Module | None = full_model.lm_head if is_last else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -81,11 +81,11 @@ def order_fused_rows(width: int, ranks: int) -> torch.Tensor:
     return torch.arange(3 * width).reshape(3, ranks, width // ranks).transpose(0, 1).flatten()
 
 
-def _to_linear(stored: nn.Module, rows: torch.Tensor | None = None) -> nn.Linear:
-    """An nn.Linear that computes the same as a Conv1D of transformers. rows: the order of its outputs; None: unchanged."""
-    weight, bias = cast("torch.Tensor", stored.weight).detach().t(), cast("torch.Tensor", stored.bias).detach()
-    if rows is not None:
-        weight, bias = weight[rows.to(weight.device)], bias[rows.to(bias.device)]
+def _to_linear(conv1d: nn.Module, row_order: torch.Tensor | None = None) -> nn.Linear:
+    """An nn.Linear that computes the same as a Conv1D of transformers. row_order: the order of its outputs; None: unchanged."""
+    weight, bias = cast("torch.Tensor", conv1d.weight).detach().t(), cast("torch.Tensor", conv1d.bias).detach()
+    if row_order is not None:
+        weight, bias = weight[row_order.to(weight.device)], bias[row_order.to(bias.device)]
     linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     linear.weight, linear.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias.clone())
     return linear

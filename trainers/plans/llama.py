@@ -7,14 +7,14 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainers.plans.derived import DerivedPlan, Split
+from trainers.plans.derived import DerivedPlan, LayerSplit
 from trainers.plans.plan import slice_stage_blocks
 
 COLUMN_SPLIT_LAYERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROW_SPLIT_LAYERS = ("self_attn.o_proj", "mlp.down_proj")
 
 
-SPLIT = Split(COLUMN_SPLIT_LAYERS, ROW_SPLIT_LAYERS, degrees=(), vocabulary_layers=("model.embed_tokens", "lm_head"))
+SPLIT = LayerSplit(COLUMN_SPLIT_LAYERS, ROW_SPLIT_LAYERS, degrees=(), vocabulary_layers=("model.embed_tokens", "lm_head"))
 
 
 class LlamaPlan(DerivedPlan):
@@ -38,12 +38,12 @@ class LlamaStage(nn.Module):
         full_model = cast("Any", model)
         # Without a mask, attention is causal in every implementation except `eager`.
         assert full_model.config._attn_implementation != "eager", "a stage gives its blocks no mask"
-        body = full_model.model
+        bare_model = full_model.model
         is_first, is_last = index == 0, index == stage_count - 1
-        self.embed_tokens: nn.Module | None = body.embed_tokens if is_first else None
-        self.rotary_emb = body.rotary_emb  # without parameters: each stage computes the position embeddings itself
-        self.layers = nn.ModuleList(body.layers[slice_stage_blocks(len(body.layers), index, stage_count)])
-        self.norm: nn.Module | None = body.norm if is_last else None
+        self.embed_tokens: nn.Module | None = bare_model.embed_tokens if is_first else None
+        self.rotary_emb = bare_model.rotary_emb  # without parameters: each stage computes the position embeddings itself
+        self.layers = nn.ModuleList(bare_model.layers[slice_stage_blocks(len(bare_model.layers), index, stage_count)])
+        self.norm: nn.Module | None = bare_model.norm if is_last else None
         self.lm_head: nn.Module | None = full_model.lm_head if is_last else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,8 @@ class OwnPlan(ModelPlan):
                 f"{plugin.file}: tensor and pipeline parallelism need blocks that take and return one tensor of one shape. "
                 f"Found, for one item: {found_shapes}."
             )
-        self.hidden = shapes[0]
-        self.count, self._first_block = len(blocks), blocks[0]
+        self.hidden_shape = shapes[0]
+        self.block_count, self._first_block = len(blocks), blocks[0]
         if plugin.tensor_parallel is not None:
             styles_by_block = [sorted(split_layers(plugin, copy.deepcopy(block), 1).values()) for block in blocks]
             if any(block_styles != styles_by_block[0] for block_styles in styles_by_block):
@@ -64,12 +64,12 @@ class OwnPlan(ModelPlan):
             layer = self._first_block.get_submodule(name)
             assert isinstance(layer, nn.Linear)
             width = layer.in_features if style == "columns" else layer.out_features
-            if width != self.hidden[-1]:
+            if width != self.hidden_shape[-1]:
                 verb = "reads" if style == "columns" else "writes"
                 raise InputError(
                     f"{self._plugin.file}: tensor_parallel(): the layer {name}, split by {style}, {verb} {width} numbers, and "
-                    f"the hidden state between blocks has {self.hidden[-1]}. Allowed: layers that read it by columns, and "
-                    "layers that write it by rows."
+                    f"the hidden state between blocks has {self.hidden_shape[-1]}. Allowed: layers that read it by columns, "
+                    "and layers that write it by rows."
                 )
 
     def find_degrees(self) -> tuple[int, ...]:
@@ -105,9 +105,9 @@ class OwnPlan(ModelPlan):
         return []
 
     def build_stage(self, model: nn.Module, index: int, stage_count: int) -> nn.Module:
-        if stage_count > self.count:
+        if stage_count > self.block_count:
             raise InputError(
-                f"{self._plugin.file}: the model has {self.count} blocks, too few for {stage_count} pipeline stages."
+                f"{self._plugin.file}: the model has {self.block_count} blocks, too few for {stage_count} pipeline stages."
             )
         outer_modules = self._plugin.call_function("pipeline", model)
         if not (
@@ -126,13 +126,13 @@ class OwnPlan(ModelPlan):
             outer_modules[0] if index == 0 else None, stage_blocks, outer_modules[1] if index == stage_count - 1 else None
         )
 
-    def _check_coverage(self, model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    def _check_coverage(self, model: nn.Module, covering_modules: Sequence[nn.Module]) -> None:
         """Raises InputError if a parameter of the model is in none of these modules. Modules that are not part of the model do
         not count."""
         model_modules = {id(module) for module in model.modules()}
         covered_parameters = {
             id(parameter)
-            for covered_module in modules
+            for covered_module in covering_modules
             for module in covered_module.modules()
             if id(module) in model_modules
             for parameter in module.parameters(recurse=False)

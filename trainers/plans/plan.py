@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 class ModelPlan(ABC):
     """How one model is split and divided into stages."""
 
-    hidden: tuple[int, ...]
+    hidden_shape: tuple[int, ...]
     """The shape of the hidden state of one item between two blocks; for a transformer, (positions, width)."""
     backward_reductions: int
     """Number of all-reduces of a hidden state in the backward pass of a split block, one for each column-parallel layer.
@@ -26,7 +26,7 @@ class ModelPlan(ABC):
     None: these layers are not split."""
 
     def __init__(self, positions: int, width: int) -> None:
-        self.hidden = (positions, width)
+        self.hidden_shape = (positions, width)
 
     @abstractmethod
     def split(self, block: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list[nn.Parameter]:
@@ -71,17 +71,17 @@ def add_sequence_hooks(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> N
     the first argument of a block and its only output.
     """
 
-    def enter(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    def split_positions(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         replicated = DTensor.from_local(arguments[0], mesh, [Replicate()], run_check=False)
         return (replicated.redistribute(placements=[Shard(POSITIONS)]).to_local(), *arguments[1:])
 
-    def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+    def gather_output(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
         if isinstance(output, tuple):
             return (_gather_positions(output[0], mesh).to_local(), *output[1:])
         return _gather_positions(output, mesh).to_local()
 
-    first.register_forward_pre_hook(enter)
-    last.register_forward_hook(leave)
+    first.register_forward_pre_hook(split_positions)
+    last.register_forward_hook(gather_output)
 
 
 def add_gathering_hook(section: nn.Module, mesh: DeviceMesh) -> None:

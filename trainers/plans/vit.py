@@ -39,10 +39,10 @@ class VitStage(nn.Module):
     def __init__(self, model: nn.Module, index: int, stage_count: int) -> None:
         super().__init__()
         full_model = cast("Any", model)
-        body, is_last = full_model.vit, index == stage_count - 1
-        self.embeddings: nn.Module | None = body.embeddings if index == 0 else None
-        self.layers = nn.ModuleList(body.layers[slice_stage_blocks(len(body.layers), index, stage_count)])
-        self.layernorm: nn.Module | None = body.layernorm if is_last else None
+        bare_model, is_last = full_model.vit, index == stage_count - 1
+        self.embeddings: nn.Module | None = bare_model.embeddings if index == 0 else None
+        self.layers = nn.ModuleList(bare_model.layers[slice_stage_blocks(len(bare_model.layers), index, stage_count)])
+        self.layernorm: nn.Module | None = bare_model.layernorm if is_last else None
         self.classifier: nn.Module | None = full_model.classifier if is_last else None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

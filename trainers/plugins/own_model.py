@@ -158,10 +158,10 @@ def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
     """
     code_object = getattr(model, "__code__", None)
     location = f"{file}:{code_object.co_firstlineno}" if code_object is not None else file
-    hints = _read_type_hints(model)
+    hint_by_name = _read_type_hints(model)
     options = []
     for name, parameter in inspect.signature(model).parameters.items():
-        default, hint = parameter.default, hints.get(name)
+        default, hint = parameter.default, hint_by_name.get(name)
         option_type = next((allowed for allowed in OPTION_TYPES if hint is allowed or allowed in get_args(hint)), type(default))
         if (
             parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)

@@ -131,11 +131,11 @@ def _call_own_function(
     allowed.
     """
     with own_code.name_errors(file, f"So {name} of {strategy} is not known."):
-        result = function(cell)
-    if type(result) not in allowed_types:
+        returned_value = function(cell)
+    if type(returned_value) not in allowed_types:
         allowed_text = "a whole number or None" if int in allowed_types else "a sentence or None"
-        raise InputError(f"{file}: {name} of {strategy} returned {repr(result)[:60]}. Allowed: {allowed_text}.")
-    return result
+        raise InputError(f"{file}: {name} of {strategy} returned {repr(returned_value)[:60]}. Allowed: {allowed_text}.")
+    return returned_value
 
 
 def _describe_strategy(source: PluginSource, strategy: Strategy) -> OwnStrategy:

@@ -154,17 +154,17 @@ def digest_computation(cell: Cell, device: str) -> str:
     device: the name of the device that the ranks train on.
     """
     cell_values = {name: value for name, value in msgspec.to_builtins(cell).items() if name not in KEYS_WITHOUT_EFFECT}
-    packages = {name: version for name, version in host.read_package_versions().items() if name in LIBRARIES}
-    digested_content = msgspec.json.encode([cell_values, device, packages, _digest_source()], order="deterministic")
+    version_by_package = {name: version for name, version in host.read_package_versions().items() if name in LIBRARIES}
+    digested_content = msgspec.json.encode([cell_values, device, version_by_package, _digest_source()], order="deterministic")
     return hashlib.sha256(digested_content).hexdigest()[:16]
 
 
 def _digest_source() -> str:
     """The digest of the trainers' source: a proof is only valid for the code that made it."""
-    sha256 = hashlib.sha256()
+    source_digest = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        sha256.update(path.read_bytes())
-    return sha256.hexdigest()
+        source_digest.update(path.read_bytes())
+    return source_digest.hexdigest()
 
 
 def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy: Strategy) -> tuple[SameWork, bool]:
@@ -180,8 +180,8 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         remarks.append("at reduced depth (" + ", ".join(f"{name}: {size}" for name, size in smaller_options.items()) + ")")
     if plain_cell.options != cell.options:
         task = menu.find_workload_of_cell(plain_cell).build(plain_cell, data_path)
-    order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
-    statistics_items = order.list_batch_items(PROOF, 0)[: STATISTICS_BATCHES * cell.micro_batch_size]
+    data_order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
+    statistics_items = data_order.list_batch_items(PROOF, 0)[: STATISTICS_BATCHES * cell.micro_batch_size]
     frozen_task = frozen_statistics.freeze_statistics(task, statistics_items, ranks.device)
     steps = _count_steps(cell, strategy)
     if other_work is not None:  # the strategy cannot be compared with one process; only its bytes are counted
@@ -200,21 +200,21 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         comparable = _can_be_compared(reference) and (_is_finite(strategy_result) or not cell.precision.startswith("fp16"))
         if comparable:
             differences = _measure_differences(strategy_result, reference)
-    rows = ranks.all_gather_numbers(
+    numbers_by_rank = ranks.all_gather_numbers(
         [*differences, float(reference is not None), float(comparable), float(strategy_result.has_batch_norm)]
     )
-    loss, norm, parameters, has_reference, is_comparable = map(float, rows[0, :-1])
-    has_jumps = bool(rows[:, -1].any())
+    loss, norm, parameters, has_reference, is_comparable = map(float, numbers_by_rank[0, :-1])
+    has_jumps = bool(numbers_by_rank[:, -1].any())
     # The bytes of a smaller model are not those of the cell.
     sent_bytes = None if smaller_options else _sum_sent_bytes(cell, ranks, strategy_result)
     if not (has_reference and is_comparable):
-        refusal = "one process does not have enough memory for the reference"
+        why = "one process does not have enough memory for the reference"
         if has_reference:
-            refusal = (
+            why = (
                 f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
                 f"or move no parameter in {cell.precision}, so a comparison would show nothing"
             )
-        return SameWork(verdict="not provable", why=refusal, communication_bytes=sent_bytes), has_jumps
+        return SameWork(verdict="not provable", why=why, communication_bytes=sent_bytes), has_jumps
     tolerance = TOLERANCES[cell.precision]
     return SameWork(
         verdict="proven" if _is_within(tolerance, loss, norm, parameters) else "different",
@@ -245,18 +245,18 @@ def _is_above(value: bool | int | float | str | None, size: int) -> bool:
     return isinstance(value, int) and value > size
 
 
-def _fits_in_memory(parameters: int, device: torch.device) -> bool:
+def _fits_in_memory(parameter_count: int, device: torch.device) -> bool:
     """Whether one process has enough memory for a proof with this number of parameters.
 
     The estimate counts weights, gradients and momentum in fp32 on the device, and four copies of the weights on the host for
     the comparison. It does not count activations: only the steps themselves show whether there is memory for activations.
     """
     host_bytes = psutil.virtual_memory().available
-    device_need, host_need = 12 * parameters, 16 * parameters
+    device_need_bytes, host_need_bytes = 12 * parameter_count, 16 * parameter_count
     if device.type == "cpu":
-        return device_need + host_need < host_bytes
+        return device_need_bytes + host_need_bytes < host_bytes
     device_bytes, _ = torch.cuda.mem_get_info(device)
-    return device_need < device_bytes and host_need < host_bytes
+    return device_need_bytes < device_bytes and host_need_bytes < host_bytes
 
 
 def _count_steps(cell: Cell, strategy: Strategy) -> int:
@@ -272,12 +272,12 @@ def _count_counted_steps(cell: Cell, strategy: Strategy) -> int:
     return period if period <= MOST_COUNTED_STEPS else 0
 
 
-def _run_reference(single_cell: Cell, task: Task, ranks: Ranks, steps: int) -> Trajectory | None:
+def _run_reference(single_cell: Cell, task: Task, ranks: Ranks, step_count: int) -> Trajectory | None:
     """The results of the steps in one process, or None if this process runs out of memory. single_cell: the cell for one
     process."""
     trajectory = None
     try:
-        trajectory = _make_steps(single_cell, task, ranks.as_single_process(), menu.find_strategy("single"), steps)
+        trajectory = _make_steps(single_cell, task, ranks.as_single_process(), menu.find_strategy("single"), step_count)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -333,26 +333,26 @@ def _is_within(tolerance: Tolerance, loss: float, norm: float, parameters: float
     return loss <= tolerance.loss and norm <= tolerance.gradient_norm and parameters <= tolerance.parameters
 
 
-def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps: int) -> Trajectory:
+def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, step_count: int) -> Trajectory:
     """Make the steps of the proof with a new engine, then free the engine. A parameter server serves the workers' steps."""
     torch.manual_seed(cell.seed)
     if strategy.servers and ranks.rank >= cell.gpus:
-        return _serve_steps(strategy.build_server(cell, task, ranks), steps, ranks.backend)
+        return _serve_steps(strategy.build_server(cell, task, ranks), step_count, ranks.backend)
     counted_steps = _count_counted_steps(cell, strategy)
     engine = strategy.build(cell, task, ranks)
     engine.start_loss_scale(LOSS_SCALE)
-    peers = engine.training_peers(ranks)
-    order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), make_clock(ranks.device)
+    peers = engine.select_training_peers(ranks)
+    data_order, clock = DataOrder(task.source.items, cell.global_batch_size, cell.seed), make_clock(ranks.device)
     start_parameters = engine.whole_parameters()
     losses, gradient_norms, calls = [], [], list[communication.CountedCall]()
-    for step in range(steps):
-        slices = order.list_micro_batches(
+    for step in range(step_count):
+        micro_batches = data_order.list_micro_batches(
             PROOF, step, slice_index=engine.data_rank, slice_count=engine.data_ranks, micro_batch_size=cell.micro_batch_size
         )
-        batches = [task.fetch(indices, ranks.device) for indices in slices]
+        batches = [task.fetch(indices, ranks.device) for indices in micro_batches]
         clock.start()
         # Counting disables torch.compile, so bytes are counted only in the last period, which is usually only the last step.
-        counts_bytes = step >= steps - counted_steps
+        counts_bytes = step >= step_count - counted_steps
         with _count_collectives_if(counts_bytes) as calls_while_computing:
             loss = engine.forward_backward(batches, clock)
         gradient_norms.append(engine.gradient_norm())
@@ -370,7 +370,7 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
         sent_bytes=sum(call.sent_bytes for call in calls) / counted_steps if counted_steps else None,
         theory_bytes=sum(term.sent_bytes for term in terms),
         wire_bytes=sum(entry.wire_bytes(ranks.backend) for entry in (calls if counted_steps else terms)) / (counted_steps or 1),
-        textbook_bytes=engine.textbook_bytes(),
+        textbook_bytes=engine.compute_textbook_bytes(),
         has_batch_norm=bool(frozen_statistics.list_batch_norm_layers(engine.model)),
     )
     engine.close()
@@ -378,22 +378,22 @@ def _make_steps(cell: Cell, task: Task, ranks: Ranks, strategy: Strategy, steps:
     return result
 
 
-def _serve_steps(server: Server, steps: int, backend: str) -> Trajectory:
+def _serve_steps(server: Server, step_count: int, backend: str) -> Trajectory:
     """Serve the workers' steps as a parameter server. The server's bytes per step are the mean over all steps, because a server
     does not know where a step begins."""
     with communication.count_collectives() as calls:
         server.serve()
     return Trajectory(
         [], [], {}, {},
-        sent_bytes=sum(call.sent_bytes for call in calls) / steps,
+        sent_bytes=sum(call.sent_bytes for call in calls) / step_count,
         theory_bytes=sum(term.sent_bytes for term in server.theory()),
-        wire_bytes=sum(call.wire_bytes(backend) for call in calls) / steps,
+        wire_bytes=sum(call.wire_bytes(backend) for call in calls) / step_count,
         textbook_bytes=None,
     )  # fmt: skip
 
 
-def _count_collectives_if(is_on: bool) -> AbstractContextManager[list[communication.CountedCall]]:
-    return communication.count_collectives() if is_on else nullcontext([])
+def _count_collectives_if(counts_bytes: bool) -> AbstractContextManager[list[communication.CountedCall]]:
+    return communication.count_collectives() if counts_bytes else nullcontext([])
 
 
 def _free_engine(engine: Engine, ranks: Ranks) -> None:
@@ -408,14 +408,14 @@ def _measure_parameter_distance(result: Trajectory, reference: Trajectory) -> fl
     reference's parameters moved. Infinite if the names differ, or if the parameters differed before the first step."""
     if result.end_parameters.keys() != reference.end_parameters.keys():
         return float("inf")
-    squared = sum(
+    squared_distance = sum(
         float((result.end_parameters[name] - parameter).square().sum()) for name, parameter in reference.end_parameters.items()
     )
     squared_movement = _measure_squared_movement(reference)
     start_distance = sum(
         float((result.start_parameters[name] - start).square().sum()) for name, start in reference.start_parameters.items()
     )
-    return float("inf") if start_distance > 1e-6 * squared_movement else (squared / squared_movement) ** 0.5
+    return float("inf") if start_distance > 1e-6 * squared_movement else (squared_distance / squared_movement) ** 0.5
 
 
 def _measure_squared_movement(result: Trajectory) -> float:

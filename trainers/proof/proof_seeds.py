@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from shardlab.runs.record import SameWork
 
-SEEDS = 3  # the most seeds
+MOST_SEEDS = 3  # the most seeds
 
 
 def prove_with_seeds(prove_with_seed: Callable[[int], tuple[SameWork, bool]], seed: int) -> SameWork:
@@ -23,7 +23,7 @@ def prove_with_seeds(prove_with_seed: Callable[[int], tuple[SameWork, bool]], se
     seed of the run.
     """
     first_verdict, has_jumps = prove_with_seed(seed)
-    for other_seed in range(seed + 1, seed + SEEDS):
+    for other_seed in range(seed + 1, seed + MOST_SEEDS):
         if first_verdict.verdict != "different" or not has_jumps:
             break
         other_verdict, _ = prove_with_seed(other_seed)

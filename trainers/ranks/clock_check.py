@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardlab.runs.rundir import RunDir
     from trainers.ranks.ranks import Peers, Ranks
 
-ROUNDS = 9
+ROUND_COUNT = 9
 
 
 def measure_clock_offsets(run: Run, run_dir: RunDir, ranks: Ranks, peers: Peers, when: str) -> None:
@@ -46,14 +46,14 @@ def measure_offset(peers: Peers, clock: Callable[[], float]) -> ClockOffset | No
     # its own clock.
     entered_times: list[tuple[float, float]] = []
     left_times: list[tuple[float, float]] = []
-    left_at = clock()
-    for _ in range(ROUNDS + 1):
-        entered_at = clock()
-        rows = peers.all_gather_numbers([entered_at, left_at])
-        entered_times.append((float(rows[0, 0]), entered_at))
-        left_times.append((float(rows[0, 1]), left_at))  # `left_at` is still that of the previous collective
-        left_at = clock()
-    pairs = list(zip(entered_times, left_times[1:], strict=False))
-    lower_bound = max(entered_here - left_there for (_, entered_here), (left_there, _) in pairs)
-    upper_bound = min(left_here - entered_there for (entered_there, _), (_, left_here) in pairs)
+    left_s = clock()
+    for _ in range(ROUND_COUNT + 1):
+        entered_s = clock()
+        times_by_rank = peers.all_gather_numbers([entered_s, left_s])
+        entered_times.append((float(times_by_rank[0, 0]), entered_s))
+        left_times.append((float(times_by_rank[0, 1]), left_s))  # `left_at` is still that of the previous collective
+        left_s = clock()
+    time_pairs = list(zip(entered_times, left_times[1:], strict=False))
+    lower_bound = max(entered_here - left_there for (_, entered_here), (left_there, _) in time_pairs)
+    upper_bound = min(left_here - entered_there for (entered_there, _), (_, left_here) in time_pairs)
     return ClockOffset((lower_bound + upper_bound) / 2, (upper_bound - lower_bound) / 2) if lower_bound <= upper_bound else None

@@ -15,7 +15,7 @@ RESTART_SHARE = 0.1
 FIRE_SHARE = 0.9
 
 
-class _Timer:
+class _StackDumpTimer:
     """The timer of Python's faulthandler. A process has only one such timer. The timer is off until `arm` is called."""
 
     def __init__(self) -> None:
@@ -40,5 +40,5 @@ class _Timer:
         faulthandler.dump_traceback_later(FIRE_SHARE * self._limit_s, repeat=True)
 
 
-_timer = _Timer()
+_timer = _StackDumpTimer()
 start_timer, report_progress = _timer.start_timer, _timer.report_progress

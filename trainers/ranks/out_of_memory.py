@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def read_sizes(error: BaseException) -> dict[str, int]:
+def read_memory_sizes(error: BaseException) -> dict[str, int]:
     """The memory of this rank when memory ran out, in bytes, as far as the error says it: `requested_bytes`, and on a GPU
     `allocated_bytes` and `reserved_bytes`, which contains the allocated memory."""
 
@@ -46,12 +46,12 @@ def read_sizes(error: BaseException) -> dict[str, int]:
 
     allocated_bytes, unallocated_bytes = read_size(_ALLOCATED), read_size(_UNALLOCATED)
     is_reserved_known = allocated_bytes is not None and unallocated_bytes is not None
-    sizes = {
+    bytes_by_kind = {
         "requested_bytes": read_size(_REQUESTED),
         "allocated_bytes": allocated_bytes,
         "reserved_bytes": (allocated_bytes or 0) + (unallocated_bytes or 0) if is_reserved_known else None,
     }
-    return {name: size for name, size in sizes.items() if size is not None}
+    return {name: size for name, size in bytes_by_kind.items() if size is not None}
 
 
 def _read_free_share() -> float:

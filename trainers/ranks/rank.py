@@ -28,14 +28,14 @@ class Rank(msgspec.Struct, frozen=True):
     def from_environment(cls, environment: Mapping[str, str]) -> Rank:
         """Read RANK, LOCAL_RANK and WORLD_SIZE from an environment. Raises InputError if only some of them are set, or if they
         contradict each other."""
-        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        present_names = [name for name in names if name in environment]
+        variables = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        present_names = [name for name in variables if name in environment]
         if not present_names:
             return cls()
-        if len(present_names) < len(names):
-            absent = ", ".join(name for name in names if name not in environment)
+        if len(present_names) < len(variables):
+            absent = ", ".join(name for name in variables if name not in environment)
             raise InputError(f"the environment has {', '.join(present_names)} but not {absent}; a launcher sets all three.")
-        rank, local_rank, world_size = (read_whole_number(environment, name) for name in names)
+        rank, local_rank, world_size = (read_whole_number(environment, name) for name in variables)
         if not (rank < world_size and local_rank < world_size):
             raise InputError(f"RANK={rank} and LOCAL_RANK={local_rank} do not fit WORLD_SIZE={world_size}.")
         is_slurm_task = environment.get("SLURM_LOCALID") == str(local_rank)

@@ -34,13 +34,13 @@ def choose_device(process_rank: Rank, servers: int, *, gpus: int) -> tuple[str, 
     if not gpus or process_rank.rank >= process_rank.world_size - servers:
         return "cpu", "nccl" if gpus and not servers else "gloo"
     # At some sites, each Slurm task sees only its own GPU, as GPU 0.
-    index = 0 if gpus == 1 and process_rank.is_slurm_task else process_rank.local_rank
-    if index >= gpus:
+    gpu_index = 0 if gpus == 1 and process_rank.is_slurm_task else process_rank.local_rank
+    if gpu_index >= gpus:
         raise InputError(
             f"LOCAL_RANK={process_rank.local_rank}, but the process sees {gpus} GPU{'s' * (gpus > 1)}. Each rank of a node "
             "needs its own GPU."
         )
-    return f"cuda:{index}", "gloo" if servers else "nccl"
+    return f"cuda:{gpu_index}", "gloo" if servers else "nccl"
 
 
 class Peers(Protocol):
@@ -67,20 +67,20 @@ class Ranks:
         how many seconds the supervisor waits for progress; the timeout of all process groups is longer.
         """
         self.rank, self.local_rank, self.world_size = process_rank.rank, process_rank.local_rank, process_rank.world_size
-        cuda = torch.cuda.is_available()
-        device, self.backend = choose_device(process_rank, servers, gpus=torch.cuda.device_count() if cuda else 0)
+        has_gpu = torch.cuda.is_available()
+        device, self.backend = choose_device(process_rank, servers, gpus=torch.cuda.device_count() if has_gpu else 0)
         self.device = torch.device(device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # first, because other CUDA calls may allocate memory on the current GPU
         # The device on which the training ranks compute: a GPU's name, or `cpu`. Parameter servers have the same value.
-        self.trains_on = torch.cuda.get_device_name() if cuda else "cpu"
-        torch.set_num_threads(count_threads(process_rank, os.environ, host.count_usable_processors(), gpus=cuda))
+        self.trains_on = torch.cuda.get_device_name() if has_gpu else "cpu"
+        torch.set_num_threads(count_threads(process_rank, os.environ, host.count_usable_processors(), gpus=has_gpu))
         # With its default timeouts (10 or 30 minutes), torch could end a rank that may still wait, or end a hanging rank before
         # every rank has logged its stacks. The defaults themselves are replaced, because process groups that strategies create
         # use the defaults and not the timeout of the first group.
-        timeout = timedelta(seconds=WAITS_PER_HANG_LIMIT * hang_limit_s + MARGIN_S)
+        group_timeout = timedelta(seconds=WAITS_PER_HANG_LIMIT * hang_limit_s + MARGIN_S)
         for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-            setattr(distributed_c10d, name, timeout)
+            setattr(distributed_c10d, name, group_timeout)
         rendezvous: dict[str, Any]
         if process_rank.world_size == 1:
             rendezvous = {"store": HashStore()}
@@ -90,7 +90,7 @@ class Ranks:
             self.backend,
             rank=process_rank.rank,
             world_size=process_rank.world_size,
-            timeout=timeout,
+            timeout=group_timeout,
             device_id=self.device if self.backend == "nccl" else None,
             **rendezvous,
         )
@@ -101,9 +101,9 @@ class Ranks:
 
     def as_single_process(self) -> Ranks:
         """A copy of this object with world size 1 and rank 0, which does not communicate."""
-        single = copy.copy(self)
-        single.rank, single.world_size = 0, 1
-        return single
+        single_process = copy.copy(self)
+        single_process.rank, single_process.world_size = 0, 1
+        return single_process
 
     def all_gather_numbers(self, numbers: Sequence[float]) -> np.ndarray:
         """Gather the numbers of all ranks. Every rank passes n numbers. Returns an array (world_size, n) in float64. A
@@ -130,7 +130,7 @@ class Ranks:
         if self.world_size > 1:
             dist.barrier()
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         dist.destroy_process_group()
 
 
@@ -155,7 +155,7 @@ def count_threads(process_rank: Rank, environment: Mapping[str, str], usable_pro
         return max(1, min(usable_processors, node_processors // process_rank.local_world_size))
     if "OMP_NUM_THREADS" not in environment:
         return 1
-    requested = read_whole_number(environment, "OMP_NUM_THREADS")
-    if requested == 0:
+    thread_count = read_whole_number(environment, "OMP_NUM_THREADS")
+    if thread_count == 0:
         raise InputError("OMP_NUM_THREADS: found 0. Allowed: a number from 1.")
-    return requested
+    return thread_count

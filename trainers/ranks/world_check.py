@@ -27,8 +27,8 @@ def check_world(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """
     outside_interfaces, loopback_interfaces = find_interfaces()
     uses_outside = math.nan if not (outside_interfaces or loopback_interfaces) else float(bool(outside_interfaces))
-    rows = ranks.all_gather_numbers([float(hash_host_name(gethostname())), uses_outside])
-    host_count, nnodes = len(set(rows[:, 0])), run.world.nnodes
+    numbers_by_rank = ranks.all_gather_numbers([float(hash_host_name(gethostname())), uses_outside])
+    host_count, nnodes = len(set(numbers_by_rank[:, 0])), run.world.nnodes
     if ranks.rank == 0:
         run_dir.write_event(
             f"rank-{ranks.rank:05d}", "met", sync=False,
@@ -41,7 +41,7 @@ def check_world(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
             f"Allowed: {nnodes}, as run.json says "
             "(world.nnodes)."
         )
-    known_values = {row for row in rows[:, 1] if not math.isnan(row)}
+    known_values = {row for row in numbers_by_rank[:, 1] if not math.isnan(row)}
     if nnodes > 1 and known_values == {0.0}:
         raise InputError(
             f"{run_dir.path}: its ranks connected over a loopback interface ({', '.join(loopback_interfaces)}). "
@@ -67,12 +67,12 @@ def find_interfaces() -> tuple[list[str], list[str]]:
     return sorted(other_interfaces), sorted(loopback_interfaces)
 
 
-def hash_host_name(name: str) -> int:
+def hash_host_name(host_name: str) -> int:
     """A part of the hash of a host's name, as a number that float64 represents exactly: collectives exchange only numbers."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
+    return int.from_bytes(hashlib.sha256(host_name.encode()).digest()[:6])
 
 
-def _parse_address(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_address(ip_text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The IP address of a socket. An IPv4 address that is mapped into IPv6 is returned as IPv4."""
-    address = ipaddress.ip_address(ip.partition("%")[0])
+    address = ipaddress.ip_address(ip_text.partition("%")[0])
     return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address

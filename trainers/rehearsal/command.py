@@ -30,7 +30,7 @@ def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_
     exist. Raises InputError if the request is not valid.
     """
     request = _read_request(request_file)
-    answer_out = _reserve_standard_output()
+    answer_descriptor = _reserve_standard_output()
     cached_path = None if cache_folder is None else cache_folder / f"{request.cache_key(full_depth=full_depth)}.json"
     answer = None if cached_path is None else rehearsed.read_answer(cached_path)
     if answer is None:
@@ -38,8 +38,8 @@ def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_
         if cached_path is not None and isinstance(answer, Rehearsed):
             files.make_folder(cached_path.parent)
             files.write_json(cached_path, answer)
-    with os.fdopen(answer_out, "wb") as out:
-        out.write(msgspec.json.encode(answer) + b"\n")
+    with os.fdopen(answer_descriptor, "wb") as answer_file:
+        answer_file.write(msgspec.json.encode(answer) + b"\n")
     return 0
 
 
@@ -63,13 +63,13 @@ def _reserve_standard_output() -> int:
     return answer_descriptor
 
 
-def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bool) -> RehearsalAnswer:
-    """Rehearse the cell of a request. folder: the folder of the request, such as the folder of a run."""
+def _rehearse_request(request: RehearsalRequest, request_folder: Path, *, full_depth: bool) -> RehearsalAnswer:
+    """Rehearse the cell of a request. request_folder: the folder of the request, such as the folder of a run."""
     os.nice(NICENESS)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        workload_file = folder / WORKLOADS.folder / Path(workload.file).name
+        workload_file = request_folder / WORKLOADS.folder / Path(workload.file).name
         menu.add_own_workload(workload, workload_file if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add_strategies(Path(strategy.file), request.cell.strategy_code)

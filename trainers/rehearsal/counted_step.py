@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from trainers.instruments.timing import Clock
     from trainers.task import Batch
 
-Memory = dict[str, int]
+BytesByCategory = dict[str, int]
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 class CountedStep(NamedTuple):
     """What was recorded in a step of one rank, or in the steps of one period of its communication."""
 
-    peaks: dict[str, Memory]
+    peaks: dict[str, BytesByCategory]
     """For each section of the step, the bytes by category at the peak of the section. The sections are forward, the first and
     the second half of backward, and everything else, such as the update. The peak of the step is the largest of these peaks."""
-    memory_after: Memory
+    memory_after: BytesByCategory
     """Bytes by category after the step."""
     calls: list[tuple[CountedCall, float]]
     """Each collective, with the number of its starts per step."""
@@ -45,18 +45,18 @@ class CountedStep(NamedTuple):
 def count_step(engine: Engine, batches: Sequence[Batch], clock: Clock, *, period: int) -> CountedStep:
     """Make `period` steps on fake tensors (which have shapes, but no memory), and record them. Earlier steps must have
     allocated the optimizer's state."""
-    memory, operations = StepMemory(engine, DEVICE, _SectionLog), _FlopCounter()
+    step_memory, flop_counter = StepMemory(engine, DEVICE, _SectionLog), _FlopCounter()
     for tensor in list_live_fake_tensors():
-        memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
+        step_memory.log.find_storage(tensor)  # the log would not find tensors that no operator reads, or that the step replaces
     clock.start()
-    with memory, operations, communication.count_collectives() as calls:
+    with step_memory, flop_counter, communication.count_collectives() as calls:
         for _ in range(period):
             engine.forward_backward(batches, clock)
             engine.update()
-    assert isinstance(memory.log, _SectionLog)
-    peaks, memory_after = _compute_peaks(memory.log, memory.find_category)
-    starts = [(call, times / period) for call, times in Counter(calls).items()]
-    return CountedStep(peaks, memory_after, starts, operations.flops / period)
+    assert isinstance(step_memory.log, _SectionLog)
+    peaks, memory_after = _compute_peaks(step_memory.log, step_memory.find_category)
+    starts_per_step = [(call, times / period) for call, times in Counter(calls).items()]
+    return CountedStep(peaks, memory_after, starts_per_step, flop_counter.flops / period)
 
 
 class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
@@ -73,24 +73,24 @@ class _SectionLog(StorageLog):  # type: ignore[no-untyped-call]
         super()._record_change(*change)
 
 
-def _compute_peaks(log: _SectionLog, find_category: Callable[[int], str]) -> tuple[dict[str, Memory], Memory]:
+def _compute_peaks(log: _SectionLog, find_category: Callable[[int], str]) -> tuple[dict[str, BytesByCategory], BytesByCategory]:
     """Compute (the memory at the peak of each section, the memory after the step), in bytes by category."""
-    sizes = dict.fromkeys(CATEGORIES, 0)
+    memory = dict.fromkeys(CATEGORIES, 0)
     changes = list(zip(log.changes, log.sections, strict=True))
     for change, _ in changes:
         if change.t_s == 0.0:
-            sizes[find_category(change.number)] += change.nbytes
-    peaks: dict[str, Memory] = {}
+            memory[find_category(change.number)] += change.nbytes
+    peaks: dict[str, BytesByCategory] = {}
     step_changes = [(change, section) for change, section in changes if change.t_s > 0.0]
-    for section, grouped in groupby(step_changes, key=lambda pair: pair[1]):
-        section_changes = list(grouped)
+    for section, section_pairs in groupby(step_changes, key=lambda pair: pair[1]):
+        section_changes = list(section_pairs)
         for index, (change, _) in enumerate(section_changes):
-            sizes[find_category(change.number)] += change.nbytes
+            memory[find_category(change.number)] += change.nbytes
             half_suffix = f" {1 + 2 * index // len(section_changes)}" if section == BACKWARD else ""
             highest_memory = peaks.get(section + half_suffix)
-            if highest_memory is None or sum(sizes.values()) > sum(highest_memory.values()):
-                peaks[section + half_suffix] = dict(sizes)
-    return peaks, sizes
+            if highest_memory is None or sum(memory.values()) > sum(highest_memory.values()):
+                peaks[section + half_suffix] = dict(memory)
+    return peaks, memory
 
 
 class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

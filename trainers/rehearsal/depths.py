@@ -13,7 +13,7 @@ from shardlab.matrix.cell import Cell
 from shardlab.runs.rehearsed import RehearsedCollective
 from trainers import menu
 from trainers.communication import CountedCall
-from trainers.rehearsal.counted_step import CountedStep, Memory
+from trainers.rehearsal.counted_step import BytesByCategory, CountedStep
 
 MOST_WHOLE_BLOCKS = 12  # a model with at most this many blocks per rank is rehearsed at its own depth
 # blocks per rank at the smaller depth (some are neither the first nor the last), and how many more at the larger depth
@@ -39,8 +39,8 @@ def choose_depths(cell: Cell) -> tuple[int, int] | None:
     if blocks_option is None or menu.find_strategy_of_cell(cell).engine == "trainers.engines.zero":
         return None
     block_count, stage_count = cast("int", cell.options[blocks_option]), cell.pp * cell.stages_per_rank
-    _, _, group = cell.activation_checkpointing.partition("-")
-    block_unit = math.lcm(stage_count, int(group or 1))
+    _, _, group_text = cell.activation_checkpointing.partition("-")
+    block_unit = math.lcm(stage_count, int(group_text or 1))
     if block_count <= MOST_WHOLE_BLOCKS * cell.pp or block_count % block_unit:
         return None
     low_depth = block_unit * -(-LOW_DEPTH_BLOCKS * cell.pp // block_unit)
@@ -55,19 +55,19 @@ def make_cell_at_depth(cell: Cell, block_count: int) -> Cell:
     return msgspec.structs.replace(cell, options={**cell.options, blocks_option: block_count})
 
 
-class DepthLine:
+class DepthExtrapolation:
     """Extrapolates from the values at two depths to the cell's own depth, along a straight line."""
 
     def __init__(self, depths: tuple[int, int], cell: Cell) -> None:
         shallow_depth, deep_depth = depths
-        blocks = cast("int", cell.options[find_blocks_option(cell) or ""])
-        self._relative_depth = (blocks - deep_depth) / (deep_depth - shallow_depth)
+        block_count = cast("int", cell.options[find_blocks_option(cell) or ""])
+        self._relative_depth = (block_count - deep_depth) / (deep_depth - shallow_depth)
 
     def extrapolate(self, shallow_value: float, deep_value: float) -> float:
         """The extrapolated value at the cell's own number of blocks, from the values at the two rehearsed depths."""
         return deep_value + self._relative_depth * (deep_value - shallow_value)
 
-    def extrapolate_memory(self, shallow_memory: Memory, deep_memory: Memory) -> Memory:
+    def extrapolate_memory(self, shallow_memory: BytesByCategory, deep_memory: BytesByCategory) -> BytesByCategory:
         """The bytes of each category at the cell's depth, from the bytes by category at the two depths."""
         return {name: max(0, round(self.extrapolate(shallow_memory[name], deep_memory[name]))) for name in deep_memory}
 
@@ -77,8 +77,8 @@ class DepthLine:
         peaks = {
             section: self.extrapolate_memory(shallow_step.peaks[section], deep_step.peaks[section]) for section in sections
         }
-        memory = self.extrapolate_memory(shallow_step.memory_after, deep_step.memory_after)
-        return CountedStep(peaks, memory, deep_step.calls, self.extrapolate(shallow_step.flops, deep_step.flops))
+        memory_after = self.extrapolate_memory(shallow_step.memory_after, deep_step.memory_after)
+        return CountedStep(peaks, memory_after, deep_step.calls, self.extrapolate(shallow_step.flops, deep_step.flops))
 
     def extrapolate_collectives(
         self, shallower_calls: dict[CountedCall, float], deeper_calls: dict[CountedCall, float]
@@ -91,30 +91,28 @@ class DepthLine:
         """
         if shallower_calls.keys() == deeper_calls.keys():
             return to_rehearsed_collectives(
-                {call: self.extrapolate(shallower_calls[call], times) for call, times in deeper_calls.items()}
+                {call: self.extrapolate(shallower_calls[call], call_count) for call, call_count in deeper_calls.items()}
             )
-        summed: dict[CountedCall, float] = {}
+        summed_calls: dict[CountedCall, float] = {}
         for op, group_size in {(call.op, call.ranks) for call in deeper_calls}:
-            times, nbytes = (
+            call_count, nbytes = (
                 self.extrapolate(count(shallower_calls, op, group_size), count(deeper_calls, op, group_size))
                 for count in (_count_calls, _sum_bytes)
             )
-            if times > 0:
-                summed[CountedCall(op, round(nbytes / times), group_size)] = times
-        return to_rehearsed_collectives(summed)
+            if call_count > 0:
+                summed_calls[CountedCall(op, round(nbytes / call_count), group_size)] = call_count
+        return to_rehearsed_collectives(summed_calls)
 
 
 def to_rehearsed_collectives(calls: Mapping[CountedCall, float]) -> tuple[RehearsedCollective, ...]:
     """Convert the collectives of a step to the type of the result. calls: for each collective, how often it starts."""
-    ordered = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
-    return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in ordered if times)
+    sorted_calls = sorted(calls.items(), key=lambda item: (item[0].op, item[0].ranks, item[0].payload_bytes))
+    return tuple(RehearsedCollective(call.op, call.payload_bytes, call.ranks, times) for call, times in sorted_calls if times)
 
 
-def _count_calls(calls: dict[CountedCall, float], operation: str, group_size: int) -> float:
-    return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size)))
+def _count_calls(calls: dict[CountedCall, float], op: str, group_size: int) -> float:
+    return float(sum(times for call, times in calls.items() if (call.op, call.ranks) == (op, group_size)))
 
 
-def _sum_bytes(calls: dict[CountedCall, float], operation: str, group_size: int) -> float:
-    return float(
-        sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (operation, group_size))
-    )
+def _sum_bytes(calls: dict[CountedCall, float], op: str, group_size: int) -> float:
+    return float(sum(call.payload_bytes * times for call, times in calls.items() if (call.op, call.ranks) == (op, group_size)))

@@ -60,7 +60,7 @@ def use_fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
             # FSDP1 takes a tensor with the address 0 for a tensor without memory, and all fake tensors have this address.
             _replace_attribute(_flat_param, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
             _replace_attribute(_flat_param, "_same_storage", _share_storage),
-            _replace_attribute(_fsdp_param, "_chunk_with_empty", _Chunks),
+            _replace_attribute(_fsdp_param, "_chunk_with_empty", _LazyChunks),
             # An optimizer without fused kernels updates weights together on a GPU, but not on a CPU.
             _replace_attribute(optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]),
             _replace_attribute(optimizer, "_foreach_supported_types", [*optimizer._foreach_supported_types, FakeTensor]),
@@ -71,27 +71,27 @@ def use_fake_group(rank: int, world_size: int) -> Iterator[FakeRanks]:
         dist.destroy_process_group()
 
 
-class _Chunks(Sequence[torch.Tensor]):
+class _LazyChunks(Sequence[torch.Tensor]):
     """The chunks into which FSDP2 cuts a parameter, one for each rank. A chunk is made only when it is used: FSDP2 uses only
     two of them, and with hundreds of ranks, making all chunks took most of the time."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
-        self._tensor, self._count, self._dim = tensor, num_chunks, dim
-        self._size = -(-tensor.size(dim) // num_chunks)
+        self._tensor, self._chunk_count, self._dim = tensor, num_chunks, dim
+        self._chunk_size = -(-tensor.size(dim) // num_chunks)
 
     def __len__(self) -> int:
-        return self._count
+        return self._chunk_count
 
     def __getitem__(self, index: Any) -> Any:
-        begin = index * self._size
-        size = min(self._size, self._tensor.size(self._dim) - begin)
-        return self._tensor.narrow(self._dim, begin, size) if size > 0 else self._tensor.new_empty(0)
+        chunk_begin = index * self._chunk_size
+        chunk_size = min(self._chunk_size, self._tensor.size(self._dim) - chunk_begin)
+        return self._tensor.narrow(self._dim, chunk_begin, chunk_size) if chunk_size > 0 else self._tensor.new_empty(0)
 
 
 def _share_storage(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors, or the local parts of DTensors, share memory."""
-    first, second = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (left, right))
-    return bool(first._cdata == second._cdata)
+    left_storage, right_storage = (getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in (left, right))
+    return bool(left_storage._cdata == right_storage._cdata)
 
 
 _real_all_reduce, _real_new_group = dist.all_reduce, dist.new_group
@@ -155,11 +155,11 @@ def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[
     """In the `with` block, a pipeline stage learns the shapes of the tensors that it exchanges with stages on other ranks from
     `hidden()`, which returns the hidden state of a micro-batch between two blocks."""
 
-    def receive_shapes(stage: Stage, source: int) -> Any:
-        state = make_hidden()
-        if source < stage.stage_index:
-            return _StageForwardMeta(forward_metas=(extract_tensor_meta(state.requires_grad_()),))
-        return _StageBackwardMeta(backward_metas=(extract_tensor_meta(state),))
+    def receive_shapes(stage: Stage, source_stage: int) -> Any:
+        hidden = make_hidden()
+        if source_stage < stage.stage_index:
+            return _StageForwardMeta(forward_metas=(extract_tensor_meta(hidden.requires_grad_()),))
+        return _StageBackwardMeta(backward_metas=(extract_tensor_meta(hidden),))
 
     def infer_shapes(schedule: _PipelineSchedule, stages: Sequence[Stage], *_: Any) -> None:
         for stage in stages:
@@ -177,12 +177,12 @@ def infer_neighbour_shapes(make_hidden: Callable[[], torch.Tensor]) -> Iterator[
 @contextmanager
 def _replace_attribute(owner: Any, name: str, substitute: object) -> Iterator[None]:
     """In the `with` block, replace the attribute `name` of a module or class by `substitute`."""
-    original = owner.__dict__.get(name)
+    original_attribute = owner.__dict__.get(name)
     setattr(owner, name, substitute)
     try:
         yield
     finally:
-        if original is None:
+        if original_attribute is None:
             delattr(owner, name)
         else:
-            setattr(owner, name, original)
+            setattr(owner, name, original_attribute)

@@ -64,8 +64,8 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Replace the real tensors of a model by fake tensors, and return the model. A model has real tensors if they were made
     before it, such as a table of weights that a user's file makes when it is imported."""
     for module in model.modules():
-        tensors: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for tensors_by_name in tensors:
+        tensor_dicts: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors_by_name in tensor_dicts:
             tensors_by_name |= {
                 name: mode.from_tensor(tensor) for name, tensor in tensors_by_name.items() if tensor is not None
             }
@@ -116,11 +116,11 @@ def _apply_to_fake(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor]
         if parameter is None:
             continue
         with torch.no_grad():
-            applied = fn(parameter)
-            if applied.device == parameter.device:
-                parameter.data = applied
+            applied_parameter = fn(parameter)
+            if applied_parameter.device == parameter.device:
+                parameter.data = applied_parameter
             else:
-                module._parameters[name] = nn.Parameter(applied, parameter.requires_grad)
+                module._parameters[name] = nn.Parameter(applied_parameter, parameter.requires_grad)
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = fn(buffer)

@@ -113,15 +113,15 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
     count_tasks = [
         partial(_count_step_of_rank, shallow_cell, data_path, rank) for rank, _ in rehearsed_ranks for shallow_cell in cells
     ]
-    steps = rehearse_steps(count_tasks)
+    counted_steps = rehearse_steps(count_tasks)
     if depth_pair is None:
-        step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in steps]
+        step_results = [(step, depths.to_rehearsed_collectives(dict(step.calls))) for step in counted_steps]
     else:
-        depth_line = depths.DepthLine(depth_pair, cell)
-        pairs = zip(steps[::2], steps[1::2], strict=True)
+        depth_line = depths.DepthExtrapolation(depth_pair, cell)
+        depth_steps = zip(counted_steps[::2], counted_steps[1::2], strict=True)
         step_results = [
             (depth_line.extrapolate_step(low, high), depth_line.extrapolate_collectives(dict(low.calls), dict(high.calls)))
-            for low, high in pairs
+            for low, high in depth_steps
         ]
     return tuple(
         _make_rank_result(rank, same_stage_ranks, step, collectives)
@@ -132,12 +132,12 @@ def _rehearse_ranks(cell: Cell, data_path: Path, depth_pair: tuple[int, int] | N
 def _make_rank_result(
     rank: int, equal_ranks: int, step: CountedStep, collectives: tuple[RehearsedCollective, ...]
 ) -> RehearsedRank:
-    peak = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
+    peak_memory = max(step.peaks.values(), key=lambda memory: sum(memory.values()))
     return RehearsedRank(
         rank=rank,
         stands_for=equal_ranks,
-        peak_bytes=sum(peak.values()),
-        at_peak=MemoryByCategory(**peak),
+        peak_bytes=sum(peak_memory.values()),
+        at_peak=MemoryByCategory(**peak_memory),
         kept=MemoryByCategory(**step.memory_after),
         collectives=collectives,
         flops=step.flops,
@@ -151,10 +151,10 @@ def _count_step_of_rank(cell: Cell, data_path: Path, rank: int) -> CountedStep:
         with use_fake_group(rank, cell.world_size) as ranks:
             return rehearse_step(cell, data_path, ranks)
     except RuntimeError as error:
-        file = menu.find_workload_of_cell(cell).file
-        if file is None or own_code.find_error_line(error, Path(file).parent) is None:
+        workload_file = menu.find_workload_of_cell(cell).file
+        if workload_file is None or own_code.find_error_line(error, Path(workload_file).parent) is None:
             raise
-        raise InputError(f"{own_code.describe_error(file, error)} {NO_VALUES}") from error
+        raise InputError(f"{own_code.describe_error(workload_file, error)} {NO_VALUES}") from error
 
 
 def rehearse_step(cell: Cell, data_path: Path, ranks: FakeRanks) -> CountedStep:
@@ -194,7 +194,7 @@ def _make_fake_batch(mode: FakeTensorMode, task: Task, cell: Cell) -> Batch:
 
 def _make_fake_hidden(cell: Cell, task: Task) -> torch.Tensor:
     """A tensor with the shape and dtype of the hidden state of a micro-batch between two blocks."""
-    return torch.empty(cell.micro_batch_size, *task.plan().hidden, dtype=dtypes.stream_dtype(cell.precision))
+    return torch.empty(cell.micro_batch_size, *task.plan().hidden_shape, dtype=dtypes.stream_dtype(cell.precision))
 
 
 class StepFailed(ShardlabError):
@@ -211,36 +211,36 @@ def rehearse_steps(steps: Sequence[Callable[[], CountedStep]]) -> list[CountedSt
                 while waiting_steps and len(step_by_child) < host.count_usable_processors():
                     step_number = waiting_steps.popleft()
                     step_by_child[_fork_step(steps[step_number], Path(folder, str(step_number)))] = step_number
-                child, wait_status = os.wait()
-                if (failed_step := step_by_child.pop(child, None)) is not None and wait_status:
+                child_pid, wait_status = os.wait()
+                if (failed_step := step_by_child.pop(child_pid, None)) is not None and wait_status:
                     raise StepFailed(_describe_failure(Path(folder, str(failed_step)), wait_status))
         finally:
-            for child in step_by_child:
-                os.kill(child, 9)
-                os.waitpid(child, 0)
+            for child_pid in step_by_child:
+                os.kill(child_pid, 9)
+                os.waitpid(child_pid, 0)
         return [
             msgspec.json.decode(Path(folder, str(step_number)).read_bytes(), type=CountedStep)
             for step_number in range(len(steps))
         ]
 
 
-def _fork_step(step: Callable[[], CountedStep], path: Path) -> int:
-    """Fork a process that calls `step` and writes the result, or a sentence about its error, to the file `path`. Returns the
-    process id."""
+def _fork_step(step: Callable[[], CountedStep], result_file: Path) -> int:
+    """Fork a process that calls `step` and writes the result, or a sentence about its error, to the file `result_file`. Returns
+    the process id."""
     if (pid := os.fork()) != 0:
         return pid
     exit_code = 1
     try:
-        path.write_bytes(msgspec.json.encode(step()))
+        result_file.write_bytes(msgspec.json.encode(step()))
         exit_code = 0
     except BaseException as error:  # noqa: BLE001 - a forked process must not return into the code of its parent
         traceback.print_exception(error)
-        path.write_text(summarize_error(error))
+        result_file.write_text(summarize_error(error))
     finally:
         os._exit(exit_code)
 
 
-def _describe_failure(path: Path, status: int) -> str:
-    if path.exists() and (error_text := path.read_text()):
+def _describe_failure(result_file: Path, wait_status: int) -> str:
+    if result_file.exists() and (error_text := result_file.read_text()):
         return error_text
-    return f"the process of a step ended with {os.waitstatus_to_exitcode(status)}."
+    return f"the process of a step ended with {os.waitstatus_to_exitcode(wait_status)}."

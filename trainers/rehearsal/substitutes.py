@@ -52,15 +52,15 @@ def substitute_settings(cell: Cell) -> tuple[Cell, list[str]]:
 
 def make_synthetic_task(cell: Cell, data_path: Path) -> Task:
     """The task of a cell, with synthetic data of the same shape instead of the cell's data set, whose files may be missing."""
-    data = cell.options.get("data")
-    if data is None:
+    data_set_name = cell.options.get("data")
+    if data_set_name is None:
         return menu.find_workload_of_cell(cell).build(cell, data_path)
     options = {**cell.options, "data": "synthetic"}
     options |= {name: None for name in ("tokens_file", "subset") if name in options}
     task = menu.find_workload_of_cell(cell).build(msgspec.structs.replace(cell, options=options), data_path)
-    if isinstance(data, str) and data in CLASS_COUNTS:
+    if isinstance(data_set_name, str) and data_set_name in CLASS_COUNTS:
         from trainers.tasks.image_task import ImageTask  # it imports a library that language models do not need
 
         assert isinstance(task, ImageTask), "only these read labelled images"
-        task.use_synthetic_images(CLASS_COUNTS[data])
+        task.use_synthetic_images(CLASS_COUNTS[data_set_name])
     return task

@@ -28,7 +28,7 @@ from trainers import dtypes, menu
 from trainers.data import node_copy
 from trainers.data.order import TIMED, WARMUP, DataOrder
 from trainers.data.prefetch import prefetch_results
-from trainers.engine import Engine, Trained
+from trainers.engine import Engine, Trainable
 from trainers.instrument import RunInstruments, TrainTime
 from trainers.instruments import environment, selection
 from trainers.instruments.checkpoints import Checkpoints, ResumePoint
@@ -53,7 +53,7 @@ def train(run: Run, run_dir: RunDir, ranks: Ranks) -> None:
     """Train as run.json says. Writes step records on every rank that trains, env/HOST.json on every host, and the result.
 
     Every rank initializes the same weights from the cell's seed. An epoch has floor(items / global_batch_size) steps, plus one
-    short step if the engine has `joins`; in the short step, a rank without data records no loss and 0 units. The schedule of
+    short step if the engine has `has_short_steps`; in it, a rank without data records no loss and 0 units. The schedule of
     the learning rate covers all steps, also the untimed warm-up steps. Raises InputError if the cell cannot be trained.
     """
     with node_copy.stage_data(run, run_dir) as data_path:
@@ -84,11 +84,11 @@ def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> 
         if cell.memory_limit_gib is not None:
             _limit_memory(cell.memory_limit_gib, ranks.device)
         engine = strategy.build(cell, task, ranks)
-        if engine.joins:
+        if engine.has_short_steps:
             order = order.with_short_step(cell.gpu_batch_size)
         # For dropout: ranks with different data get different seeds, ranks that share a model and its data get the same seed.
         torch.manual_seed(cell.seed + 1 + engine.data_rank)
-        peers = engine.training_peers(ranks)
+        peers = engine.select_training_peers(ranks)
         instruments, resume_point = _create_instruments(run, run_dir, ranks, peers, task, engine, order)
     may_wait = not menu.find_strategy_of_cell(cell).tolerates_lost_ranks
     if may_wait:
@@ -107,7 +107,7 @@ def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> 
         loss=recorder.loss,
         peak_bytes=recorder.peak_bytes,
         step_ms=recorder.step_ms,
-        watched_flags=recorder.watched,
+        watched_flags=recorder.watched_flags,
         items_by_step=[order.count_items(TIMED, first_step + step) for step in range(len(recorder.step_ms))],
         from_first_step=first_step == 0,
     )
@@ -141,7 +141,7 @@ def _run_steps(
     cell: Cell,
     task: Task,
     order: DataOrder,
-    engine: Trained,
+    engine: Trainable,
     device: torch.device,
     peers: Peers,
     recorder: Recorder,
@@ -166,36 +166,36 @@ def _run_steps(
         peers.barrier()  # no rank starts its timed steps before all ranks are ready
         instruments.train_time.start()
         if phase == TIMED:
-            mark_log(nccl_log.TIMED_STEPS_BEGIN)
+            print_log_mark(nccl_log.TIMED_STEPS_BEGIN)
         continues = False  # whether the step is timed from the end of the previous step, because no instrument ran between them
         for step in steps:
-            is_watched = phase == TIMED and instruments.watches(step + 1)
+            is_watched = phase == TIMED and instruments.watches_step(step + 1)
             if is_watched:
-                instruments.before(step + 1)
+                instruments.before_step(step + 1)
             is_slow = is_watched or (phase == TIMED and step < settled_step)
             recorder.add_step(step_maker.make_step(phase, step, is_watched=is_slow, continues=continues and not is_watched))
             if phase == WARMUP:
                 continues = True
                 continue
-            continues = not instruments.due(step + 1)
+            continues = not instruments.is_due(step + 1)
             if not continues:
                 recorder.write_remaining()  # a checkpoint needs the record of its last step
-            instruments.after(step + 1)
+            instruments.after_step(step + 1)
             if instruments.ends_run(step + 1):
                 recorder.write_remaining()
                 exception = instruments.end_run(step + 1)
                 engine.close()
                 raise exception
         recorder.write_remaining()
-    mark_log(nccl_log.TIMED_STEPS_END)
+    print_log_mark(nccl_log.TIMED_STEPS_END)
     step_maker.close()
     return instruments.train_time.read_seconds()
 
 
-def mark_log(mark: str) -> None:
+def print_log_mark(mark_text: str) -> None:
     """Print a mark into the log of this rank if NCCL logs its collectives there (NCCL_DEBUG_SUBSYS)."""
     if {"COLL", "ALL"}.intersection(os.environ.get("NCCL_DEBUG_SUBSYS", "").split(",")):
-        print(mark, flush=True)
+        print(mark_text, flush=True)
 
 
 class StepMaker:
@@ -206,7 +206,7 @@ class StepMaker:
         cell: Cell,
         task: Task,
         order: DataOrder,
-        engine: Trained,
+        engine: Trainable,
         device: torch.device,
         phases: Sequence[tuple[int, range]],
         delay: StragglerDelay | None = None,
@@ -214,21 +214,21 @@ class StepMaker:
         """phases: the steps that will be made, in this order, as pairs (WARMUP or TIMED, range of step numbers). delay: slows
         this rank on purpose; None: not."""
         self._delay = delay
-        self._cell, self._task, self._order, self._engine, self._device = cell, task, order, engine, device
+        self._cell, self._task, self._data_order, self._engine, self._device = cell, task, order, engine, device
         self._timed_steps = order.count_timed_steps(cell)
-        self._clock, self._memory, self._late_loss = make_clock(device), MemoryMeter(device), LateLoss(device)
-        self._usage = ProcessUsage()
+        self._clock, self._memory_meter, self._late_loss = make_clock(device), MemoryMeter(device), LateLoss(device)
+        self._process_usage = ProcessUsage()
         self._side_stream = SideStream(device)
         self._fetched = prefetch_results(partial(self._fetch_batches, phase, step) for phase, steps in phases for step in steps)
 
     def _fetch_batches(self, phase: int, step: int) -> tuple[int, list[Batch], torch.cuda.Event | None]:
         """Fetch the batches of a step. Returns (number of units of data in this rank's batches, the batches, a CUDA event that
         completes when the batches are on the GPU)."""
-        engine, size = self._engine, self._cell.micro_batch_size
-        item_slices = self._order.list_micro_batches(
-            phase, step, slice_index=engine.data_rank, slice_count=engine.data_ranks, micro_batch_size=size
+        engine, micro_batch_size = self._engine, self._cell.micro_batch_size
+        item_slices = self._data_order.list_micro_batches(
+            phase, step, slice_index=engine.data_rank, slice_count=engine.data_ranks, micro_batch_size=micro_batch_size
         )
-        with self._side_stream.copy_context():
+        with self._side_stream.use_stream():
             batches = [self._task.fetch(indices, self._device) for indices in item_slices]
         return sum(map(len, item_slices)) * self._task.units_per_item, batches, self._side_stream.record_copies()
 
@@ -240,15 +240,15 @@ class StepMaker:
         """
         engine, clock = self._engine, self._clock
         self._set_learning_rate(phase, step)
-        self._memory.start()
+        self._memory_meter.start()
         clock.start(continues=continues)
         units, batches, copy_event = next(self._fetched)
         self._side_stream.await_copies((tensor for batch in batches for tensor in (batch.inputs, batch.targets)), copy_event)
         if self._delay is not None:
             self._delay.wait()
         clock.mark(DATA)
-        is_whole = self._order.count_items(phase, step) == self._cell.global_batch_size
-        with nullcontext() if is_whole else engine.join():
+        is_whole_batch = self._data_order.count_items(phase, step) == self._cell.global_batch_size
+        with nullcontext() if is_whole_batch else engine.join_short_step():
             loss = self._late_loss.start_copy(engine.forward_backward(batches, clock)) if batches else None
             if batches:
                 engine.update()
@@ -264,22 +264,22 @@ class StepMaker:
             units=units,
             reading=clock.stop(),
             loss=loss,
-            memory=self._memory.read_sizes(),
-            usage=self._usage.read(),
+            memory=self._memory_meter.read_sizes(),
+            usage=self._process_usage.read(),
         )
 
     def _set_learning_rate(self, phase: int, step: int) -> None:
         cell, earlier_steps = self._cell, 0 if phase == WARMUP else self._cell.warmup_steps
-        steps = cell.warmup_steps + self._timed_steps
-        rate = optimization.compute_learning_rate(
-            cell.optimizer, cell.schedule, earlier_steps + step, steps, self._engine.data_ranks
+        step_count = cell.warmup_steps + self._timed_steps
+        learning_rate = optimization.compute_learning_rate(
+            cell.optimizer, cell.schedule, earlier_steps + step, step_count, self._engine.data_ranks
         )
-        optimization.set_learning_rate(self._engine.optimizer, rate)
+        optimization.set_learning_rate(self._engine.optimizer, learning_rate)
 
     def close(self) -> None:
         """Stop fetching batches and reading the counters of the process."""
         self._fetched.close()
-        self._usage.close()
+        self._process_usage.close()
 
 
 class LateLoss:
@@ -327,34 +327,34 @@ class Recorder:
 
     def __init__(self, step_lines: LineWriter, earlier_records: Sequence[StepRecord] = ()) -> None:
         """earlier_records: the records that are already in the file, if the run resumed from a checkpoint."""
-        self._lines = step_lines
+        self._line_writer = step_lines
         self._finished_steps: deque[FinishedStep] = deque()
         self.step_ms: list[float] = []  # times of the timed steps
-        self.watched: list[bool] = []  # for each timed step, whether an instrument slowed it down
+        self.watched_flags: list[bool] = []  # for each timed step, whether an instrument slowed it down
         self.loss = math.nan  # loss of the last step; NaN if this rank had no data in this step
         self.peak_bytes: dict[str, int] = {}
         for record in earlier_records:
-            sizes = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
-            self._count_record(record, {kind: size for kind, size in sizes.items() if size is not None})
+            bytes_by_kind = {"allocated": record.allocated_bytes, "reserved": record.reserved_bytes, "rss": record.rss_bytes}
+            self._count_record(record, {kind: size for kind, size in bytes_by_kind.items() if size is not None})
 
     def add_step(self, finished_step: FinishedStep) -> None:
         """Add a step. Writes the records of all steps before it, and its own record if its times are already known."""
         self._finished_steps.append(finished_step)
         while self._finished_steps and (len(self._finished_steps) > 1 or self._finished_steps[0].reading.is_ready()):
-            self._write(self._finished_steps.popleft())
+            self._write_record(self._finished_steps.popleft())
 
     def write_remaining(self) -> None:
         """Wait for the device and write all remaining records."""
         while self._finished_steps:
-            self._write(self._finished_steps.popleft())
+            self._write_record(self._finished_steps.popleft())
 
-    def _write(self, finished: FinishedStep) -> None:
+    def _write_record(self, finished: FinishedStep) -> None:
         parts_ms = finished.reading.read_parts_ms()
         step_ms, loss = sum(parts_ms.values()), None if finished.loss is None else float(finished.loss)
         if loss is not None and not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at step {finished.step}{' of the warm-up' * finished.warmup}")
-        times: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts_ms.items()}
-        memory: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished.memory.items()}
+        ms_by_field: dict[str, Any] = {f"{part}_ms": part_ms for part, part_ms in parts_ms.items()}
+        bytes_by_field: dict[str, Any] = {f"{kind}_bytes": size for kind, size in finished.memory.items()}
         record = StepRecord(
             schema=SCHEMA,
             step=finished.step,
@@ -365,20 +365,20 @@ class Recorder:
             step_ms=step_ms,
             warmup=finished.warmup,
             watched=finished.watched,
-            **times,
-            **memory,
+            **ms_by_field,
+            **bytes_by_field,
             **finished.usage,
         )
-        self._lines.write(record)
+        self._line_writer.write(record)
         hang_dump.report_progress()
         self._count_record(record, finished.memory)
 
-    def _count_record(self, record: StepRecord, sizes: dict[str, int]) -> None:
+    def _count_record(self, record: StepRecord, bytes_by_kind: dict[str, int]) -> None:
         self.loss = math.nan if record.loss is None else record.loss
         if not record.warmup:
             self.step_ms.append(record.step_ms)
-            self.watched.append(record.watched)
-        for kind, size in ({} if record.watched else sizes).items():
+            self.watched_flags.append(record.watched)
+        for kind, size in ({} if record.watched else bytes_by_kind).items():
             self.peak_bytes[kind] = max(size, self.peak_bytes.get(kind, 0))
 
 
@@ -395,11 +395,11 @@ def _limit_memory(limit_gib: float, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gib * GIB / total_bytes), device)
         return
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_read_data_bytes() + int(limit_gib * GIB), hard_limit))
+    resource.setrlimit(resource.RLIMIT_DATA, (_read_counted_bytes() + int(limit_gib * GIB), hard_limit))
 
 
-def _read_data_bytes() -> int:
+def _read_counted_bytes() -> int:
     """The bytes of this process that the kernel counts against RLIMIT_DATA now."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    kib = next(line.split()[1] for line in lines if line.startswith("VmData:"))
+    status_lines = Path("/proc/self/status").read_text().splitlines()
+    kib = next(line.split()[1] for line in status_lines if line.startswith("VmData:"))
     return int(kib) * 1024

@@ -19,7 +19,7 @@ from shardlab.runs.rundir import RunDir
 from trainers import menu
 from trainers.plugins import own_strategy
 from trainers.ranks import hang_dump, stage, world_check
-from trainers.ranks.out_of_memory import is_out_of_memory, read_sizes
+from trainers.ranks.out_of_memory import is_out_of_memory, read_memory_sizes
 from trainers.ranks.rank import Rank
 from trainers.ranks.ranks import Ranks
 
@@ -33,25 +33,25 @@ def run_rank(run_folder: Path) -> str:
     the launcher's environment is contradictory.
     """
     run_dir = RunDir(run_folder.absolute())
-    record, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
+    run, process_rank = run_dir.read_run(), Rank.from_environment(os.environ)
     launcher_stderr = _redirect_output(run_dir.rank_log(process_rank.rank))
     for name, value in NCCL_LOG.items():  # `collect` reads from the log whether the run used RDMA
         os.environ.setdefault(name, value)
-    hang_dump.start_timer(record.cell.hang_limit_s)
+    hang_dump.start_timer(run.cell.hang_limit_s)
     try:
-        _check_start(record, run_dir, process_rank)
-        if (workload := record.own_workload) is not None:
+        _check_start(run, run_dir, process_rank)
+        if (workload := run.own_workload) is not None:
             menu.add_own_workload(workload, run_dir.path / WORKLOADS.folder / Path(workload.file).name)
-        if (strategy := record.own_strategy) is not None:
-            own_strategy.add_strategies(run_dir.path / STRATEGIES.folder / Path(strategy.file).name, record.cell.strategy_code)
+        if (strategy := run.own_strategy) is not None:
+            own_strategy.add_strategies(run_dir.path / STRATEGIES.folder / Path(strategy.file).name, run.cell.strategy_code)
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some
         # nodes may start earlier than others.
-        ranks = Ranks(process_rank, record.cell.servers, record.cell.hang_limit_s + record.wait_gpus_s)
-        world_check.check_world(record, run_dir, ranks)
-        loop.train(record, run_dir, ranks)
-        ranks.leave()
+        ranks = Ranks(process_rank, run.cell.servers, run.cell.hang_limit_s + run.wait_gpus_s)
+        world_check.check_world(run, run_dir, ranks)
+        loop.train(run, run_dir, ranks)
+        ranks.leave_group()
         return ranks.backend
     except BaseException as error:  # noqa: BLE001 - every error that ends a rank must be recorded
         _end_process(error, run_dir, process_rank, launcher_stderr)
@@ -91,24 +91,24 @@ def _check_start(run: Run, run_dir: RunDir, process_rank: Rank) -> None:
             f"{run_dir.path}: the launcher started {process_rank.world_size} ranks. Allowed: {run.world.world_size}, "
             "as run.json says (world.world_size)."
         )
-    steps = run_dir.steps_file(process_rank.rank)
-    has_records = steps.exists() and steps.stat().st_size and not checkpoint.complete_checkpoints(run_dir.path)
+    steps_file = run_dir.steps_file(process_rank.rank)
+    has_records = steps_file.exists() and steps_file.stat().st_size and not checkpoint.complete_checkpoints(run_dir.path)
     if run_dir.result.exists() or has_records:
         raise InputError(f"{run_dir.path}: has records already; another attempt needs a run of its own.")
 
 
-def _redirect_output(log: Path) -> int:
+def _redirect_output(log_path: Path) -> int:
     """Redirect standard output and standard error, also of libraries in C, to the log. Returns a file descriptor of the
     previous standard error, which belongs to the launcher."""
-    files.make_folder(log.parent)
+    files.make_folder(log_path.parent)
     with files.as_workspace_error("write"):
-        handle = files.open_append(log)
+        log_file = files.open_append(log_path)
     previous_stderr = os.dup(2)  # os.dup returns a descriptor that programs started by this rank do not inherit
     sys.stdout.flush()
     sys.stderr.flush()
-    with handle:
-        os.dup2(handle.fileno(), 1)
-        os.dup2(handle.fileno(), 2)
+    with log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
     return previous_stderr
 
 
@@ -123,8 +123,8 @@ def _end_process(error: BaseException, run_dir: RunDir, process_rank: Rank, laun
             why = f"{why} (while {failed_stage})"
         os.write(launcher_stderr, f"rank {process_rank.rank}: {why}\n".encode())
         signal_name = getattr(error, "signal", None) if event_name == "timeout" else None
-        sizes: dict[str, Any] = read_sizes(error) if event_name == "oom" else {}
-        writer = f"rank-{process_rank.rank:05d}"
-        run_dir.write_event(writer, event_name, why=why, stage=failed_stage, signal=signal_name, **sizes)
+        bytes_by_kind: dict[str, Any] = read_memory_sizes(error) if event_name == "oom" else {}
+        event_writer = f"rank-{process_rank.rank:05d}"
+        run_dir.write_event(event_writer, event_name, why=why, stage=failed_stage, signal=signal_name, **bytes_by_kind)
     finally:
         os._exit(1)

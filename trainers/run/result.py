@@ -19,7 +19,7 @@ from shardlab.runs.rundir import RunDir
 from trainers import menu
 
 if TYPE_CHECKING:
-    from trainers.engine import Accounted
+    from trainers.engine import Accountable
     from trainers.ranks.ranks import Peers, Ranks
     from trainers.task import Task
 
@@ -49,7 +49,7 @@ def write_result(
     ranks: Ranks,
     peers: Peers,
     result: RankResult,
-    engine: Accounted,
+    engine: Accountable,
     task: Task,
     steps_per_epoch: int,
     same_work: SameWork,
@@ -65,15 +65,15 @@ def write_result(
     not resume.
     """
     kinds = sorted(result.peak_bytes)
-    peaks = [result.peak_bytes[kind] for kind in kinds]
-    numbers_by_rank = peers.all_gather_numbers([result.train_time_s, result.loss, *peaks, *result.step_ms])
+    peak_sizes = [result.peak_bytes[kind] for kind in kinds]
+    numbers_by_rank = peers.all_gather_numbers([result.train_time_s, result.loss, *peak_sizes, *result.step_ms])
     gpu_numbers = peers.all_gather_numbers(_read_gpu_numbers(ranks.device))
     knobs = _collect_knobs(run, engine)
-    parameters = engine.parameters() - task.padding
+    parameter_count = engine.count_parameters() - task.padding
     sent_bytes = same_work.communication_bytes or _sum_theory_bytes(run, peers, engine, ranks.backend)
     peers.barrier()
     if ranks.rank == 0:
-        timing = _Timing.from_rows(run, result, numbers_by_rank, len(kinds), task.units_per_item)
+        timing = _Timing.from_numbers(run, result, numbers_by_rank, len(kinds), task.units_per_item)
         # Steps before the checkpoint of another cell's run have no records here; all times are those of this run's own steps.
         earlier_steps = (resumed_from_step or 0) if not result.from_first_step else 0
         in_epochs = run.training_cell.epochs is not None and not earlier_steps
@@ -92,7 +92,7 @@ def write_result(
             train_time_s=timing.train_time_s,
             epoch_time_s=_sum_epoch_seconds(timing.steps_ms, steps_per_epoch) if in_epochs else None,
             peak_memory_bytes=_find_peak_memory(kinds, numbers_by_rank, instruments),
-            parameters=parameters,
+            parameters=parameter_count,
             flops_per_unit=task.flops_per_unit(),
             same_work=same_work,
             communication_bytes=sent_bytes,
@@ -105,7 +105,7 @@ def write_result(
     peers.barrier()
 
 
-def _collect_knobs(run: Run, engine: Accounted) -> dict[str, Any]:
+def _collect_knobs(run: Run, engine: Accountable) -> dict[str, Any]:
     """The settings that the cell asks for and those in effect. Every rank calls it, because it may be a collective."""
     effective = {"sync": menu.find_strategy_of_cell(run.training_cell).sync(run.training_cell), **engine.effective()}
     return {"asked": _list_requested_settings(run), "effective": effective}
@@ -135,7 +135,7 @@ class _Timing(msgspec.Struct, frozen=True):
     seconds of these steps."""
 
     @classmethod
-    def from_rows(cls, run: Run, rank_result: RankResult, rows: np.ndarray, kind_count: int, units_per_item: int) -> _Timing:
+    def from_numbers(cls, run: Run, rank_result: RankResult, rows: np.ndarray, kind_count: int, units_per_item: int) -> _Timing:
         """Compute the times. rows: the gathered numbers, with a row for each rank: its time, its loss, its peak memory by
         kind, and the time of each step; the shape is (ranks, 2 + kinds + steps)."""
         train_time_s, steps_ms = float(rows[:, 0].max()), rows[:, 2 + kind_count :].max(axis=0)
@@ -143,20 +143,20 @@ class _Timing(msgspec.Struct, frozen=True):
         if not is_counted.any():
             return cls(train_time_s, steps_ms, None, None)
         finished_share = len(rows) / run.training_cell.gpus  # ranks have equal shares of every batch
-        units = int(np.array(rank_result.items_by_step)[is_counted].sum()) * units_per_item * finished_share
-        throughput_per_s = units / (float(steps_ms[is_counted].sum()) / 1000)
+        unit_count = int(np.array(rank_result.items_by_step)[is_counted].sum()) * units_per_item * finished_share
+        throughput_per_s = unit_count / (float(steps_ms[is_counted].sum()) / 1000)
         return cls(train_time_s, steps_ms, _compute_spread(steps_ms[is_counted]), throughput_per_s)
 
 
-def _sum_theory_bytes(run: Run, peers: Peers, engine: Accounted, backend: str) -> dict[str, float] | None:
+def _sum_theory_bytes(run: Run, peers: Peers, engine: Accountable, backend: str) -> dict[str, float] | None:
     """The bytes that all ranks send in a step by theory: `theory`, `wire` and, if textbooks give a number, `textbook`.
 
     With parameter servers, they are `theory`, `counted` and `textbook`. None if a rank was lost. A collective.
     """
     terms = engine.theory()
     rows = peers.all_gather_numbers([sum(term.sent_bytes for term in terms), sum(term.wire_bytes(backend) for term in terms)])
-    textbook_bytes = engine.textbook_bytes()
-    server_bytes = engine.total_sent_bytes()
+    textbook_bytes = engine.compute_textbook_bytes()
+    server_bytes = engine.count_total_sent_bytes()
     if len(rows) < run.training_cell.gpus:
         return None
     theory_bytes, wire_bytes = map(float, rows.sum(axis=0))
@@ -181,11 +181,11 @@ def _find_peak_memory(kinds: list[str], numbers_by_rank: np.ndarray, instruments
     """Peak bytes of memory by kind, of the rank with the highest peak.
 
     If the instrument `memory` recorded a step, also the bytes by category (parameters, gradients, ...) at the peak of this
-    step. numbers_by_rank: as for `_Timing.from_rows`.
+    step. numbers_by_rank: as for `_Timing.from_numbers`.
     """
-    peaks = numbers_by_rank[:, 2 : 2 + len(kinds)].max(axis=0)
-    by_category: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
-    return {kind: int(size) for kind, size in zip(kinds, peaks)} | by_category
+    peak_sizes = numbers_by_rank[:, 2 : 2 + len(kinds)].max(axis=0)
+    bytes_by_category: dict[str, int] = instruments.get("memory", {}).get("peak_bytes", {})
+    return {kind: int(size) for kind, size in zip(kinds, peak_sizes)} | bytes_by_category
 
 
 def _compute_spread(steps_ms: np.ndarray) -> Spread:
@@ -206,10 +206,10 @@ def _read_gpu_numbers(device: torch.device) -> list[float]:
     return [float(int.from_bytes(uuid_bytes[start : start + 4])) for start in range(0, 16, 4)]
 
 
-def _format_gpu_names(rows: np.ndarray) -> list[str]:
-    """The UUIDs of GPUs as NVML writes them (GPU-...), without duplicates. rows: for each rank its `_read_gpu_numbers`."""
-    uuids: dict[str, None] = {}
-    for rank_numbers in rows:
+def _format_gpu_names(numbers_by_rank: np.ndarray) -> list[str]:
+    """The UUIDs of GPUs as NVML writes them (GPU-...), without duplicates. numbers_by_rank: of `_read_gpu_numbers`."""
+    uuid_texts: dict[str, None] = {}
+    for rank_numbers in numbers_by_rank:
         if not any(map(math.isnan, rank_numbers)):
-            uuids[f"GPU-{uuid.UUID(bytes=b''.join(int(number).to_bytes(4) for number in rank_numbers))}"] = None
-    return list(uuids)
+            uuid_texts[f"GPU-{uuid.UUID(bytes=b''.join(int(number).to_bytes(4) for number in rank_numbers))}"] = None
+    return list(uuid_texts)

@@ -7,10 +7,10 @@ from functools import partial
 
 from shardlab.matrix.cell import Cell
 from shardlab.matrix.gradient_sync import LAST_PASS
-from shardlab.registry import Option
 from trainers.model.precision import CAST, REASONS, SHARDED
 from trainers.strategies.fsdp2 import REPLICAS, SYNC, refuse_replicas
 from trainers.strategy import Strategy
+from trainers.strategy_options import Fsdp1Options
 from trainers.theory.fsdp import divide_fsdp1, list_fsdp1_terms
 
 WITHOUT_GPU = "FSDP1 copies offloaded parameters to a GPU and back, and the ranks of this run have no GPU. Allowed: none."
@@ -21,15 +21,16 @@ def make_refuse(sharding: str) -> Callable[[Cell], str | None]:
     """The function `refuse` of a strategy with this sharding. sharding: a name of FSDP's `ShardingStrategy`."""
 
     def refuse(cell: Cell) -> str | None:
+        offloads = Fsdp1Options(cell.options).offload == "cpu"
         # With one rank, torch changes every sharding to NO_SHARD.
         if (sharding == "NO_SHARD" or cell.gpus == 1) and cell.precision in CAST and cell.gradient_accumulation_steps > 1:
             return (
                 f"FSDP1 without shards keeps {cell.precision} gradients between micro-batches; torch 2.13 needs fp32 there and "
                 "fails. Allowed: gradient_accumulation_steps of 1, or another strategy."
             )
-        if cell.options["offload"] == "cpu" and cell.launcher == "fork":
+        if offloads and cell.launcher == "fork":
             return f"offload: {WITHOUT_GPU}"
-        if cell.options["offload"] == "cpu" and cell.sync != LAST_PASS and cell.gradient_accumulation_steps > 1:
+        if offloads and cell.sync != LAST_PASS and cell.gradient_accumulation_steps > 1:
             return (
                 f"sync: found {cell.sync} with offload: cpu and several passes per step, where FSDP1 replaces the gradient of "
                 f"earlier passes instead of adding to it. Allowed: {LAST_PASS}, offload: none, or fsdp2."
@@ -39,19 +40,7 @@ def make_refuse(sharding: str) -> Callable[[Cell], str | None]:
     return refuse
 
 
-OPTIONS = (
-    Option("wrap", "block", "block: one FSDP unit per block and one for the rest; none: one unit for all", ("block", "none")),
-    Option(
-        "backward_prefetch",
-        "pre",
-        "in backward, gather the next unit before (pre) or after (post) the gradients of the current unit are computed",
-        ("pre", "post", "none"),
-    ),
-    Option("forward_prefetch", False, "in forward, gather the next unit while the current unit computes"),
-    Option("limit_all_gathers", True, "make the CPU wait, so that at most two units are gathered at a time"),
-    Option("offload", "none", "where to keep parameter shards, their gradients and optimizer state", ("none", "cpu")),
-    SYNC,
-)
+OPTIONS = (*Fsdp1Options.list_options(), SYNC)
 
 
 def _make_strategy(name: str, sharding: str, summary: str) -> Strategy:

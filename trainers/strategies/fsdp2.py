@@ -11,11 +11,12 @@ from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS, SHARD_EVERY_PAS
 from shardlab.registry import Option
 from trainers.model.precision import REASONS, SHARDED
 from trainers.strategy import SWITCHES, Strategy
+from trainers.strategy_options import Fsdp2Options
 from trainers.theory.fsdp import divide_sharded, list_fsdp2_terms
 
 
 def refuse(cell: Cell) -> str | None:
-    if cell.options["offload"] == "cpu" and cell.max_grad_norm is not None:
+    if Fsdp2Options(cell.options).offload == "cpu" and cell.max_grad_norm is not None:
         return "offload: NCCL cannot sum the norm of gradients that are in CPU memory. Allowed: leave max_grad_norm out."
     return refuse_replicas(cell) if "replicas" in cell.options else None
 
@@ -43,10 +44,7 @@ SYNC_OF_REPLICAS = msgspec.structs.replace(
     choices=(*SYNC.choices, SHARD_EVERY_PASS),
 )
 REPLICAS = Option("replicas", 2, "number of groups of ranks; each group holds one sharded copy of the model", least=2)
-OPTIONS = (
-    Option("prefetch", 0, "number of blocks that are gathered before their use; 0: torch's default, the next block", least=0),
-    Option("offload", "none", "where to keep parameter shards, their gradients and optimizer state", ("none", "cpu")),
-)
+OPTIONS = Fsdp2Options.list_options()
 
 
 def _make_strategy(name: str, summary: str, *, reshard_after_forward: bool, replicated: bool) -> Strategy:

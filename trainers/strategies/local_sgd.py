@@ -8,9 +8,9 @@ averaging.
 from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
-from shardlab.registry import Option
 from trainers.model.precision import ALL, scales_loss
 from trainers.strategy import SWITCHES, Strategy
+from trainers.strategy_options import LocalSgdOptions
 from trainers.theory.whole_models import get_averaging_period, list_averaging_terms
 
 
@@ -38,14 +38,7 @@ VARIANTS = (
         switches=SWITCHES,
         cuts=(),
         theory_of_communication=list_averaging_terms,
-        options=(
-            Option(
-                "averaging_period",
-                4,  # as in the example of torch's PostLocalSGDOptimizer
-                "optimizer steps between two averages of the parameters",
-                least=1,
-            ),
-        ),
+        options=LocalSgdOptions.list_options(),
         other_work=explain_other_work,
         communication_period=get_averaging_period,
     ),

@@ -11,9 +11,10 @@ from shardlab.registry import Option
 from trainers.model.precision import ALL, REASONS, SHARDED
 from trainers.strategies.fsdp2 import SYNC
 from trainers.strategies.pipeline import refuse_1f1b_schedule, refuse_stages
-from trainers.strategies.tensor import SEQUENCE_PARALLEL, refuse_tensor_split
 from trainers.strategies.tensor import refuse as refuse_split
+from trainers.strategies.tensor import refuse_tensor_split
 from trainers.strategy import Strategy
+from trainers.strategy_options import TensorOptions
 from trainers.theory.fsdp import divide_sharded
 from trainers.theory.mesh import list_mesh_terms
 
@@ -53,7 +54,7 @@ VARIANTS = (
         ("dp", "tp"),
         "each block's linear layers split over tp, all parameters of a rank sharded over dp (FSDP2)",
         refuse_split,
-        SEQUENCE_PARALLEL,
+        *TensorOptions.list_options(),
         SYNC,
     ),
     _make_strategy(

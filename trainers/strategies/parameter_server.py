@@ -15,9 +15,9 @@ from functools import partial
 import msgspec
 
 from shardlab.matrix.cell import Cell
-from shardlab.registry import Option
 from trainers.model.precision import ALL
 from trainers.strategy import Strategy
+from trainers.strategy_options import AsynchronousOptions, StalenessOptions
 from trainers.theory.whole_models import divide_worker, list_worker_terms
 
 
@@ -33,21 +33,18 @@ def refuse(cell: Cell) -> str | None:
 SUPPORTED_SWITCHES = ("activation_checkpointing", "compile")
 NO_COMMON_STEP = "workers are at different steps, so the parameters never belong to one step of all workers"
 OWN_ORDER = "each worker's gradient is applied on its own, in the order of arrival, so no two runs do the same work"
-PULL_INTERVAL = Option("pull_interval", 1, "a worker pulls parameters once in this many pushes", least=1)
 
 
 def explain_unprovable(cell: Cell) -> str:
     """Why an asynchronous server cannot be compared with one process."""
-    interval = cell.options.get("pull_interval", 1)
-    pull_remark = f"; workers pull parameters once in {interval} pushes, so their own last pushes are missing in them too"
-    return OWN_ORDER + (pull_remark if interval != 1 else "")
+    pull_interval = find_pull_period(cell)
+    pull_remark = f"; workers pull parameters once in {pull_interval} pushes, so their own last pushes are missing in them too"
+    return OWN_ORDER + (pull_remark if pull_interval != 1 else "")
 
 
 def find_pull_period(cell: Cell) -> int:
     """The number of steps after which the communication of a worker repeats."""
-    interval = cell.options.get("pull_interval", 1)
-    assert isinstance(interval, int)
-    return interval
+    return AsynchronousOptions(cell.options).pull_interval
 
 
 _SYNC = Strategy(
@@ -68,7 +65,7 @@ _ASYNC = msgspec.structs.replace(
     summary="parameter servers that apply each worker's gradient at once",
     settings={},
     theory_of_communication=partial(list_worker_terms, waits=False),
-    options=(PULL_INTERVAL,),
+    options=AsynchronousOptions.list_options(),
     unprovable=explain_unprovable,
     communication_period=find_pull_period,
     no_checkpoints=NO_COMMON_STEP,
@@ -81,10 +78,6 @@ VARIANTS = (
         _ASYNC,
         name="ps-ssp",
         summary="asynchronous parameter servers with bounded staleness; stale gradients get a smaller weight",
-        options=(
-            Option("staleness_bound", 4, "maximum number of steps that a worker may be ahead of the slowest worker", least=0),
-            Option("staleness_weighted", True, "weight a gradient by 1 / (1 + updates since its worker pulled parameters)"),
-            PULL_INTERVAL,
-        ),
+        options=(*StalenessOptions.list_options(), *AsynchronousOptions.list_options()),
     ),
 )

@@ -34,7 +34,7 @@ def refuse_stages(cell: Cell) -> str | None:
     return None
 
 
-def _refuse_own_stages(cell: Cell, workload: Workload, stages: int) -> str | None:
+def _refuse_own_stages(cell: Cell, workload: Workload, stage_count: int) -> str | None:
     """As `refuse_stages`, for a workspace's own workload. If a cell changes the options of the workload, the number of blocks
     may be different; in this case, only the ranks check the number."""
     if not workload.most_stages and workload.is_data:
@@ -47,8 +47,8 @@ def _refuse_own_stages(cell: Cell, workload: Workload, stages: int) -> str | Non
             f"{cell.strategy} cannot divide {cell.workload} into pipeline stages: its file defines no function "
             "pipeline(model), which names the modules before and behind the blocks (docs/own-models.md)."
         )
-    if stages > workload.most_stages and workload.has_default_options(cell):
-        return f"{cell.workload} has {workload.most_stages} blocks, too few for {stages} stages (pp: {cell.pp})."
+    if stage_count > workload.most_stages and workload.has_default_options(cell):
+        return f"{cell.workload} has {workload.most_stages} blocks, too few for {stage_count} stages (pp: {cell.pp})."
     return None
 
 
@@ -70,11 +70,11 @@ def _refuse_1f1b(cell: Cell) -> str | None:
 
 
 def _refuse_interleaved(cell: Cell) -> str | None:
-    passes = cell.gradient_accumulation_steps
-    rounds = max(1, passes // cell.pp)
-    if passes % rounds:
+    pass_count = cell.gradient_accumulation_steps
+    round_count = max(1, pass_count // cell.pp)
+    if pass_count % round_count:
         return (
-            f"the interleaved schedule cannot divide {passes} micro-batches per step into {rounds} equal rounds "
+            f"the interleaved schedule cannot divide {pass_count} micro-batches per step into {round_count} equal rounds "
             f"on {cell.pp} ranks. Allowed: a multiple of {cell.pp}."
         )
     return refuse_stages(cell)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from shardlab.matrix.cell import Cell
-from shardlab.registry import Option
 from trainers import menu
 from trainers.model.precision import ALL
 from trainers.strategy import Strategy
+from trainers.strategy_options import TensorOptions
 from trainers.theory.mesh import list_mesh_terms
 from trainers.workload import Workload
 
@@ -55,7 +55,7 @@ def refuse_sequence_slices(cell: Cell) -> str | None:
 
     Always None if the option sequence_parallel is off.
     """
-    if not cell.options["sequence_parallel"]:
+    if not TensorOptions(cell.options).sequence_parallel:
         return None
     if cell.seq_len is None:
         return f"sequence_parallel: {cell.workload} has no sequences. Allowed: leave it out."
@@ -71,7 +71,6 @@ def refuse(cell: Cell) -> str | None:
     return refuse_tensor_split(cell) or refuse_sequence_slices(cell)
 
 
-SEQUENCE_PARALLEL = Option("sequence_parallel", False, "between split layers, each rank keeps only a slice of the positions")
 VARIANTS = (
     Strategy(
         name="tp",
@@ -82,6 +81,6 @@ VARIANTS = (
         degrees=("tp",),
         switches=("activation_checkpointing", "max_grad_norm"),
         theory_of_communication=partial(list_mesh_terms, pipelined=False),
-        options=(SEQUENCE_PARALLEL,),
+        options=TensorOptions.list_options(),
     ),
 )

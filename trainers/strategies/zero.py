@@ -10,6 +10,7 @@ from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 from shardlab.registry import Option
 from trainers.model.precision import CAST, MIXED, REASONS, SHARDED
 from trainers.strategy import Strategy
+from trainers.strategy_options import Zero3Options, ZeroOptions
 from trainers.theory.zero import divide_zero, list_zero_terms
 
 
@@ -17,13 +18,13 @@ def make_refuse(stage: int) -> Callable[[Cell], str | None]:
     """The function `refuse` of the strategy for a ZeRO stage."""
 
     def refuse(cell: Cell) -> str | None:
-        options = cell.options
+        options = ZeroOptions(cell.options)
         if cell.precision == "fp16" and cell.launcher == "fork":
             return "DeepSpeed's fp16 needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: bf16."
-        if options.get("communication_dtype", "fp32") != "fp32" and cell.precision not in ("bf16", "bf16-pure"):
+        if options.communication_dtype != "fp32" and cell.precision not in ("bf16", "bf16-pure"):
             return f"communication_dtype: found bf16 with precision {cell.precision}. Allowed: fp32."
-        bucketed = options.get("reduce_bucket_size") is not None or options.get("overlap_comm") is True
-        if stage == 1 and cell.precision == "bf16" and bucketed and options["offload_optimizer"] == "none":
+        uses_buckets = options.reduce_bucket_size is not None or options.overlap_comm
+        if stage == 1 and cell.precision == "bf16" and uses_buckets and options.offload_optimizer == "none":
             return (
                 "for stage 1 in bf16 with gradients added up in fp32, DeepSpeed uses its BF16_Optimizer, which ignores "
                 "reduce_bucket_size and overlap_comm. Allowed: leave both out, or zero2."
@@ -33,16 +34,16 @@ def make_refuse(stage: int) -> Callable[[Cell], str | None]:
                 f"with precision {cell.precision}, zero0 adds the gradients of several micro-batches in 16 bits; every other "
                 "strategy adds them in fp32. Allowed: gradient_accumulation_steps of 1, or zero1 to zero3."
             )
-        return _refuse_zeropp(cell) or _refuse_offload(cell)
+        stage_3_options = Zero3Options(cell.options)
+        return _refuse_zeropp(cell, stage_3_options) or _refuse_offload(cell, stage_3_options)
 
     return refuse
 
 
-def _refuse_zeropp(cell: Cell) -> str | None:
-    size = cell.options.get("hpz_partition_size", 1)
-    if isinstance(size, int) and cell.gpus % size:
+def _refuse_zeropp(cell: Cell, options: Zero3Options) -> str | None:
+    if cell.gpus % (size := options.hpz_partition_size):
         return f"hpz_partition_size: found {size} on {cell.gpus} ranks. Allowed: a divisor of {cell.gpus}; 1: no second copy."
-    if cell.options.get("quantized_gradients") is True and cell.nnodes == 1:
+    if options.quantized_gradients and cell.nnodes == 1:
         return "quantized_gradients: DeepSpeed quantises gradients only between nodes: found nnodes: 1. Allowed: false."
     if cell.launcher == "fork" and (names := name_quantizing_options(cell)):
         return f"{names}: DeepSpeed's quantiser needs a GPU, and the launcher fork runs ranks on the CPU. Allowed: false."
@@ -62,12 +63,11 @@ def explain_unprovable(cell: Cell) -> str | None:
     return None
 
 
-def _refuse_offload(cell: Cell) -> str | None:
-    devices = {name: cell.options.get(name, "none") for name in ("offload_optimizer", "offload_param")}
-    path = cell.options.get("nvme_path")
-    if "nvme" not in devices.values():
+def _refuse_offload(cell: Cell, options: Zero3Options) -> str | None:
+    path = options.nvme_path
+    if "nvme" not in (options.offload_optimizer, options.offload_param):
         return None if path is None else "nvme_path: nothing is offloaded to nvme. Allowed: leave it out, or offload to nvme."
-    if not (isinstance(path, str) and path.startswith("/")):
+    if path is None or not path.startswith("/"):
         return f"nvme_path: found {path or 'null'}. Allowed: an absolute path on each node, which offloading to nvme needs."
     if cell.instruments.checkpoints is not None:
         return "instruments.checkpoints: what is offloaded to nvme cannot be saved. Allowed: leave it out, or offload to cpu."
@@ -76,70 +76,10 @@ def _refuse_offload(cell: Cell) -> str | None:
     return None
 
 
-COMMUNICATION = Option(
-    "communication_dtype", "fp32", "dtype of sent gradients in a bf16 run (DeepSpeed's default: bf16)", ("fp32", "bf16")
-)
-BUCKET = Option(
-    "reduce_bucket_size", None,
-    "elements of a bucket; null: as many as the model has, at most 50 million (DeepSpeed's default: 500 million)",
-    kind="int", least=1, nullable=True,
-)  # fmt: skip
-OVERLAP = "reduce gradients while backward still runs"
-
-
-def _make_bucket_options(*, overlaps: bool) -> tuple[Option, ...]:
-    """The options of stages 1 and 2. overlaps: the default of overlap_comm (DeepSpeed has no overlap for stage 1 in bf16)."""
-    return (
-        COMMUNICATION,
-        BUCKET,
-        Option(
-            "allgather_bucket_size",
-            None,
-            "elements of a bucket; null: as for reduce_bucket_size",
-            kind="int",
-            least=1,
-            nullable=True,
-        ),
-        Option("overlap_comm", overlaps, OVERLAP),
-        Option("offload_optimizer", "none", "where optimizer state is kept and updated", ("none", "cpu")),
-    )
-
-
-ALL_CUT = (
-    COMMUNICATION,
-    BUCKET,
-    Option("overlap_comm", True, OVERLAP),
-    Option("prefetch_bucket_size", 50_000_000, "number of elements that are gathered before their use", least=0),
-    Option("param_persistence_threshold", 100_000, "parameters of at most this many elements are not sharded", least=0),
-    Option(
-        "max_reuse_distance",
-        1_000_000_000,
-        "a parameter that is needed again within this number of elements stays gathered; 0: never",
-        least=0,
-    ),
-    Option(
-        "max_live_parameters",
-        1_000_000_000,
-        "maximum number of gathered elements; at this limit, none are gathered before their use",
-        least=0,
-    ),
-    Option(
-        "offload_optimizer",
-        "none",
-        "where optimizer state is kept; offloaded state is updated on the CPU",
-        ("none", "cpu", "nvme"),
-    ),
-    Option("offload_param", "none", "where sharded parameters are kept", ("none", "cpu", "nvme")),
-    Option("nvme_path", None, "for nvme: a folder on a local disk of each node", kind="str", nullable=True),
-    Option(
-        "hpz_partition_size",
-        1,
-        "ranks over which a second copy of the parameters is sharded, for repeated gathers in a step; 1: no copy (ZeRO++)",
-        least=1,
-    ),
-    Option("quantized_weights", False, "send parameters as 8-bit integers (ZeRO++)"),
-    Option("quantized_gradients", False, "send gradients as 4-bit integers (ZeRO++)"),
-)
+BUCKET_OPTIONS = ZeroOptions.list_options()
+# DeepSpeed has no overlap for stage 1 in bf16, so it is the default only for the other stages.
+OVERLAPPED = tuple(option.with_default(True) if option.name == "overlap_comm" else option for option in BUCKET_OPTIONS)
+ALL_CUT = Zero3Options.list_options()
 NO_PURE = "without ZeRO, DeepSpeed keeps an fp32 copy of the bf16 weights"
 CUTS = ("", "parameter", "gradient", "optimizer_state")  # ZeRO stage n shards the last n entries of this tuple
 SUPPORTED_SWITCHES = ("activation_checkpointing", "max_grad_norm")
@@ -166,11 +106,9 @@ def _make_strategy(stage: int, summary: str, options: tuple[Option, ...]) -> Str
 
 VARIANTS = (
     _make_strategy(
-        0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", (COMMUNICATION,)
+        0, "a whole model on every rank, run by DeepSpeed without ZeRO: the reference for its stages", BUCKET_OPTIONS[:1]
     ),
-    _make_strategy(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", _make_bucket_options(overlaps=False)),
-    _make_strategy(
-        2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", _make_bucket_options(overlaps=True)
-    ),
+    _make_strategy(1, "optimizer state sharded over the ranks (DeepSpeed ZeRO stage 1)", BUCKET_OPTIONS),
+    _make_strategy(2, "optimizer state and gradients sharded over the ranks (DeepSpeed ZeRO stage 2)", OVERLAPPED),
     _make_strategy(3, "optimizer state, gradients and parameters sharded over the ranks (DeepSpeed ZeRO stage 3)", ALL_CUT),
 )

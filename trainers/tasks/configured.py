@@ -22,7 +22,7 @@ from shardlab.files import plugin_source
 from shardlab.matrix import model_file
 from shardlab.matrix.cell import Cell
 from trainers.model import configuration, counted_flops, unpacked_attention
-from trainers.model.blocks import Blocks
+from trainers.model.blocks import BlockFinder
 from trainers.plans import derived
 from trainers.task import Batch, Task
 from trainers.tasks import vision_classifier
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from trainers.model.configuration import Architecture
     from trainers.plans.plan import ModelPlan
 
-MASKED, SEED = 0.15, 15  # the share of masked positions (Devlin et al., BERT, 2019, section 3.1), and the seed that draws them
+MASKED_SHARE, SEED = 0.15, 15  # of positions (Devlin et al., BERT, 2019, section 3.1), and the seed that draws them
 
 
-class Transformer(Task):
+class TransformerTask(Task):
     """The base of tasks with a model of transformers."""
 
     _architecture: Architecture
@@ -47,7 +47,7 @@ class Transformer(Task):
     """The configuration, as an object of transformers."""
 
     def set_architecture(self, architecture: Architecture, config: Any) -> None:
-        self._architecture, self.config, self._blocks = architecture, config, Blocks()
+        self._architecture, self.config, self._blocks = architecture, config, BlockFinder()
 
     def model(self) -> nn.Module:
         return configuration.build_model(self._architecture, self.config)
@@ -59,7 +59,7 @@ class Transformer(Task):
         return counted_flops.count_task_flops(self)
 
 
-class CausalTask(Transformer, TokenTask):
+class CausalTask(TransformerTask, TokenTask):
     """The task of a language model that predicts the next token."""
 
     def __init__(self, cell: Cell, data_path: Path, architecture: Architecture, config: Any) -> None:
@@ -74,14 +74,14 @@ class CausalTask(Transformer, TokenTask):
         with torch.device("meta"):
             model = self.model()
         split = derived.derive_split(model, self.blocks(model), self.config)
-        assert isinstance(split, derived.Split), "refused at plan time"
+        assert isinstance(split, derived.LayerSplit), "refused at plan time"
         return derived.DerivedPlan(self.seq_len, self.config.hidden_size, split)
 
     def plan(self) -> ModelPlan:
         return self._plan
 
 
-class MaskedTask(Transformer, TokenTask):
+class MaskedTask(TransformerTask, TokenTask):
     """The task of a language model that predicts the tokens at masked positions.
 
     Each sequence has the same number of masked positions, so that the mean loss of a part of a batch has the right weight. The
@@ -91,7 +91,7 @@ class MaskedTask(Transformer, TokenTask):
     def __init__(self, cell: Cell, data_path: Path, architecture: Architecture, config: Any) -> None:
         self.set_architecture(architecture, config)
         assert cell.seq_len is not None, "the workload has a default"
-        self._masked_positions = max(1, round(MASKED * cell.seq_len))
+        self._masked_positions = max(1, round(MASKED_SHARE * cell.seq_len))
         mask_token = getattr(config, "mask_token_id", None)
         self._mask_token = (
             mask_token if isinstance(mask_token, int) and 0 <= mask_token < config.vocab_size else config.vocab_size - 1
@@ -100,9 +100,9 @@ class MaskedTask(Transformer, TokenTask):
 
     def _use_tokens(self, tokens: TokenSet) -> None:
         super()._use_tokens(tokens)
-        rule = f"{self.source.sha256}, {self._masked_positions} positions by {self._mask_token}, seed {SEED}"
-        sha256 = hashlib.sha256(rule.encode()).hexdigest()
-        self.source = msgspec.structs.replace(self.source, name=f"{self.source.name}, {MASKED:.0%} masked", sha256=sha256)
+        rule_text = f"{self.source.sha256}, {self._masked_positions} positions by {self._mask_token}, seed {SEED}"
+        sha256 = hashlib.sha256(rule_text.encode()).hexdigest()
+        self.source = msgspec.structs.replace(self.source, name=f"{self.source.name}, {MASKED_SHARE:.0%} masked", sha256=sha256)
 
     def fetch(self, indices: np.ndarray, device: torch.device) -> Batch:
         tokens = self._tokens.read(indices)[:, :-1]
@@ -111,9 +111,9 @@ class MaskedTask(Transformer, TokenTask):
             random_numbers = np.random.Philox(key=np.array([SEED, int(index)], np.uint64)).random_raw(self.seq_len)
             positions[row] = np.sort(np.argsort(random_numbers, kind="stable")[: self._masked_positions])
         targets = np.take_along_axis(tokens, positions, axis=1)
-        masked = tokens.copy()
-        np.put_along_axis(masked, positions, self._mask_token, axis=1)
-        inputs = np.concatenate([masked, positions], axis=1)
+        masked_tokens = tokens.copy()
+        np.put_along_axis(masked_tokens, positions, self._mask_token, axis=1)
+        inputs = np.concatenate([masked_tokens, positions], axis=1)
         return Batch(inputs=copy_to_device(inputs, device), targets=copy_to_device(targets, device))
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -122,7 +122,7 @@ class MaskedTask(Transformer, TokenTask):
         return logits.gather(1, positions[..., None].expand(-1, -1, logits.shape[-1]))
 
 
-class ClassifierTask(Transformer, ImageTask):
+class ClassifierTask(TransformerTask, ImageTask):
     """The task of an image classifier of transformers."""
 
     def __init__(self, cell: Cell, data_path: Path, architecture: Architecture, config: Any) -> None:
@@ -140,7 +140,7 @@ class ClassifierTask(Transformer, ImageTask):
 
 def _compute_logits(architecture: Architecture, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     extra_inputs = {}
-    if "attention_mask" in inspect.signature(architecture.model.forward).parameters:
+    if "attention_mask" in inspect.signature(architecture.model_class.forward).parameters:
         extra_inputs["attention_mask"] = unpacked_attention.make_unpadded_mask(tokens)
     return cast("torch.Tensor", model(input_ids=tokens, **extra_inputs).logits)
 
@@ -157,14 +157,14 @@ def make_task(configuration_content: dict[str, Any], cell: Cell, data_path: Path
 
     twin: whether to make the task of its tiny twin. Raises InputError without the name of the file.
     """
-    dropout = bool(cell.options.get("dropout", False))
+    has_dropout = bool(cell.options.get("dropout", False))
     if "torchvision" in configuration_content:
         return vision_classifier.build(cell, data_path, configuration_content["torchvision"], twin=twin)
     config_values = configuration_content["transformers"]
     architecture = configuration.find_architecture(config_values)
     layer_count = cast("int | None", cell.options.get("n_layer"))
     config_values = configuration.shrink_to_twin(architecture, config_values) if twin else config_values
-    config = configuration.make_config(architecture, config_values, dropout=dropout, layer_count=layer_count)
+    config = configuration.make_config(architecture, config_values, dropout=has_dropout, layer_count=layer_count)
     task: Task = TASKS[architecture.kind](cell, data_path, architecture, config)
     return task
 

@@ -33,7 +33,7 @@ EFFICIENTNET_TWIN = (
 )  # fmt: skip
 
 
-class Narrow(Bottleneck):  # type: ignore[misc]
+class NarrowBottleneck(Bottleneck):  # type: ignore[misc]
     """A bottleneck whose outputs are not four times as wide."""
 
     expansion = 1
@@ -42,7 +42,7 @@ class Narrow(Bottleneck):  # type: ignore[misc]
 def build_resnet_twin(bottlenecks: tuple[int, int, int, int], classes: int) -> nn.Module:
     """A narrow ResNet with 8 to 64 channels. bottlenecks: the number of bottlenecks in each stage."""
     dilations = [False, False, True]
-    network = ResNet(Narrow, list(bottlenecks), classes, width_per_group=8, replace_stride_with_dilation=dilations)
+    network = ResNet(NarrowBottleneck, list(bottlenecks), classes, width_per_group=8, replace_stride_with_dilation=dilations)
     return cast("nn.Module", network)
 
 
@@ -52,8 +52,8 @@ def build_densenet_twin(classes: int) -> nn.Module:
 
 
 def build_efficientnet_twin(classes: int) -> nn.Module:
-    norm = partial(nn.BatchNorm2d, eps=1e-3)
-    network = EfficientNet(EFFICIENTNET_TWIN, 0.4, num_classes=classes, norm_layer=norm, last_channel=128)
+    norm_layer = partial(nn.BatchNorm2d, eps=1e-3)
+    network = EfficientNet(EFFICIENTNET_TWIN, 0.4, num_classes=classes, norm_layer=norm_layer, last_channel=128)
     return cast("nn.Module", network)
 
 
@@ -63,10 +63,10 @@ def build_convnext_twin(classes: int) -> nn.Module:
 
 def build_vgg_twin(classes: int) -> nn.Module:
     """A VGG with 13 convolutions, which have a sixteenth of the usual channels, and with narrow linear layers."""
-    features = make_layers(list(VGG_TWIN))
+    feature_layers = make_layers(list(VGG_TWIN))
     with torch.device("meta"):  # on the meta device, because the linear layers of torchvision are 4,096 wide and replaced below
-        network = VGG(features, num_classes=classes)
-    device = next(features.parameters()).device
+        network = VGG(feature_layers, num_classes=classes)
+    device = next(feature_layers.parameters()).device
     for index, inputs, outputs in ((0, 32 * 7 * 7, 64), (3, 64, 64), (6, 64, classes)):
         network.classifier[index] = nn.Linear(inputs, outputs, device=device)
     return cast("nn.Module", network)

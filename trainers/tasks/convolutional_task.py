@@ -14,6 +14,7 @@ from torchvision.ops import StochasticDepth
 from shardlab.matrix.cell import Cell
 from trainers.task import Batch
 from trainers.tasks.image_task import ImageTask
+from trainers.workloads.convolutional import ConvolutionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +37,11 @@ class ConvolutionalTask(ImageTask):
         find_blocks: Callable[[nn.Module], list[nn.Module]],
     ) -> None:
         super().__init__(cell, data_path, classes)
+        self._convolution_options = ConvolutionOptions(cell.options)
         self._build_model, self._find_blocks = build_model, find_blocks
 
     def model(self) -> nn.Module:
-        torch.backends.cudnn.benchmark = bool(self._cell.options["cudnn_benchmark"])
+        torch.backends.cudnn.benchmark = self._convolution_options.cudnn_benchmark
         model = self._build_model(self.classes)
         for module in find_dropout_modules(model) if not self.dropout else ():
             module.p = 0.0  # type: ignore[assignment]
@@ -52,7 +54,7 @@ class ConvolutionalTask(ImageTask):
         # Images need the dtype of the weights, because some strategies keep the weights in bf16. (The models of transformers
         # cast their inputs themselves.)
         images = batch.inputs.to(next(model.parameters()).dtype)
-        if self._cell.options["channels_last"] and images.is_cuda:
+        if self._convolution_options.channels_last and images.is_cuda:
             # Only the images get this memory format: FSDP needs contiguous weights, and a convolution uses the memory format of
             # its input.
             images = images.contiguous(memory_format=torch.channels_last)

@@ -11,11 +11,11 @@ import torch
 
 def copy_to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Copy an array to the device, as a tensor. On a GPU the copy is asynchronous, on the current stream."""
-    tensor = torch.from_numpy(array)
+    host_tensor = torch.from_numpy(array)
     if device.type != "cuda":
-        return tensor.to(device)
+        return host_tensor.to(device)
     with torch.cuda.device(device):  # a new thread would use GPU 0, and pinning memory would create a CUDA context there
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return host_tensor.pin_memory().to(device, non_blocking=True)
 
 
 class SideStream:
@@ -26,7 +26,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @contextmanager
-    def copy_context(self) -> Iterator[None]:
+    def use_stream(self) -> Iterator[None]:
         """In the `with` block, copies of this thread use this stream."""
         if self._stream is None:
             yield

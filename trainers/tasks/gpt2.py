@@ -15,7 +15,7 @@ from trainers.plans.plan import ModelPlan
 from trainers.tasks import causal_attention
 from trainers.tasks.token_task import TokenTask
 from trainers.workload_options import read_shape
-from trainers.workloads.gpt2 import DROPOUT, GELU, count_flops_per_token, count_parameters
+from trainers.workloads.gpt2 import DROPOUT, GELU, Gpt2Options, count_flops_per_token, count_parameters
 
 
 class Gpt2Task(TokenTask):
@@ -24,16 +24,17 @@ class Gpt2Task(TokenTask):
     def __init__(self, cell: Cell, data_path: Path, *, vocabulary: int, positions: int) -> None:
         self._shape = read_shape(cell)
         super().__init__(cell, data_path, vocabulary)
-        multiple = cast("int", cell.options["pad_vocabulary"])
-        self._rows = -(-vocabulary // multiple) * multiple
-        if self._rows > vocabulary:
-            self.padding, self.counted_classes = (self._rows - vocabulary) * self._shape.width, vocabulary
+        self._options = Gpt2Options(cell.options)
+        row_multiple = self._options.pad_vocabulary
+        self._row_count = -(-vocabulary // row_multiple) * row_multiple
+        if self._row_count > vocabulary:
+            self.padding, self.counted_classes = (self._row_count - vocabulary) * self._shape.width, vocabulary
         self._positions = max(positions, self.seq_len)
 
     def model(self) -> nn.Module:
-        dropout = DROPOUT if self._cell.options.get("dropout") else 0.0
+        dropout = DROPOUT if self._options.dropout else 0.0
         return cast("nn.Module", GPT2LMHeadModel(GPT2Config(
-            vocab_size=self._rows,
+            vocab_size=self._row_count,
             n_positions=self._positions,
             n_layer=self._shape.layer_count,
             n_embd=self._shape.width,
@@ -42,7 +43,7 @@ class Gpt2Task(TokenTask):
             embd_pdrop=dropout,
             attn_pdrop=dropout,
             use_cache=False,
-            activation_function=GELU[cast("str", self._cell.options["gelu"])],
+            activation_function=GELU[self._options.gelu],
             attn_implementation=causal_attention.register_causal_attention(),
             bos_token_id=0,
             eos_token_id=0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from trainers.data.image_sets import open_images
 from trainers.data.synthetic_images import SyntheticImages
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import copy_to_device
+from trainers.workload_options import ImageOptions
 
 if TYPE_CHECKING:
     from trainers.data.images import ImageSet
@@ -30,9 +31,9 @@ class ImageTask(Task):
     units_per_item = 1
 
     def __init__(self, cell: Cell, data_path: Path, classes: int) -> None:
-        self.image_size = cast("int", cell.options["image_size"])
-        self.dropout = bool(cell.options["dropout"])
-        self._cell, self._data_path = cell, data_path
+        self._options = ImageOptions(cell.options)
+        self.image_size, self.dropout = self._options.image_size, self._options.dropout
+        self._data_path = data_path
         self._use_images(self._open_split("train", classes))
 
     @property
@@ -45,15 +46,14 @@ class ImageTask(Task):
         self._use_images(SyntheticImages("train", self.image_size, classes, None))
 
     def _open_split(self, split: str, classes: int) -> ImageSet:
-        options = self._cell.options
         return open_images(
-            cast("str", options["data"]),
+            self._options.data,
             self._data_path,
             split,
-            size=self.image_size,
-            classes=classes,
-            subset=cast("int | None", options["subset"]),
-            subset_seed=cast("int", options["subset_seed"]),
+            image_size=self.image_size,
+            class_count=classes,
+            subset=self._options.subset,
+            subset_seed=self._options.subset_seed,
         )
 
     def _use_images(self, images: ImageSet) -> None:

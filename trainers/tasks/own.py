@@ -35,10 +35,10 @@ class OwnTask(Task):
     def __init__(self, plugin: OwnModel, code: str, options: dict[str, OptionValue]) -> None:
         self._plugin, self._options = plugin, options
         self.units_per_item = plugin.units_per_item
-        name = plugin.file.rpartition("/")[2]
+        file_name = plugin.file.rpartition("/")[2]
         # The code of the file decides what the items contain, so the digest of the code identifies the data.
-        sha256 = hashlib.sha256(f"items of {name} {code}".encode()).hexdigest()
-        self.source = DataSource(name=f"batch() of {name}", sha256=sha256, synthetic=False, items=plugin.items)
+        sha256 = hashlib.sha256(f"items of {file_name} {code}".encode()).hexdigest()
+        self.source = DataSource(name=f"batch() of {file_name}", sha256=sha256, synthetic=False, items=plugin.items)
         if plugin.data is not None:
             self.source = plugin.data.source
         self._plan: OwnPlan | None = None
@@ -67,27 +67,27 @@ class OwnTask(Task):
         return self._plan
 
     def _make_plan(self) -> OwnPlan:
-        shapes: list[tuple[int, ...]] = []
+        hidden_shapes: list[tuple[int, ...]] = []
 
         def record_shapes(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            values = [*inputs, output]
-            if len(values) != 2 or not all(isinstance(value, torch.Tensor) for value in values):
+            block_tensors = [*inputs, output]
+            if len(block_tensors) != 2 or not all(isinstance(value, torch.Tensor) for value in block_tensors):
                 raise InputError(
                     f"{self._plugin.file}: a block takes {_describe_value(inputs)} and "
                     f"returns {_describe_value(output)}. Needed for "
                     "tensor and pipeline parallelism: blocks that take one tensor and return one."
                 )
-            shapes.extend(tuple(value.shape[1:]) for value in values)
+            hidden_shapes.extend(tuple(value.shape[1:]) for value in block_tensors)
 
         with torch.device("meta"):
             model = self.model().eval()
         for block in self.blocks(model):
             block.register_forward_hook(record_shapes)
         inputs, targets = (part.to("meta") for part in self.read_items(np.arange(1)))
-        hint = "Tensor and pipeline parallelism need a model that computes on the meta device."
-        with own_code.name_errors(self._plugin.file, hint), torch.no_grad():
+        error_hint = "Tensor and pipeline parallelism need a model that computes on the meta device."
+        with own_code.name_errors(self._plugin.file, error_hint), torch.no_grad():
             self.outputs(model, Batch(inputs, targets))
-        return OwnPlan(self._plugin, self.blocks, model, shapes)
+        return OwnPlan(self._plugin, self.blocks, model, hidden_shapes)
 
     def flops_per_unit(self) -> float | None:
         if self._plugin.flops_per_unit is not None:
@@ -105,8 +105,8 @@ class OwnTask(Task):
         """The (inputs, targets) of the items with these indices, (n,), on the CPU. Raises InputError if the function `batch` of
         the file does not return two tensors with one entry for each item."""
         batch = self._plugin.call_function("batch", torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)))
-        fits = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, torch.Tensor) for part in batch)
-        if not fits or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in batch):
+        is_pair = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, torch.Tensor) for part in batch)
+        if not is_pair or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in batch):
             raise InputError(
                 f"{self._plugin.file}: batch() returned {_describe_value(batch)} for {len(indices)} items. Allowed: (inputs, "
                 "targets), two tensors on the CPU, whose first dimension is the number of items."

@@ -14,6 +14,7 @@ from shardlab.matrix.cell import Cell
 from trainers.data.token_sets import open_tokens
 from trainers.task import Batch, Task
 from trainers.tasks.device_copy import copy_to_device
+from trainers.workload_options import TokenOptions
 
 if TYPE_CHECKING:
     from trainers.data.sequences import TokenSet
@@ -30,14 +31,14 @@ class TokenTask(Task):
         self._use_tokens(self._open_split("train"))
 
     def _open_split(self, split: str) -> TokenSet:
-        tokens_file = self._cell.options["tokens_file"]
+        options = TokenOptions(self._cell.options)
         return open_tokens(
-            cast("str", self._cell.options["data"]),
+            options.data,
             self._data_path,
             split,
             seq_len=self.seq_len,
-            vocabulary=self.vocabulary,
-            tokens_file=None if tokens_file is None else str(tokens_file),
+            vocabulary_size=self.vocabulary,
+            tokens_file=options.tokens_file,
         )
 
     def _use_tokens(self, tokens: TokenSet) -> None:

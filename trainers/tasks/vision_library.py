@@ -20,11 +20,11 @@ import torch
 def import_torchvision() -> ModuleType:
     """Import torchvision in a way that works with this build of torch, and return it. Must be called before any model of
     transformers is imported."""
-    spec = importlib.util.find_spec("torchvision")  # finds the package without importing it
-    assert spec is not None, "torchvision is installed with trainers"
-    folder = Path(next(iter(spec.submodule_search_locations or [])))
+    package_spec = importlib.util.find_spec("torchvision")  # finds the package without importing it
+    assert package_spec is not None, "torchvision is installed with trainers"
+    package_folder = Path(next(iter(package_spec.submodule_search_locations or [])))
     try:
-        (library,) = folder.glob("_C*.so")  # `_C.so` up to torchvision 0.28, `_C_stable.so` from 0.29 on
+        (library,) = package_folder.glob("_C*.so")  # `_C.so` up to torchvision 0.28, `_C_stable.so` from 0.29 on
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except (OSError, ValueError):
         _name_operators()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardlab.matrix.cell import Cell
 from trainers.model.precision import computed_bytes, stream_bytes, weight_bytes
+from trainers.strategy_options import TensorOptions
 from trainers.theory.fsdp import list_sharding_terms
 from trainers.theory.term import SCALAR_BYTES, ModelPart, Term, list_overflow_terms
 
@@ -18,7 +19,8 @@ def list_mesh_terms(cell: Cell, part: ModelPart, *, pipelined: bool) -> list[Ter
     if cell.max_grad_norm is not None:
         terms.append(Term("the gradient's norm", "all_reduce", SCALAR_BYTES, cell.gpus))
     if cell.tp > 1:
-        terms += _list_sequence_terms(cell, part) if cell.options.get("sequence_parallel") else _list_split_terms(cell, part)
+        list_block_terms = _list_sequence_terms if TensorOptions(cell.options).sequence_parallel else _list_split_terms
+        terms += list_block_terms(cell, part)
         terms += _list_vocabulary_terms(cell, part)
     if cell.pp > 1:
         terms += _list_pipeline_terms(cell, part)
@@ -48,8 +50,8 @@ def _list_vocabulary_terms(cell: Cell, part: ModelPart) -> list[Term]:
 def _count_hidden_bytes(cell: Cell, part: ModelPart) -> tuple[float, float]:
     """The bytes of a hidden state: (as a linear layer writes it, as it is between layers). With autocast, a linear layer
     computes in 16 bits but casts its input itself: the input and its gradient are fp32."""
-    elements = part.hidden_elements or 0
-    return elements * computed_bytes(cell.precision), elements * stream_bytes(cell.precision)
+    hidden_elements = part.hidden_elements or 0
+    return hidden_elements * computed_bytes(cell.precision), hidden_elements * stream_bytes(cell.precision)
 
 
 def _list_split_terms(cell: Cell, part: ModelPart) -> list[Term]:
@@ -73,12 +75,12 @@ def _list_sequence_terms(cell: Cell, part: ModelPart) -> list[Term]:
     """As `_list_split_terms`, with sequence parallelism: a reduce-scatter and an all-gather replace each all-reduce. Layers
     that read the same hidden state, such as q, k and v, gather it once."""
     (output_bytes, input_bytes), passes = _count_hidden_bytes(cell, part), cell.gradient_accumulation_steps
-    blocks, recomputed_blocks = part.blocks * passes, part.recomputed_blocks * passes
+    block_passes, recomputed_passes = part.blocks * passes, part.recomputed_blocks * passes
     exchanges = (
-        ("what column-parallel layers read", "all_gather", input_bytes, 2 * (blocks + recomputed_blocks)),
-        ("its gradient", "reduce_scatter", input_bytes, 2 * blocks),
-        ("what row-parallel layers write", "reduce_scatter", output_bytes, 2 * blocks + recomputed_blocks),
-        ("its gradient", "all_gather", output_bytes, 2 * blocks),
+        ("what column-parallel layers read", "all_gather", input_bytes, 2 * (block_passes + recomputed_passes)),
+        ("its gradient", "reduce_scatter", input_bytes, 2 * block_passes),
+        ("what row-parallel layers write", "reduce_scatter", output_bytes, 2 * block_passes + recomputed_passes),
+        ("its gradient", "all_gather", output_bytes, 2 * block_passes),
         ("what leaves the blocks, and the gradient of what enters them", "all_gather", input_bytes, 2 * passes),
         ("gradients of the layer norms, once a step", "all_reduce", weight_bytes(cell.precision) * part.partial_elements, 1),
     )
@@ -87,12 +89,12 @@ def _list_sequence_terms(cell: Cell, part: ModelPart) -> list[Term]:
 
 def _list_pipeline_terms(cell: Cell, part: ModelPart) -> list[Term]:
     """The communication of a rank of a pipeline with its neighbours, and with the ranks that have the same weight."""
-    messages = part.messages * cell.gradient_accumulation_steps
-    sent_bytes, weight = _count_hidden_bytes(cell, part)[1] * messages, weight_bytes(cell.precision)
+    message_count = part.messages * cell.gradient_accumulation_steps
+    sent_bytes, element_bytes = _count_hidden_bytes(cell, part)[1] * message_count, weight_bytes(cell.precision)
     name = "hidden states to the next stage and their gradients to the stage before, each micro-batch"
     shared_name = "gradient of a weight that stages have in common, once a step"
     return [
-        Term(name, "send", sent_bytes, cell.pp, calls=messages, axis="pp"),
-        *(Term(shared_name, "all_reduce", elements * weight, holders, axis="pp") for elements, holders in part.tied),
+        Term(name, "send", sent_bytes, cell.pp, calls=message_count, axis="pp"),
+        *(Term(shared_name, "all_reduce", elements * element_bytes, holders, axis="pp") for elements, holders in part.tied),
         Term("the loss, from the last stage to all", "broadcast", SCALAR_BYTES, cell.pp, axis="pp"),
     ]  # fmt: skip

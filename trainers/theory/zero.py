@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import msgspec
 
 from shardlab.matrix.cell import Cell
 from trainers.model import precision
+from trainers.strategy_options import Zero3Options, ZeroOptions
 from trainers.theory.division import Division
 from trainers.theory.term import SCALAR_BYTES, ModelPart, Term, Window
 
@@ -20,18 +19,18 @@ USES_PER_PASS = 2  # a pass uses each parameter twice: if all parameters fit twi
 
 def count_sent_gradient_bytes(cell: Cell) -> int:
     """Bytes per element of the gradients that are reduced."""
-    return 2 if cell.precision == "bf16-pure" or cell.options.get("communication_dtype") == "bf16" else 4
+    return 2 if cell.precision == "bf16-pure" or ZeroOptions(cell.options).communication_dtype == "bf16" else 4
 
 
 def _count_bucket_elements(cell: Cell, elements: float) -> float:
     """The elements of a bucket, for which DeepSpeed allocates memory whether the model fills them or not."""
-    return cast("int", cell.options.get("reduce_bucket_size")) or min(elements, BUCKET_ELEMENTS)
+    return ZeroOptions(cell.options).reduce_bucket_size or min(elements, BUCKET_ELEMENTS)
 
 
-def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
+def divide_zero(cell: Cell, parameter_count: int, *, stage: int) -> Division:
     """What a rank of a ZeRO stage holds: the weights are in the precision of the computation, and the optimizer keeps fp32
     copies of the rank's part of them."""
-    options, rank_count, is_pure = cell.options, cell.dp, cell.precision == "bf16-pure"
+    options, rank_count, is_pure = ZeroOptions(cell.options), cell.dp, cell.precision == "bf16-pure"
     computed, accumulates = precision.computed_bytes(cell.precision), cell.gradient_accumulation_steps > 1
     summed, sent = (2 if is_pure else 4), count_sent_gradient_bytes(cell)
     division = Division(
@@ -48,17 +47,17 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
         # a reduction in another type copies the gradients
         reduced_bytes=computed + (sent if sent != computed else 0) if stage >= 2 else computed if accumulates else 0,
         master_bytes=0 if computed == 4 and stage == 0 else summed,
-        optimizer_ranks=0 if options.get("offload_optimizer", "none") != "none" else rank_count if stage else 1,
+        optimizer_ranks=0 if options.offload_optimizer != "none" else rank_count if stage else 1,
         norm_bytes=8 if stage in (1, 2) else 0,
-        bucket_elements=_count_bucket_elements(cell, parameters),
+        bucket_elements=_count_bucket_elements(cell, parameter_count),
         bucket_bytes=sent if stage == 3 else 0,
         bucket_copy_bytes=sent if stage == 3 else computed + (sent if sent != computed else 0) if stage == 2 else 0,
-        backward_bucket_bytes=0 if stage == 3 else computed * (2 if options.get("overlap_comm") else 1),
+        backward_bucket_bytes=0 if stage == 3 else computed * (2 if options.overlap_comm else 1),
     )
     if stage == 0:
         # DeepSpeed reduces a flat copy of the gradients in parts of 500 million elements, and the optimizer reads them in fp32.
         copied_bytes = computed + (4 if computed == 2 else 0)
-        reduction_bytes = max(copied_bytes * min(1, ALL_REDUCED_ELEMENTS / parameters), copied_bytes - computed)
+        reduction_bytes = max(copied_bytes * min(1, ALL_REDUCED_ELEMENTS / parameter_count), copied_bytes - computed)
         return msgspec.structs.replace(division, bucket_elements=0, reduction_bytes=reduction_bytes)
     if stage == 1 and precision.COMPUTED_IN.get(cell.precision) and not is_pure:
         # DeepSpeed's BF16_Optimizer has no buckets. It keeps all gradients in fp32, in addition to the 16-bit gradients.
@@ -74,29 +73,30 @@ def divide_zero(cell: Cell, parameters: int, *, stage: int) -> Division:
         return msgspec.structs.replace(division, reduction_bytes=computed / rank_count)
     if stage < 3:
         return division
-    partition_size = cast("int", options["hpz_partition_size"])
+    stage_3_options = Zero3Options(cell.options)
+    partition_size = stage_3_options.hpz_partition_size
     second_copy_bytes = computed * rank_count // partition_size if partition_size > 1 else 0
     return msgspec.structs.replace(
         division,
-        weight_bytes=computed + second_copy_bytes if options["offload_param"] == "none" else 0,
+        weight_bytes=computed + second_copy_bytes if stage_3_options.offload_param == "none" else 0,
         weight_ranks=rank_count,
         # DeepSpeed gathers parameters ahead of their use until max_live_parameters are gathered
         gathers="everything",
         gathered_bytes=computed,
-        most_gathered=cast("int", options["max_live_parameters"]),
-        gather_buffer_bytes=computed * min(parameters, cast("int", options["prefetch_bucket_size"])),
+        most_gathered=stage_3_options.max_live_parameters,
+        gather_buffer_bytes=computed * min(parameter_count, stage_3_options.prefetch_bucket_size),
     )
 
 
 def _keeps_parameters(cell: Cell, elements: float) -> bool:
     """Whether no parameter is freed before a pass needs it again, because all of them fit into max_reuse_distance."""
-    return USES_PER_PASS * elements <= cast("int", cell.options["max_reuse_distance"])
+    return USES_PER_PASS * elements <= Zero3Options(cell.options).max_reuse_distance
 
 
 def list_zero_terms(cell: Cell, model_part: ModelPart, *, stage: int) -> list[Term] | None:
     """What a rank of a ZeRO stage sends in a step; None for ZeRO++ if the shapes of the parameters are not known."""
     rank_count, elements, passes = cell.dp, model_part.elements, cell.gradient_accumulation_steps
-    gradient_bytes, overlaps = elements * count_sent_gradient_bytes(cell), cell.options.get("overlap_comm") is True
+    gradient_bytes, overlaps = elements * count_sent_gradient_bytes(cell), ZeroOptions(cell.options).overlap_comm
     window: Window | None = None if not overlaps else "last_backward" if stage < 2 else "backward"
     calls = max(1, -(-elements // _count_bucket_elements(cell, elements)))
     if stage == 0:
@@ -115,7 +115,7 @@ def list_zero_terms(cell: Cell, model_part: ModelPart, *, stage: int) -> list[Te
     gather_terms = _list_gather_terms(cell, model_part)
     if gather_terms is None:
         return None
-    quantized_elements = model_part.matrix_elements if cell.options["quantized_gradients"] else 0
+    quantized_elements = model_part.matrix_elements if Zero3Options(cell.options).quantized_gradients else 0
     exact_bytes = (elements - quantized_elements) * count_sent_gradient_bytes(cell) * passes
     reduce_term = Term("gradients, each pass", "reduce_scatter", exact_bytes, rank_count, calls=calls * passes, hides_in=window)
     return [*gather_terms, reduce_term, *_list_quantized_terms(cell, quantized_elements), flag_term]
@@ -128,24 +128,24 @@ def _list_gather_terms(cell: Cell, model_part: ModelPart) -> list[Term] | None:
     10^9. A model with less than half of this number of elements is therefore gathered once per pass and then kept: it sends
     less and needs more memory than textbooks say.
     """
-    options, passes, elements = cell.options, cell.gradient_accumulation_steps, model_part.elements
-    partition_size, weight = cast("int", options["hpz_partition_size"]), precision.computed_bytes(cell.precision)
+    options, passes, elements = Zero3Options(cell.options), cell.gradient_accumulation_steps, model_part.elements
+    partition_size, weight_bytes = options.hpz_partition_size, precision.computed_bytes(cell.precision)
     if model_part.fetched is None:
-        if options["quantized_weights"] or options["quantized_gradients"] or partition_size != 1:
+        if options.quantized_weights or options.quantized_gradients or partition_size != 1:
             return None
-        fetches = passes if _keeps_parameters(cell, elements) else USES_PER_PASS * passes
-        calls, fetched_bytes = (model_part.blocks + 1) * fetches, elements * weight * fetches
+        fetch_count = passes if _keeps_parameters(cell, elements) else USES_PER_PASS * passes
+        calls, fetched_bytes = (model_part.blocks + 1) * fetch_count, elements * weight_bytes * fetch_count
         name = "parameters, each time they are gathered"
         return [Term(name, "all_gather", fetched_bytes, cell.dp, calls=calls, hides_in="step")]
-    fetched_elements, unsharded = model_part.fetched
-    sharded, sent_element_bytes = elements - unsharded, 1 if options["quantized_weights"] else weight
-    refetched, ranks = fetched_elements * passes - sharded, partition_size if partition_size > 1 else cell.dp
+    fetched_elements, unsharded_elements = model_part.fetched
+    sharded_elements, sent_element_bytes = elements - unsharded_elements, 1 if options.quantized_weights else weight_bytes
+    refetched, ranks = fetched_elements * passes - sharded_elements, partition_size if partition_size > 1 else cell.dp
     return [
-        Term("sharded parameters, once a step", "all_gather", sharded * sent_element_bytes, cell.dp),
+        Term("sharded parameters, once a step", "all_gather", sharded_elements * sent_element_bytes, cell.dp),
         Term(
             "sharded parameters again, each time a pass needs a freed one", "all_gather", refetched * sent_element_bytes, ranks
         ),
-        Term("parameters too small to be sharded, once a step", "all_gather", unsharded * weight, cell.dp),
+        Term("parameters too small to be sharded, once a step", "all_gather", unsharded_elements * weight_bytes, cell.dp),
     ]
 
 
@@ -155,8 +155,8 @@ def _list_quantized_terms(cell: Cell, elements: int) -> list[Term]:
     The bytes are derived from the source of DeepSpeed 0.19, without the scales of the quantisation (less than 1 %). They have
     not yet been compared with counted bytes, which needs GPUs.
     """
-    passes, per_node = cell.gradient_accumulation_steps, cell.dp // cell.nnodes
+    passes, node_ranks = cell.gradient_accumulation_steps, cell.dp // cell.nnodes
     return [
-        Term("matrices' gradients in 4 bits within a node, each pass", "all_to_all", elements / 2, per_node, passes),
-        Term("their sums in 4 bits between nodes, each pass", "all_to_all", elements / 2 / per_node, cell.nnodes, passes),
+        Term("matrices' gradients in 4 bits within a node, each pass", "all_to_all", elements / 2, node_ranks, passes),
+        Term("their sums in 4 bits between nodes, each pass", "all_to_all", elements / 2 / node_ranks, cell.nnodes, passes),
     ] if elements else []  # fmt: skip

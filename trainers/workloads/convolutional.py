@@ -6,17 +6,12 @@ There is no short formula for the floating-point operations of these networks, s
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
 
 from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.registry import Option
+from shardlab.registry import TypedOptions, declare
 from trainers.workload import Workload
-from trainers.workload_options import IMAGENET_CLASSES, list_image_options
+from trainers.workload_options import IMAGENET_CLASSES, ImageOptions, list_image_options
 
-OPTIONS = (
-    Option("channels_last", True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores"),
-    Option("cudnn_benchmark", True, "on a GPU, cuDNN tries its algorithms on the first batch and keeps the fastest"),
-)
 SMALLEST_IMAGE = 32  # the smallest width of images in pixels, because the networks halve an image five times
 FLOPS_SOURCE = (
     "per image 6*M - 2*M0: M multiply-adds of all convolutions and linear layers, 2 operations each, once in forward and "
@@ -33,11 +28,16 @@ EFFICIENTNET_RATES = "0.4 before the head, and blocks are skipped with a probabi
 VGG_RATES = "0.5 between the linear layers"
 
 
+class ConvolutionOptions(TypedOptions):
+    channels_last: bool = declare(True, "on a GPU, images are in channels-last memory format (NHWC), which suits tensor cores")
+    cudnn_benchmark: bool = declare(True, "on a GPU, cuDNN tries its algorithms on the first batch and keeps the fastest")
+
+
 def refuse(cell: Cell, *, smallest_single: int) -> str | None:
-    size = cast("int", cell.options["image_size"])
-    if cell.micro_batch_size == 1 and size < smallest_single:
+    image_size = ImageOptions(cell.options).image_size
+    if cell.micro_batch_size == 1 and image_size < smallest_single:
         return (
-            f"image_size: found {size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
+            f"image_size: found {image_size} with micro_batch_size 1, which leaves BatchNorm a single value per channel. "
             f"Allowed: image_size from {smallest_single}, or micro_batch_size from 2."
         )
     return None
@@ -69,7 +69,7 @@ def _make_workload(
         optimizer=optimizer,
         task="trainers.tasks.convolutional",
         settings={"network": original_name.replace("-", "_"), "twin": twin, "classes": 10 if twin else IMAGENET_CLASSES},
-        options=(*list_image_options(32 if twin else 224, dropout, SMALLEST_IMAGE), *OPTIONS),
+        options=(*list_image_options(32 if twin else 224, dropout, SMALLEST_IMAGE), *ConvolutionOptions.list_options()),
         refuse=partial(refuse, smallest_single=smallest_single),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardlab.matrix.cell import Cell, Optimizer
-from shardlab.registry import Option
+from shardlab.registry import TypedOptions, declare
 from trainers.workload import Workload
 from trainers.workload_options import Shape, list_token_options, refuse_shape, refuse_tokens
 
@@ -11,20 +11,23 @@ VOCABULARY = 50_257  # size of the published byte-pair encoding
 # Value of the option -> name in transformers. Both names stand for the same formula, GELU with the tanh approximation
 # (Hendrycks and Gimpel, 2016).
 GELU = {"fused": "gelu_pytorch_tanh", "unfused": "gelu_new"}
-GELU_OPTION = Option("gelu", "fused", "GELU as one operator, or as the eight operators of transformers' GPT-2", tuple(GELU))
-PAD_OPTION = Option(
-    "pad_vocabulary", 1,
-    "pad the rows of the token embedding to a multiple of this (64 suits tensor cores); padding is not counted",
-    least=1,
-)  # fmt: skip
 DROPOUT = 0.1  # the rates of transformers' configuration of GPT-2
-DROPOUT_OPTION = Option(
-    "dropout", None, f"true: {DROPOUT} behind the embedding, in attention and behind each layer of a block; null: none",
-    choices=(True,), kind="bool", nullable=True,
-)  # fmt: skip
 FLOPS_SOURCE = (
     "per token 6N + 12*L*d*T (Chowdhery et al., PaLM, 2022, appendix B): N parameters, L layers, width d, sequence length T"
 )
+
+
+class Gpt2Options(TypedOptions):
+    gelu: str = declare("fused", "GELU as one operator, or as the eight operators of transformers' GPT-2", tuple(GELU))
+    pad_vocabulary: int = declare(
+        1, "pad the rows of the token embedding to a multiple of this (64 suits tensor cores); padding is not counted", least=1
+    )
+    dropout: bool | None = declare(
+        None,
+        f"true: {DROPOUT} behind the embedding, in attention and behind each layer of a block; null: none",
+        choices=(True,),
+        kind="bool",
+    )
 
 
 def count_parameters(shape: Shape, vocabulary: int, positions: int) -> int:
@@ -63,7 +66,7 @@ def _make_workload(
         settings={"vocabulary": vocabulary, "positions": seq_len},
         refuse=refuse,
         seq_len=seq_len,
-        options=(*shape.list_options(), GELU_OPTION, PAD_OPTION, DROPOUT_OPTION, *list_token_options(data)),
+        options=(*shape.list_options(), *Gpt2Options.list_options(), *list_token_options(data)),
         heads="n_head",
         blocks="n_layer",
     )

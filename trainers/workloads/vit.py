@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
 
 from shardlab.matrix.cell import Cell, Optimizer
 from trainers.workload import Workload
-from trainers.workload_options import IMAGENET_CLASSES, Shape, list_image_options, refuse_shape
+from trainers.workload_options import IMAGENET_CLASSES, ImageOptions, Shape, list_image_options, refuse_shape
 
 CHANNELS = 3
 DROPOUT = 0.1  # the rate for training on ImageNet in Dosovitskiy et al., 2021, table 3
@@ -33,9 +32,9 @@ def count_flops_per_image(shape: Shape, image_size: int, patch_size: int, classe
 
 
 def refuse(cell: Cell, *, patch_size: int) -> str | None:
-    size = cast("int", cell.options["image_size"])
-    if size % patch_size:
-        return f"image_size: found {size}. Allowed: a multiple of {patch_size}, the side of a patch."
+    image_size = ImageOptions(cell.options).image_size
+    if image_size % patch_size:
+        return f"image_size: found {image_size}. Allowed: a multiple of {patch_size}, the side of a patch."
     return refuse_shape(cell)
 
 

@@ -58,9 +58,9 @@ def waits(cell: dict[str, Any], data: str) -> dict[str, int]:
 
         engine.forward_backward, recorder.write_remaining = counted, settled
         with found:
-            loop._run_steps(asked, task, order, engine, ranks.device, engine.training_peers(ranks), recorder, watch)
+            loop._run_steps(asked, task, order, engine, ranks.device, engine.select_training_peers(ranks), recorder, watch)
     engine.close()
-    ranks.leave()
+    ranks.leave_group()
     return dict(found.lines)
 
 
@@ -92,7 +92,7 @@ def one_gpu(cell: dict[str, Any], data: str, index: int, local_rank: int) -> dic
         path = Path(folder) / "steps.jsonl"
         with LineWriter(path) as lines:
             recorder, watch = loop.Recorder(lines, ()), RunInstruments([], ranks.device)
-            loop._run_steps(asked, task, order, engine, ranks.device, engine.training_peers(ranks), recorder, watch)
+            loop._run_steps(asked, task, order, engine, ranks.device, engine.select_training_peers(ranks), recorder, watch)
         records = [json.loads(line) for line in path.read_text().splitlines()]
     used = {number: torch.cuda.memory_allocated(number) for number in range(torch.cuda.device_count())}
     return {
@@ -117,7 +117,7 @@ def _rank_0_of(world: int) -> Ranks:
     ranks.world_size, ranks.trains_on, ranks.backend = world, "cuda", "nccl"
     ranks.device = torch.device("cuda:0")
     ranks.all_gather_numbers = lambda numbers: np.tile(np.array(numbers, dtype=float), (world, 1))
-    ranks.leave = lambda: None
+    ranks.leave_group = lambda: None
     return ranks
 
 
@@ -145,7 +145,7 @@ def one_stage_of(world: int, cell: dict[str, Any], data: str) -> dict[str, float
     """
     asked, ranks, task, found = _before_building(world, cell, data)
     stage = MeshModel(asked, task, ranks, stages=world)
-    return {**found, **_built(), "stages": len(stage.parts)}
+    return {**found, **_built(), "stages": len(stage.stage_modules)}
 
 
 def _before_building(world: int, cell: dict[str, Any], data: str) -> tuple[Cell, Ranks, Task, dict[str, float]]:

@@ -10,7 +10,7 @@ import pytest
 
 from shardlab.errors import InputError, WorkspaceError
 from trainers.data import token_sets, tokens
-from trainers.data.made_once import make_once
+from trainers.data.made_once import create_file_once
 from trainers.data.order import TIMED, WARMUP, DataOrder
 
 
@@ -101,7 +101,7 @@ def _make_slowly(path, made):
             made.value += 1
         temporary.write_text("whole")
 
-    make_once(path, make)
+    create_file_once(path, make)
     assert path.read_text() == "whole"
 
 
@@ -127,9 +127,9 @@ def test_a_file_whose_making_fails_leaves_nothing_and_is_made_again(tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        make_once(tmp_path / "set", fail)
+        create_file_once(tmp_path / "set", fail)
     assert not (tmp_path / "set").exists()
-    make_once(tmp_path / "set", lambda temporary: temporary.write_text("whole") and None)
+    create_file_once(tmp_path / "set", lambda temporary: temporary.write_text("whole") and None)
     assert (tmp_path / "set").read_text() == "whole"
 
 

@@ -17,7 +17,7 @@ ALL = np.arange(3)
 
 
 def opened(folder, name, split="train", **keys):
-    return open_images(name, folder, split, **{"size": 32, "classes": None, "subset": None, "subset_seed": 0, **keys})
+    return open_images(name, folder, split, **{"image_size": 32, "class_count": None, "subset": None, "subset_seed": 0, **keys})
 
 
 @pytest.mark.parametrize(("name", "missing"), [("cifar10", CIFAR), ("mnist", "mnist"), ("imagenet", "imagenet")])
@@ -36,7 +36,7 @@ def test_wrong_words_are_refused(tmp_path):
         opened(tmp_path, "cifar")
     with pytest.raises(UnknownName, match="Allowed: train, validation"):
         opened(tmp_path, "synthetic", "test")
-    for keys in ({"size": 0}, {"subset": 0}, {"classes": 1}):
+    for keys in ({"image_size": 0}, {"subset": 0}, {"class_count": 1}):
         with pytest.raises(InputError, match="Allowed: at least"):
             opened(tmp_path, "synthetic", **keys)
     with pytest.raises(InputError, match=r"subset_seed: found -1\. Allowed: 0 to"):
@@ -45,13 +45,13 @@ def test_wrong_words_are_refused(tmp_path):
 
 @pytest.mark.parametrize("size", [8, 32, 50])
 def test_synthetic_images_follow_from_their_index(tmp_path, size):
-    train, again = (opened(tmp_path, "synthetic", size=size, classes=7) for _ in range(2))
+    train, again = (opened(tmp_path, "synthetic", image_size=size, class_count=7) for _ in range(2))
     images, labels = train.read(np.array([5, 3, 1999]))
     assert (images.shape, images.dtype, labels.dtype) == ((3, 3, size, size), np.float32, np.int64)
     assert np.array_equal(again.read(np.array([3]))[0][0], images[1])
     assert train.source == again.source
     assert (train.source.synthetic, train.source.items, train.class_count) == (True, 2000, 7)
-    validation = opened(tmp_path, "synthetic", "validation", size=size, classes=7)
+    validation = opened(tmp_path, "synthetic", "validation", image_size=size, class_count=7)
     assert validation.source.items == 500
     assert validation.source.sha256 != train.source.sha256
     assert not np.array_equal(validation.read(np.array([3]))[0][0], images[1])
@@ -63,15 +63,15 @@ def test_synthetic_images_follow_from_their_index(tmp_path, size):
 
 
 def test_synthetic_images_can_be_learned_also_across_the_splits(tmp_path):
-    images, labels = opened(tmp_path, "synthetic", size=16).read(np.arange(1000))
+    images, labels = opened(tmp_path, "synthetic", image_size=16).read(np.arange(1000))
     means = np.stack([images[labels == label].mean(0) for label in range(10)])
-    images, labels = opened(tmp_path, "synthetic", "validation", size=16).read(np.arange(200))
+    images, labels = opened(tmp_path, "synthetic", "validation", image_size=16).read(np.arange(200))
     nearest = ((images[:, None] - means) ** 2).sum((2, 3, 4)).argmin(1)
     assert (nearest == labels).mean() > 0.95
 
 
 def test_a_synthetic_set_is_as_long_as_asked(tmp_path):
-    large = opened(tmp_path, "synthetic", size=4, classes=1000, subset=131_072)
+    large = opened(tmp_path, "synthetic", image_size=4, class_count=1000, subset=131_072)
     assert large.source.items == 131_072
     assert large.read(np.array([131_071]))[1] < 1000
 
@@ -87,7 +87,7 @@ def test_cifar_is_read_plane_by_plane_and_split_as_published(tmp_path):
     for plane, (mean, std) in enumerate([(0.4914, 0.2470), (0.4822, 0.2435), (0.4465, 0.2616)]):
         pixel = record[1 + 1024 * plane + 32 * 3 + 7]
         assert images[0, plane, 3, 7] == pytest.approx((pixel / 255 - mean) / std, rel=1e-5, abs=1e-6)
-    larger = opened(tmp_path, "cifar10", size=64)
+    larger = opened(tmp_path, "cifar10", image_size=64)
     assert larger.source.name == "CIFAR-10 resized to 64 x 64"
     assert larger.read(ALL)[0].shape == (3, 3, 64, 64)
 
@@ -148,11 +148,11 @@ def test_mnist_stands_in_three_colours_in_a_frame(tmp_path, zipped):
     black = (0 - 0.1307) / 0.3081
     assert np.allclose(images[:, :, :2], black)
     assert np.allclose(images[:, :, :, -2:], black)
-    plain = opened(tmp_path, "mnist", size=28)
+    plain = opened(tmp_path, "mnist", image_size=28)
     assert plain.source.name == "MNIST, grey in three colours"
     assert plain.source.sha256 == train.source.sha256
     assert np.allclose(plain.read(np.array([4]))[0][0], images[0, :, 2:-2, 2:-2])
-    assert opened(tmp_path, "mnist", size=64).read(ALL)[0].shape == (3, 3, 64, 64)
+    assert opened(tmp_path, "mnist", image_size=64).read(ALL)[0].shape == (3, 3, 64, 64)
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

@@ -11,7 +11,7 @@ from trainers.data.token_sets import open_tokens
 
 
 def opened(folder, name, split="train", **keys):
-    return open_tokens(name, folder, split, **{"seq_len": 16, "vocabulary": None, "tokens_file": None, **keys})
+    return open_tokens(name, folder, split, **{"seq_len": 16, "vocabulary_size": None, "tokens_file": None, **keys})
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def test_the_last_tenth_of_a_file_validates(token_path):
         ("tokens", {"tokens_file": "gone.tokens"}, "gone.tokens: no such file. `python -m trainers tokenize TEXT --out"),
         (
             "tokens",
-            {"tokens_file": "some.tokens", "vocabulary": 49},
+            {"tokens_file": "some.tokens", "vocabulary_size": 49},
             "has a vocabulary of 50. Allowed: at most the model's, 49.",
         ),
         ("tokens", {"tokens_file": "some.tokens", "seq_len": 1000}, "331 tokens make 0 sequences of 1000, too few"),
         ("tokens", {"tokens_file": "some.tokens", "seq_len": 40, "split": "validation"}, "make 8 sequences of 40, too few"),
         ("tokens", {}, "tokens_file: found None with the data set tokens"),
         ("synthetic", {"tokens_file": "x"}, "tokens_file: found 'x' with the data set synthetic"),
-        ("synthetic", {"vocabulary": 1}, "vocabulary: found 1. Allowed: at least 2"),
+        ("synthetic", {"vocabulary_size": 1}, "vocabulary: found 1. Allowed: at least 2"),
     ],
 )
 def test_an_unreadable_token_file_or_option_is_refused(token_path, name, keys, why):
@@ -63,7 +63,7 @@ def test_wrong_words_are_refused(tmp_path):
 
 @pytest.mark.parametrize("vocabulary", [2, 100, None, 50_257])
 def test_synthetic_tokens_follow_their_rule_nine_times_in_ten(tmp_path, vocabulary):
-    train, again = (opened(tmp_path, "synthetic", seq_len=100, vocabulary=vocabulary) for _ in range(2))
+    train, again = (opened(tmp_path, "synthetic", seq_len=100, vocabulary_size=vocabulary) for _ in range(2))
     read = train.read(np.arange(300))
     symbols = min(vocabulary or 256, 256)
     assert (read.shape, read.dtype, train.vocabulary) == ((300, 101), np.int64, vocabulary or 256)
@@ -72,7 +72,7 @@ def test_synthetic_tokens_follow_their_rule_nine_times_in_ten(tmp_path, vocabula
     assert follows == pytest.approx(0.9 + 0.1 / symbols, abs=0.01)
     assert np.array_equal(again.read(np.array([7, 3])), read[[7, 3]])
     assert (train.source.items, train.source.synthetic) == (9000, True)
-    validation = opened(tmp_path, "synthetic", "validation", seq_len=100, vocabulary=vocabulary)
+    validation = opened(tmp_path, "synthetic", "validation", seq_len=100, vocabulary_size=vocabulary)
     assert validation.source.items == 1000
     assert not np.array_equal(validation.read(np.array([7])), read[[7]])
     assert not list(tmp_path.iterdir())

@@ -87,7 +87,7 @@ for number, (strategy, keys, counted) in enumerate(cells, 1):
             engine.update()
     theory = sum(term.sent_bytes for term in engine.theory())
     found = sum(call.sent_bytes for call in calls) if counted else None
-    print("BYTES", json.dumps([theory, found, engine.textbook_bytes()]), flush=True)
+    print("BYTES", json.dumps([theory, found, engine.compute_textbook_bytes()]), flush=True)
 """
 SCALARS = 40  # bytes of norms, losses and flags, which are in no table
 BROKEN = next(row for row in BY_HAND if row[0] == "fsdp2")
@@ -144,6 +144,6 @@ def test_workers_push_a_gradient_and_the_server_answers_with_parameters(interval
         cell=one, _gradients=gradients, _mode=ServerMode(waits=True), _count_parameter_bytes=lambda: float(gradients.nbytes)
     )
     assert sum(term.sent_bytes for term in WorkerEngine.theory(worker)) == PSI
-    assert WorkerEngine.textbook_bytes(worker) == 2 * PSI
+    assert WorkerEngine.compute_textbook_bytes(worker) == 2 * PSI
     server = SimpleNamespace(_parameters=gradients, _cell=one)
     assert sum(term.sent_bytes for term in ParameterServer.theory(server)) == pulled

@@ -60,19 +60,19 @@ def test_sharding_frees_the_full_weights_and_keeps_tied_weights_tied(alone):
     import torch
     from torch import nn
 
-    from trainers.model.deferred_init import Deferred
+    from trainers.model.deferred_init import DeferredModel
 
-    deferred = Deferred(Toy(), alone, torch.bfloat16)
+    deferred = DeferredModel(Toy(), alone, torch.bfloat16)
     model = deferred.model
-    deferred.fill(model["block"])
+    deferred.fill_module(model["block"])
     assert model["block"].weight.dtype == torch.bfloat16
     assert model["head"].weight.is_meta
     whole = weakref.ref(model["block"].weight)
     model["block"].weight = nn.Parameter(torch.zeros(1, 4))  # replaces the weight, as code that shards a module does
     gc.collect()
     assert whole() is None
-    deferred.fill_direct(model["embedding"], keep=False)
+    deferred.fill_own_tensors(model["embedding"], keep=False)
     assert model["embedding"].weight.is_meta
-    deferred.fill(model)
+    deferred.fill_module(model)
     assert model["head"].weight is model["embedding"].weight
     assert not model["head"].weight.is_meta

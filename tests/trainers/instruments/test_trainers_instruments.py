@@ -15,7 +15,7 @@ from support_cells import CELL
 from support_document_keys import wrong
 
 from shardlab.matrix.cell import Instruments, Optimizer, Profile
-from trainers.engine import Accounted
+from trainers.engine import Accountable
 from trainers.instruments import environment, observed_steps
 from trainers.instruments.memory_categories import estimate_memory
 from trainers.instruments.memory_timeline import MOST_POINTS, compute_timeline
@@ -201,7 +201,7 @@ def test_long_curves_keep_their_peak():
     assert found.end["temporary"] == 0
 
 
-class SmallEngine(Accounted):
+class SmallEngine(Accountable):
     def __init__(self):
         self.model = torch.nn.Linear(500, 400, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainers.model.cast_weights import cast_weights, is_copy
+from trainers.model.cast_weights import cast_weights, is_weight_copy
 
 BF16 = torch.bfloat16
 
@@ -71,10 +71,10 @@ def test_a_cast_makes_one_copy_of_a_tied_weight_and_no_copy_of_a_buffer(model):
     with cast_weights(model, BF16):
         assert model.first.weight is model.last.weight
         assert (model.first.weight.dtype, model.scale.dtype) == (BF16, torch.float32)
-        assert is_copy(model.middle.bias)
+        assert is_weight_copy(model.middle.bias)
     after = dict(model.named_parameters())
     assert list(after) == list(before)
-    assert all(after[name] is p and not is_copy(p) for name, p in before.items())
+    assert all(after[name] is p and not is_weight_copy(p) for name, p in before.items())
 
 
 def test_after_a_failure_the_model_has_its_weights(model):

@@ -115,10 +115,10 @@ def rank(number, store):
     everyone = ranks.all_gather_numbers(steps(number, ranks))  # the engine is gone before its group: torch can hang otherwise
     if number == 0:
         print(json.dumps(everyone.tolist()[: cell.gpus]))
-    ranks.leave()
+    ranks.leave_group()
 
 from trainers.replicated import ReplicatedEngine
-ReplicatedEngine.effective_scale = lambda self: (self.scaler.scale, float(self.scaler.skipped))
+ReplicatedEngine.effective_scale = lambda self: (self.scaler.scale, float(self.scaler.skipped_steps))
 """
 
 
@@ -249,9 +249,9 @@ def test_the_scale_grows_after_steps_in_a_row_and_is_halved_by_an_overflow():
     """The loss scale doubles after INTERVAL steps without overflow. An overflow halves it and skips the step."""
     scaler, fine, overflowed = loss_scaling.LossScaler(torch.device("cpu")), torch.tensor(0.0), torch.tensor(2.0)
     assert all(scaler.decide_step(fine) for _ in range(loss_scaling.GROWTH_INTERVAL - 1))
-    assert (scaler.decide_step(overflowed), scaler.scale, scaler.skipped) == (False, 32768, 1)
+    assert (scaler.decide_step(overflowed), scaler.scale, scaler.skipped_steps) == (False, 32768, 1)
     assert all(scaler.decide_step(fine) for _ in range(loss_scaling.GROWTH_INTERVAL))
-    assert (scaler.scale, scaler.skipped) == (65536, 1)
+    assert (scaler.scale, scaler.skipped_steps) == (65536, 1)
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def work(rank, cell, data, store):
     line = json.dumps({"strategy": cell.strategy, "rank": rank, "counted": sum(c.sent_bytes for c in calls) / STEPS,
           "theory": sum(t.sent_bytes for t in theory), "ops": sorted({c.op for c in calls}), "norm": norm})
     os.write(1, (line + "\\n").encode())  # in one piece: the ranks share it
-    ranks.leave()
+    ranks.leave_group()
 
 for path in sys.argv[1:]:
     found = run.read_run(Path(path))
@@ -410,7 +410,7 @@ def test_the_ledger_gives_age_lead_and_weight_of_a_push():
     for worker, version, weight in ((0, 0, 1.0), (1, 0, 1 / 2), (0, 1, 1 / 2), (1, 0, 1 / 4)):
         assert ledger.record_push(worker, version) == weight
         ledger.update_count += 1
-    assert ledger.staleness == {0: 1, 1: 2, 3: 1}
+    assert ledger.pushes_by_staleness == {0: 1, 1: 2, 3: 1}
     # Workers 0 and 1 must wait, because each is two steps ahead of worker 2.
     assert [ledger.may_begin(worker) for worker in range(3)] == [False, False, True]
     ledger.record_leave(2, is_lost=True)

@@ -36,7 +36,7 @@ def rank(number, store):
     found = proof.prove_same_work(cell, task, Path(sys.argv[2]), ranks, None)
     if number == 0:
         print(msgspec.json.encode(found).decode())
-    ranks.leave()
+    ranks.leave_group()
 
 """
 BROKEN = {

@@ -59,7 +59,9 @@ def test_a_clock_that_is_set_meanwhile_has_no_offset():
 
     def rank(number):
         asked = iter(range(1000))
-        clock = time.monotonic if number == 0 else lambda: time.monotonic() + (3600 if next(asked) > clock_check.ROUNDS else 0)
+        clock = (
+            time.monotonic if number == 0 else lambda: time.monotonic() + (3600 if next(asked) > clock_check.ROUND_COUNT else 0)
+        )
         found[number] = clock_check.measure_offset(meeting.of(number), clock)
 
     at_once(rank, 2)

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support_e2e import HANG_S, until
 
-from trainers.ranks.out_of_memory import is_out_of_memory, read_sizes
+from trainers.ranks.out_of_memory import is_out_of_memory, read_memory_sizes
 
 pytest_plugins = ["support_trainers"]
 HUGE = 2**40  # an embedding of 256 x 2**40 weights has 2**50 bytes, more than this processor can address
@@ -87,12 +87,12 @@ def test_the_sizes_in_an_out_of_memory_error_are_read():
     said += "Process 7 has 77.85 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 512.00 MiB "
     said += "is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting ..."
     allocated_bytes = 70 << 30
-    assert read_sizes(RuntimeError(said)) == {
+    assert read_memory_sizes(RuntimeError(said)) == {
         "requested_bytes": 5 << 29,
         "allocated_bytes": allocated_bytes,
         "reserved_bytes": allocated_bytes + (512 << 20),
     }
-    assert [read_sizes(RuntimeError(said)) for said in OUT_OF_MEMORY if "tried to allocate" not in said] == [
+    assert [read_memory_sizes(RuntimeError(said)) for said in OUT_OF_MEMORY if "tried to allocate" not in said] == [
         {} for said in OUT_OF_MEMORY if "tried to allocate" not in said
     ]
 

@@ -41,7 +41,7 @@ def ours(rank, store):
     DdpEngine.close = lambda engine: keep(f"rank-{rank}", engine)
     ranks = Ranks(Rank(rank, rank, cell.world_size, store))
     loop.train(run, run_dir, ranks)
-    ranks.leave()
+    ranks.leave_group()
 
 def one_process():
     ranks = Ranks(Rank())

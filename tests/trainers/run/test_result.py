@@ -149,7 +149,7 @@ for name in ("update", "finish", "evaluate", "effective", "close"):
 run_dir = RunDir(Path(sys.argv[1]))
 ranks = Ranks(Rank())
 loop.train(run_dir.read_run(), run_dir, ranks)
-ranks.leave()
+ranks.leave_group()
 print(json.dumps(calls))
 """
 
