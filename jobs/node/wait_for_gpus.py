@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from socket import gethostname
 
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from jobs.node import node_processes
 from jobs.node.rendezvous import read_node_number
 from shardlab.errors import ShardlabError
@@ -30,7 +30,7 @@ def wait_until_free(run_dir: RunDir, run: Run, environment: Mapping[str, str], i
     environment: the environment of the ranks. is_told_to_end: whether the run is told to end. Raises ShardlabError, which names
     the GPUs and the processes, if the GPUs are still in use after the time that `jobs submit --wait-gpus` allows.
     """
-    if not launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
+    if not find_launcher(run.launcher).on_gpus:  # the processes of the run compute on the CPU
         return
     deadline, next_event = time.monotonic() + max(run.wait_gpus_s, LEAST_WAIT_S), 0.0
     gpu_count = _count_gpus(run, read_node_number(environment))

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from jobs import on_controller
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from jobs.planner import gpu, predict
 from jobs.planner.machine import PRACTICE_GPU
 from jobs.planning import batch_searches, command_cells, gpu_hours, plan_predictions, tiny_twin
@@ -208,7 +208,7 @@ def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:
         return msgspec.structs.replace(_find_allocation_capacity(cluster), environments=tuple(cluster.environments))
     capacities_by_type = {name: _find_gpu_type_capacity(cluster.for_gpu_type(name)) for name in cluster.gpu_types}
     return msgspec.structs.replace(
-        _find_gpu_type_capacity(cluster), types=capacities_by_type, environments=tuple(cluster.environments)
+        _find_gpu_type_capacity(cluster), capacity_by_gpu_type=capacities_by_type, environments=tuple(cluster.environments)
     )
 
 
@@ -219,10 +219,12 @@ def _find_allocation_capacity(cluster: Cluster) -> Capacity:
     """
     own_allocation = allocation.read_own_allocation()
     allocation_capacity = Capacity(
-        nodes=own_allocation.nodes,
-        gpus=own_allocation.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None,
+        most_nodes=own_allocation.nodes,
+        gpus_per_node=own_allocation.gpus_per_node if cluster.gpus is not None and cluster.gpus.per_node else None,
     )
-    return msgspec.structs.replace(allocation_capacity, types=dict.fromkeys(cluster.gpu_types, allocation_capacity))
+    return msgspec.structs.replace(
+        allocation_capacity, capacity_by_gpu_type=dict.fromkeys(cluster.gpu_types, allocation_capacity)
+    )
 
 
 def _find_gpu_type_capacity(cluster: Cluster) -> Capacity:
@@ -231,11 +233,13 @@ def _find_gpu_type_capacity(cluster: Cluster) -> Capacity:
         node_limits = [cluster.slurm.max_nodes, None if cluster.provider == "slurm" else _count_workers(cluster)]
         nodes = min((node_limit for node_limit in node_limits if node_limit is not None), default=None)
         has_slices = cluster.gpus is not None and cluster.gpus.are_slices
-        return Capacity(nodes=nodes, gpus=gpus, longest_s=cluster.slurm.max_time_s, has_slices=has_slices)
+        return Capacity(
+            most_nodes=nodes, gpus_per_node=gpus, longest_time_limit_s=cluster.slurm.max_time_s, has_slices=has_slices
+        )
     if cluster.provider != "local":
-        return Capacity(nodes=_count_workers(cluster), gpus=gpus, per_rank=False)
+        return Capacity(most_nodes=_count_workers(cluster), gpus_per_node=gpus, starts_task_per_rank=False)
     observed_host = host.read_host()
-    return Capacity(nodes=1, gpus=len(observed_host.gpus) if observed_host.gpus else None, is_this_machine=True)
+    return Capacity(most_nodes=1, gpus_per_node=len(observed_host.gpus) if observed_host.gpus else None, is_this_machine=True)
 
 
 def _count_workers(cluster: Cluster) -> int:
@@ -320,7 +324,7 @@ def suggest_options(
 
     requested_matrix: the matrix. cells: all cells of the matrix. selected_cells: the cells that `where` selects. machine: the
     capacity of the cluster. where: the expression of --where. plugins: the plug-ins of the workspace."""
-    misfit_names = {misfit.cell for misfit in find_misfits(requested_matrix, cells, machine, selected_cells)}
+    misfit_names = {misfit.cell_name for misfit in find_misfits(requested_matrix, cells, machine, selected_cells)}
     fitting_names = [cell for cell in selected_cells if cell.name() not in misfit_names]
     sentences = []
     cells_by_expression = {
@@ -351,14 +355,18 @@ def suggest_options(
 def _list_limit_expressions(machine: Capacity) -> list[str]:
     """Expressions for --where that may select exactly the cells that fit the machines, the simplest expression first."""
     node_expression = (
-        "nnodes >= 1" if machine.nodes is None else "nnodes == 1" if machine.nodes == 1 else f"nnodes <= {machine.nodes}"
+        "nnodes >= 1"
+        if machine.most_nodes is None
+        else "nnodes == 1"
+        if machine.most_nodes == 1
+        else f"nnodes <= {machine.most_nodes}"
     )
     expressions = [node_expression]
-    if machine.gpus is not None:
-        gpu_expressions = [f"gpus <= {machine.gpus}", f"gpus <= {machine.gpus} * nnodes"]
+    if machine.gpus_per_node is not None:
+        gpu_expressions = [f"gpus <= {machine.gpus_per_node}", f"gpus <= {machine.gpus_per_node} * nnodes"]
         gpu_expressions.append(f"(launcher == 'fork' or {gpu_expressions[-1]})")
         expressions += [*gpu_expressions, *(f"{node_expression} and {gpu_expression}" for gpu_expression in gpu_expressions)]
-    gpu_types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.types))
+    gpu_types = " or ".join(f"gpu_type == {name!r}" for name in (None, *machine.capacity_by_gpu_type))
     return [*expressions, f"({gpu_types})", *(f"({gpu_types}) and {gpu_expression}" for gpu_expression in expressions)]
 
 
@@ -416,15 +424,15 @@ def _make_remarks(cells: Sequence[AnyCell], machine: Capacity, cluster: Cluster,
     processor_count = host.count_usable_processors()
     most_ranks = max(cell.gpus for cell in cells)
     if cluster.provider != "local":
-        for launcher_name in sorted({cell.launcher for cell in cells if launcher(cell.launcher).needs}):
-            programs = " and ".join(launcher(launcher_name).needs)
+        for launcher_name in sorted({cell.launcher for cell in cells if find_launcher(cell.launcher).needed_programs}):
+            programs = " and ".join(find_launcher(launcher_name).needed_programs)
             remarks.append(f"the launcher {launcher_name} needs {programs} on each node; `jobs plan` cannot check the nodes.")
     if cluster.provider == "virtual" or any(gpus.type == PRACTICE_GPU for gpus in _list_gpus(cells, cluster)):
         remarks.append("practice nodes: their GPUs exist only in Slurm; every rank is a process on this machine's CPU.")
     else:
         gpu_remarks = [gpu.explain_gpu_name(gpus.type or "", gpus.memory_gib) for gpus in _list_gpus(cells, cluster)]
         remarks += [sentence for sentence in gpu_remarks if sentence is not None]
-    if cluster.provider != "virtual" and machine.gpus is None and not machine.types:
+    if cluster.provider != "virtual" and machine.gpus_per_node is None and not machine.capacity_by_gpu_type:
         remarks.append(
             f"no GPU {'here' if machine.is_this_machine else 'in the cluster file'}: every rank is a process on the CPU."
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.launcher import Launcher, launchers
+from jobs.launcher import Launcher, load_launchers
 from jobs.planning import cell_limits, command_cells
 from jobs.planning.cell_limits import AddProblem
 from jobs.plugins.own_plugins import OwnPlugins
@@ -27,32 +27,32 @@ from trainers.workload import Workload
 class Capacity(msgspec.Struct, frozen=True):
     """The machines that the scheduler can give to a run."""
 
-    nodes: int | None
+    most_nodes: int | None
     """The largest number of nodes of a run; None: not known."""
-    gpus: int | None
+    gpus_per_node: int | None
     """The number of GPUs of a node; None if ranks are processes on a CPU."""
     is_this_machine: bool = False
     """Whether runs start on this machine, so that it must have the programs of the launchers."""
-    per_rank: bool = True
+    starts_task_per_rank: bool = True
     """Whether the scheduler can start a task for each rank, and not only for each node."""
-    longest_s: int | None = None
+    longest_time_limit_s: int | None = None
     """The largest time limit of a run, in seconds; None: not known."""
     has_slices: bool = False
     """Whether the GPUs are slices of GPUs (MIG)."""
-    types: dict[str, Capacity] = {}
+    capacity_by_gpu_type: dict[str, Capacity] = {}
     """For each GPU type that a cell may name: the capacity for cells with this type."""
     environments: tuple[str, ...] = ()
     """The Python environments that a cell may name."""
 
     def for_gpu_type(self, gpu_type: str | None) -> Capacity | None:
         """The capacity for cells with this GPU type; None if the cluster has no such GPU type."""
-        return self if gpu_type is None else self.types.get(gpu_type)
+        return self if gpu_type is None else self.capacity_by_gpu_type.get(gpu_type)
 
 
 class Misfit(msgspec.Struct, frozen=True):
     """A cell that does not fit the machines."""
 
-    cell: str
+    cell_name: str
     """Its name."""
     why: str
     """The reason."""
@@ -66,9 +66,9 @@ class Menus(msgspec.Struct, frozen=True):
     strategies: dict[str, Strategy]
     workloads: dict[str, Workload]
     launchers: dict[str, Launcher]
-    command_codes: dict[str, str] = {}
+    digest_by_command: dict[str, str] = {}
     """The digest of the folder of each command, by the name of the command."""
-    faults: dict[str, dict[str, str]] = {}
+    faults_by_key: dict[str, dict[str, str]] = {}
     """Why a file of the workspace does not define a workload or strategy: by key (workload, strategy), then by name."""
 
 
@@ -85,7 +85,7 @@ def resolve_cells(
     plugins = plugins or OwnPlugins()
     faults = {"workload": plugins.workloads.faults, "strategy": plugins.strategies.faults}
     command_codes = {name: folder.digest for name, folder in plugins.commands.items()}
-    menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), launchers(), command_codes, faults)
+    menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), load_launchers(), command_codes, faults)
     problems: list[Problem] = []
     if matrix.file.baseline not in (*menus.strategies, *matrix.labels):
         unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
@@ -157,7 +157,7 @@ def _resolve_cell(
     if isinstance(workload_name, str) and workload_name in matrix.commands:
         gpus_per_node = _find_gpus_per_node(point.keys.get("gpu_type"), cluster)
         return command_cells.resolve_command(
-            matrix, point, menus.launchers, menus.command_codes[workload_name], gpus_per_node, add_problem
+            matrix, point, menus.launchers, menus.digest_by_command[workload_name], gpus_per_node, add_problem
         )
     draft = _check_draft(point, menus, add_problem)
     if draft is None:
@@ -191,7 +191,7 @@ def _resolve_cell(
 def _find_gpus_per_node(gpu_type: str | None, cluster: Capacity | None) -> int | None:
     """The number of GPUs of a node of this type; None if it is not known. cluster: as for `resolve_cells`."""
     capacity = cluster.for_gpu_type(gpu_type) if cluster is not None else None
-    return capacity.gpus if capacity is not None else None
+    return capacity.gpus_per_node if capacity is not None else None
 
 
 def _check_draft(point: Point, menus: Menus, add_problem: AddProblem) -> Draft | None:
@@ -207,7 +207,7 @@ def _check_draft(point: Point, menus: Menus, add_problem: AddProblem) -> Draft |
         "launcher": [name for name, launcher in menus.launchers.items() if launcher.starts_trainings],
     }
     found_faults = {
-        key: fault for key, faults_by_name in menus.faults.items() if (fault := faults_by_name.get(getattr(draft, key)))
+        key: fault for key, faults_by_name in menus.faults_by_key.items() if (fault := faults_by_name.get(getattr(draft, key)))
     }
     for key, fault in found_faults.items():
         add_problem(key, fault)
@@ -385,15 +385,15 @@ def _compute_batch_sizes(
 
 def explain_unusable_launcher(launcher: str, machine: Capacity) -> str | None:
     """Why a launcher cannot start ranks on these machines; None if it can. launcher: its name."""
-    launchers_by_name = launchers()
+    launchers_by_name = load_launchers()
     if not machine.is_this_machine:
-        if machine.per_rank or not launchers_by_name[launcher].per_rank:
+        if machine.starts_task_per_rank or not launchers_by_name[launcher].starts_task_per_rank:
             return None
         starts_trainings = launchers_by_name[launcher].starts_trainings
-        other_launchers = (other for other in launchers_by_name.values() if not other.per_rank)
+        other_launchers = (other for other in launchers_by_name.values() if not other.starts_task_per_rank)
         other_names = ", ".join(other.name for other in other_launchers if other.starts_trainings or not starts_trainings)
         return f"the launcher {launcher} starts its ranks by Slurm, which the cluster does not have. Allowed: {other_names}."
-    missing_programs = [program for program in launchers_by_name[launcher].needs if shutil.which(program) is None]
+    missing_programs = [program for program in launchers_by_name[launcher].needed_programs if shutil.which(program) is None]
     if not missing_programs:
         return None
     is_or_are = "is" if len(missing_programs) == 1 else "are"
@@ -402,15 +402,15 @@ def explain_unusable_launcher(launcher: str, machine: Capacity) -> str | None:
 
 
 def _explain_too_few_nodes(cell: AnyCell, machine: Capacity) -> str | None:
-    if machine.nodes is None or cell.nnodes <= machine.nodes:
+    if machine.most_nodes is None or cell.nnodes <= machine.most_nodes:
         return None
-    return f"needs {cell.nnodes} nodes, the cluster has {machine.nodes}."
+    return f"needs {cell.nnodes} nodes, the cluster has {machine.most_nodes}."
 
 
 def _explain_unknown_gpu_type(cell: AnyCell, machine: Capacity) -> str | None:
-    if not machine.types:
+    if not machine.capacity_by_gpu_type:
         return f"names the GPU type {cell.gpu_type}, but the cluster file names no type. Allowed: leave gpu_type out."
-    return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.types))
+    return str(UnknownName("GPU type of the cluster", str(cell.gpu_type), machine.capacity_by_gpu_type))
 
 
 def _explain_unknown_environment(cell: AnyCell, machine: Capacity) -> str | None:
@@ -422,15 +422,15 @@ def _explain_unknown_environment(cell: AnyCell, machine: Capacity) -> str | None
 
 
 def _explain_long_time_limit(cell: AnyCell, machine: Capacity) -> str | None:
-    if machine.longest_s is None or cell.time_limit_s is None or cell.time_limit_s <= machine.longest_s:
+    if machine.longest_time_limit_s is None or cell.time_limit_s is None or cell.time_limit_s <= machine.longest_time_limit_s:
         return None
-    return f"has a time limit of {cell.time_limit_s} s, the partition allows {machine.longest_s} s."
+    return f"has a time limit of {cell.time_limit_s} s, the partition allows {machine.longest_time_limit_s} s."
 
 
 def _explain_too_few_gpus(cell: AnyCell, machine: Capacity) -> str | None:
     if machine.has_slices and cell.launcher != "fork" and cell.gpus > 1:
         slices_clause = "the cluster's GPUs are slices of GPUs (MIG), between which ranks cannot communicate"
         return f"needs {cell.gpus} GPUs, but {slices_clause}. Allowed: cells with one GPU."
-    if machine.gpus is not None and cell.launcher != "fork" and cell.gpus > machine.gpus * cell.nnodes:
-        return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus} per node."
+    if machine.gpus_per_node is not None and cell.launcher != "fork" and cell.gpus > machine.gpus_per_node * cell.nnodes:
+        return f"needs {cell.gpus} GPUs, the cluster has {machine.gpus_per_node} per node."
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import templates
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from jobs.planner import machine as planned_machine
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
@@ -126,7 +126,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
 
     def plans_rehearsal(self, cell: AnyCell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
-        on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
+        on_gpus = find_launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
         trains_on_cpu = not on_gpus and isinstance(cell, Cell)
         return is_rehearsal(cell, make_cluster_record(self), on_cpu=trains_on_cpu)
 
@@ -278,7 +278,7 @@ def render_script(
     run_folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
     `RenderContext`.
     """
-    python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
+    python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), find_launcher(run.launcher)
     python, unknown_notes = (python, ()) if preview is None else (preview.python, preview.unknown)
     if preview is not None and run.cell.environment is not None:
         unknown_notes = (
@@ -296,13 +296,13 @@ def render_script(
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(run_folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
-        template_values["command"] = run_launcher.command(run, python)
+        template_values["command"] = run_launcher.make_node_argv(run, python)
     elif run.scheduler == "allocation":
         template_values["command"] = run_launcher.make_srun_argv(
             run, rank_python, overlap=True, container_options=container_options
         )
     elif run.scheduler == "ssh":
-        template_values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
+        template_values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.make_task_argv(run, python)]
     else:
         template_values["command"] = run_launcher.make_srun_argv(run, rank_python, container_options=container_options)
         template_values["options"] = sbatch_options.list_sbatch_options(run, cluster)

@@ -190,7 +190,7 @@ class SlurmScheduler(Scheduler):
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
             for cluster, job_numbers in query.select_own_jobs(jobs):
                 call_slurm(["scontrol", "hold", ",".join(job_numbers)], cluster=cluster)
-        own_job = claim.current_job_id()
+        own_job = claim.read_current_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
         call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"], cluster=own_cluster())
         answer = call_slurm(["scontrol", "requeuehold", own_job], cluster=own_cluster())

@@ -26,15 +26,17 @@ class Allocation(msgspec.Struct, frozen=True):
 
 def read_own_allocation() -> Allocation:
     """The allocation of this process. Raises InputError if this process is not in an allocation."""
-    if not claim.current_job_id():
+    if not claim.read_current_job_id():
         raise InputError(
             "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
             "notebook's job, or leave --in-allocation out."
         )
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", claim.current_job_id()], cluster=own_cluster())
+    answer = call_slurm(["scontrol", "--oneliner", "show", "job", claim.read_current_job_id()], cluster=own_cluster())
     allocation = parse_allocation(answer.stdout)
     if answer.code != 0 or allocation is None:
-        raise InputError(f"--in-allocation: Slurm does not say what the job {claim.current_job_id()} has: {answer.error_line}.")
+        raise InputError(
+            f"--in-allocation: Slurm does not say what the job {claim.read_current_job_id()} has: {answer.error_line}."
+        )
     return allocation
 
 

@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from jobs import claim
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from jobs.node import node_processes, rendezvous, wait_for_gpus
 from jobs.node.hang_detection import HangWatch
 from jobs.slurm import allocation, query, states
@@ -185,7 +185,7 @@ class Attempt:
                 return why
             why = f"{changed_packages}; {RESUBMIT_HINT}"
         if why:
-            self._record_event("refused", why=why, **claim.make_token_data())
+            self._record_event("refused", why=why, **claim.make_token_event_data())
         return why
 
     def _record_start(self) -> None:
@@ -193,7 +193,7 @@ class Attempt:
         if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         event_data: dict[str, Any] = (
-            {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+            {"job": claim.read_current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
         )
         if self.run.scheduler == "allocation" and (cluster := own_cluster()) is not None:
             event_data["cluster"] = cluster  # a submitted run has it in the event `submitted`
@@ -241,7 +241,7 @@ class Attempt:
         if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
             self.end_reason = str(lost_event.data.get("why", ""))
             return "node_fail"
-        if self.in_slurm and query.is_preempted(claim.current_job_id()):
+        if self.in_slurm and query.is_preempted(claim.read_current_job_id()):
             self.end_reason = states.END_CLAUSES["PREEMPTED"]
             return "preempted"
         return None
@@ -253,7 +253,7 @@ class Attempt:
             event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.start_wall_s
             for event in self.run_dir.events()
         )
-        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.current_job_id()))
+        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.read_current_job_id()))
 
     def _prepare_start(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
@@ -274,7 +274,7 @@ class Attempt:
             node_folders.send_run_files(self.run_dir, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
-        return rendezvous_variables | launcher(self.run.launcher).prepare(self.run_dir, self.run)
+        return rendezvous_variables | find_launcher(self.run.launcher).prepare(self.run_dir, self.run)
 
     def _start_time_limit(self) -> float:
         """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first

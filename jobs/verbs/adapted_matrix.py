@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from jobs.adaptation.adapt import Adaptation, adapt_matrix
+from jobs.adaptation.adapt import AdaptedMatrix, adapt_matrix
 from jobs.planning import plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
@@ -78,15 +78,15 @@ def describe_change(change: Deviation) -> str:
 
 
 def write_adapted_matrix(
-    requested_matrix: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
+    requested_matrix: Matrix, adaptation: AdaptedMatrix, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
 ) -> Path:
     """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
 
     The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is parsed again before it is
     written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
     """
-    adapted_name = str(adaptation.content["name"])
-    content = format_matrix_file(requested_matrix, adaptation.content)
+    adapted_name = str(adaptation.file_content["name"])
+    content = format_matrix_file(requested_matrix, adaptation.file_content)
     matrix_folder = workspace.path / ADAPTED_FOLDER / f"{adapted_name}-{hashlib.sha256(content).hexdigest()[:12]}"
     matrix_file = matrix_folder / f"{adapted_name}.yaml"
     _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, matrix_file)
@@ -131,13 +131,20 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _check_adapted_matrix(
-    requested_matrix: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, matrix_file: Path
+    requested_matrix: Matrix,
+    content: bytes,
+    adaptation: AdaptedMatrix,
+    machine: Capacity,
+    plugins: OwnPlugins,
+    matrix_file: Path,
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
     reparsed_matrix = matrix.expand_matrix(parse(content, str(matrix_file)), Path(requested_matrix.path).parent)
     cells = resolve_cells(reparsed_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
-    if {cell.hash() for cell in cells} != adaptation.expected_hashes or find_misfits(reparsed_matrix, cells, machine, cells):
+    if {cell.hash() for cell in cells} != adaptation.expected_cell_hashes or find_misfits(
+        reparsed_matrix, cells, machine, cells
+    ):
         raise InputError(
             f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted cells. "
             "Allowed: a matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix "

@@ -107,7 +107,7 @@ class LaunchersVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
-        entries = list(launcher.launchers().values())
+        entries = list(launcher.load_launchers().values())
         table_rows = [
             [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
             for entry in entries
@@ -120,7 +120,7 @@ class LaunchersVerb(JobsVerb):
                     "summary": entry.summary,
                     "several_nodes": entry.several_nodes,
                     "rehearsal": not entry.on_gpus,
-                    "needs": entry.needs,
+                    "needs": entry.needed_programs,
                 }
                 for entry in entries
             ]

@@ -101,7 +101,7 @@ def print_plan(
             "models": [_make_model_document(model) for model in own_models],
             "excluded": plan.matrix.excluded,
             "deviations": plan.matrix.file.deviations,
-            "misfits": [{"id": entry.cell, "why": entry.why} for entry in plan.misfits],
+            "misfits": [{"id": entry.cell_name, "why": entry.why} for entry in plan.misfits],
             "missing_data": missing_data.missing,
             "claim_hints": claim_hints,
         }

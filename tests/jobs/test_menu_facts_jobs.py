@@ -22,15 +22,15 @@ def describe_commands(launcher):
     for world in WORLDS:
         run = msgspec.structs.replace(run_of(launcher.name), world=world)
         shape = f"{world.nnodes} x {world.nproc_per_node}"
-        yield f"  command {shape}: {shlex.join(launcher.command(run, '/opt/python'))}"
-        yield f"  task {shape}: {shlex.join(launcher.task(run, '/opt/python'))}"
+        yield f"  command {shape}: {shlex.join(launcher.make_node_argv(run, '/opt/python'))}"
+        yield f"  task {shape}: {shlex.join(launcher.make_task_argv(run, '/opt/python'))}"
         for keys in ({}, {"overlap": True, "container_options": ["--container-image=x"]}):
             yield f"  srun {shape} {keys}: {shlex.join(launcher.make_srun_argv(run, '/opt/python', **keys))}"
 
 
 def test_the_launchers_and_schedulers_state_the_golden_facts():
     lines = []
-    for launcher in (*launchers.launchers().values(), launchers.launcher(TRACE_STRATEGY)):
+    for launcher in (*launchers.load_launchers().values(), launchers.find_launcher(TRACE_STRATEGY)):
         lines += [*support_facts.describe(launcher.name, launcher), *describe_commands(launcher)]
     for name in registry.plugin_names("jobs.schedulers"):
         module = scheduler(name)

@@ -300,7 +300,9 @@ def test_the_shipped_matrices_are_adapted_with_the_golden_changes():
     lines = []
     for name, nodes, gpus in (("paper1", 1, 2), ("paper1", 2, 2), ("paper3", 1, 1), ("paper4", 1, 2), ("paper5", 2, 4)):
         study = matrix.load_matrix(matrix.find_matrix_file(name))
-        found = adapt_matrix(study, Capacity(nodes=nodes, gpus=gpus, per_rank=False), OwnPlugins(), "small")
+        found = adapt_matrix(
+            study, Capacity(most_nodes=nodes, gpus_per_node=gpus, starts_task_per_rank=False), OwnPlugins(), "small"
+        )
         lines.append(f"{name} on {nodes} x {gpus}")
         if found is not None:
             lines += [

@@ -14,7 +14,7 @@ from support_trust import make_own
 from collect.cli import main as collect
 from collect.traces import command, part
 from jobs import cli
-from jobs.launcher import launcher, launchers
+from jobs.launcher import find_launcher, load_launchers
 from jobs.rendering import render, sbatch_options
 from jobs.status.reconcile import read_statuses
 from jobs.verbs import trace_runs
@@ -163,8 +163,8 @@ def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     assert not [option for option in options if "gpu" in option and "partition" not in option]
     assert "--exclusive" not in options
     assert "--cpus-per-task=1" in options
-    assert launcher(TRACE_STRATEGY).command(run, "python") == ["python", "-P", "-m", "collect.traces.part", "."]
-    assert TRACE_STRATEGY not in launchers()
+    assert find_launcher(TRACE_STRATEGY).make_node_argv(run, "python") == ["python", "-P", "-m", "collect.traces.part", "."]
+    assert TRACE_STRATEGY not in load_launchers()
 
 
 def test_a_missing_trace_fails_the_run_with_the_name_of_the_trace(tmp_path):

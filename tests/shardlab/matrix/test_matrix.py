@@ -16,7 +16,7 @@ from trainers import menu
 
 HEAD = "schema: 1\nname: m\n"
 BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"
-CPU = Capacity(nodes=1, gpus=None)
+CPU = Capacity(most_nodes=1, gpus_per_node=None)
 
 
 def load(folder: Path, text: str) -> Matrix:
@@ -245,7 +245,7 @@ def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(tmp_path):
     found = load(tmp_path, BASE + "axes: {gpus: [4]}\n")
     assert len(resolve_cells(found, CPU)) == 1
     with pytest.raises(InputError, match="needs 4 GPUs, the cluster has 2 per node"):
-        resolve_cells(found, Capacity(nodes=1, gpus=2))
+        resolve_cells(found, Capacity(most_nodes=1, gpus_per_node=2))
 
 
 def test_defaults_of_workload_and_options_are_written_out(tmp_path):
