@@ -24,7 +24,7 @@ JOB_ID_FILE = "job"
 RECORD_NAMES = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
 
 
-def read_current_job_id() -> str:
+def read_own_job_id() -> str:
     """Slurm's number of the job in which this process runs; '' outside of a Slurm job."""
     return os.environ.get("SLURM_JOB_ID", "")
 
@@ -35,7 +35,7 @@ def make_token_event_data() -> dict[str, str]:
     The token, which shardlab chooses for each submission, is the name of the job (jobs.slurm.submission).
     """
     job_name = os.environ.get("SLURM_JOB_NAME", "")
-    return {"token": job_name} if read_current_job_id() and re.search(TOKEN_PATTERN, job_name) else {}
+    return {"token": job_name} if read_own_job_id() and re.search(TOKEN_PATTERN, job_name) else {}
 
 
 def count_job_restarts() -> int:
@@ -55,7 +55,7 @@ def claim_run(run_dir: RunDir) -> Literal["first", "again"] | None:
         return "again" if count_job_restarts() and _belongs_to_this_job(run_dir) and _may_start_again(run_dir) else None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "claim") from error
-    files.write_atomic(run_dir.claim / JOB_ID_FILE, f"{read_current_job_id()}\n".encode())
+    files.write_atomic(run_dir.claim / JOB_ID_FILE, f"{read_own_job_id()}\n".encode())
     return "first"
 
 
@@ -107,7 +107,7 @@ def move_earlier_records(run_dir: RunDir) -> None:
 
 def _belongs_to_this_job(run_dir: RunDir) -> bool:
     try:
-        return files.read(run_dir.claim / JOB_ID_FILE).decode(errors="replace").strip() == read_current_job_id()
+        return files.read(run_dir.claim / JOB_ID_FILE).decode(errors="replace").strip() == read_own_job_id()
     except FileNotFoundError:
         return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 

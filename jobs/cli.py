@@ -70,19 +70,17 @@ def _carry_out(invocation: Invocation) -> int:
 
 def _check_permission(invocation: Invocation, verb: JobsVerb) -> None:
     """Store the consent of --trust. Raises InputError if the verb acts and the user may not act in this workspace."""
-    arguments, target_workspace = invocation.arguments, invocation.workspace
-    waiting_paths = list_waiting_files(target_workspace) if verb.starts_runs else []
+    arguments, workspace = invocation.arguments, invocation.workspace
+    waiting_paths = list_waiting_files(workspace) if verb.starts_runs else []
     if getattr(arguments, "trust", False):
-        retried_runs = target_workspace.all_runs() if verb.name == "retry" else []  # a new attempt may use the last code
+        retried_runs = workspace.all_runs() if verb.name == "retry" else []  # a new attempt may use the last code
         code_paths = (code_path for run in retried_runs for code_path in list_code_files(run))
-        workspace_trust.store_consent(
-            target_workspace, invocation.out.print_remark, dict.fromkeys([*waiting_paths, *code_paths])
-        )
+        workspace_trust.store_consent(workspace, invocation.out.print_remark, dict.fromkeys([*waiting_paths, *code_paths]))
     if verb.changes_runs:
-        remote_workspace.read_for_changes(target_workspace)  # its refusal says more, if this workspace is a copy
+        remote_workspace.read_for_changes(workspace)  # its refusal says more, if this workspace is a copy
     if verb.permission:
         only_writes = verb.name == "render" or getattr(arguments, "dry_run", False)
-        workspace_trust.must_be_allowed(target_workspace, verb.permission, waiting_paths, only_writes=only_writes)
+        workspace_trust.must_be_allowed(workspace, verb.permission, waiting_paths, only_writes=only_writes)
 
 
 if __name__ == "__main__":

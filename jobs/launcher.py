@@ -43,7 +43,7 @@ class Launcher(msgspec.Struct, frozen=True):
     make_task_argv: Callable[[Run, str], list[str]]
     """Builds the argv of one task of a job step, from the same arguments. The words of the argv may contain variables such as
     $SHARDLAB_ADDRESS, which jobs.supervisor.step_task replaces on the node."""
-    starts_task_per_rank: bool = False
+    has_rank_tasks: bool = False
     """Whether a job step has one task for each rank; otherwise a job step has one task for each node."""
     prepare: Callable[[RunDir, Run], dict[str, str]] = _prepare_nothing
     """Writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables for the
@@ -62,32 +62,24 @@ class Launcher(msgspec.Struct, frozen=True):
     """Whether the ranks may be those of a training by shardlab."""
 
     def make_srun_argv(
-        self, run: Run, interpreter: str, *, overlap: bool = False, container_options: Sequence[str] = ()
+        self, run: Run, python: str, *, overlap: bool = False, container_options: Sequence[str] = ()
     ) -> list[str]:
         """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.
 
-        interpreter: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another
+        python: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another
         step of the job holds, such as the shell of an allocation. container_options: the options of srun that start each task
         in a container."""
-        tasks_per_node = run.world.nproc_per_node if self.starts_task_per_rank else 1
-        srun_argv = [
+        tasks_per_node = run.world.nproc_per_node if self.has_rank_tasks else 1
+        argv = [
             "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks_per_node}", "--kill-on-bad-exit=1",
             "--cpu-bind=none", "--unbuffered",
         ]  # fmt: skip
         if overlap:
-            srun_argv.append("--overlap")
-        if self.starts_task_per_rank:
-            srun_argv.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
-        return [
-            *srun_argv,
-            *container_options,
-            interpreter,
-            "-m",
-            "jobs.supervisor.step_task",
-            ".",
-            "--",
-            *self.make_task_argv(run, interpreter),
-        ]
+            argv.append("--overlap")
+        if self.has_rank_tasks:
+            argv.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
+        task_argv = self.make_task_argv(run, python)
+        return [*argv, *container_options, python, "-m", "jobs.supervisor.step_task", ".", "--", *task_argv]
 
 
 def _make_trace_argv(_run: Run, python: str) -> list[str]:

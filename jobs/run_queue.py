@@ -252,7 +252,7 @@ class QueueScheduler(Scheduler):
         workspace_trust.extend_consent(workspace, *(path for run_dir in run_dirs for path in list_executed_files(run_dir)))
         RunQueue(self.NAME, workspace).ensure_runner()
 
-    def attend(self, workspace: Workspace) -> None:
+    def restart_lost_runner(self, workspace: Workspace) -> None:
         """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
         that this user may not start."""
         queue = RunQueue(self.NAME, workspace)
@@ -262,13 +262,13 @@ class QueueScheduler(Scheduler):
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run, from its events and from the processes of this machine."""
         queue = RunQueue(self.NAME, workspace)
-        return [queue.observe_run(run.folder, run.verdict) for run in runs]
+        return [queue.observe_run(run.run_dir, run.verdict) for run in runs]
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running
         run, the request is written as an event, which its supervisor reads, also on another machine."""
         for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
-            _cancel_run(run.folder, run.folder.judge())
+            _cancel_run(run.run_dir, run.run_dir.judge())
 
     def start_runs(self, workspace: Workspace, queue: RunQueue) -> None:
         """Start the waiting runs one after another until no run waits."""

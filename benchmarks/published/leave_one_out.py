@@ -103,7 +103,7 @@ def predict_ratios(planned: Sequence[PlannedRow], factors: dict[str, float]) -> 
         for item in planned:
             predicted = step_time.predict_step_time(item.cell, item.machine)
             assert predicted is not None
-            ratios.append(predicted.seconds.likely / report.measured_s(item))
+            ratios.append(predicted.step_s.likely / report.measured_s(item))
     device_profile.find_rates.cache_clear()
     return ratios
 

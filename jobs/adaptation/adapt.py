@@ -19,7 +19,7 @@ from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.study import Deviation
 
 ADAPTED_SUFFIX = "-adapted"  # the end of the name of an adapted matrix
-MOST_NAME_CHARACTERS = 41  # the most characters of the name of an adapted matrix
+MAX_NAME_LENGTH = 41  # the most characters of the name of an adapted matrix
 NAMING_KEYS = ("workload", "strategy", "gpus", "nnodes")  # the keys by which a change names a cell that is left out
 
 
@@ -31,7 +31,7 @@ class AdaptedMatrix(msgspec.Struct, frozen=True):
     matrix, then the changes of this adaptation."""
     changes: list[Deviation]
     """The changes of this adaptation."""
-    expected_cell_hashes: set[str]
+    cell_hashes: set[str]
     """The hashes of the cells that the adapted matrix must have."""
 
 
@@ -45,41 +45,35 @@ def adapt_matrix(matrix: Matrix, capacity: Capacity, plugins: OwnPlugins, cluste
     adapted_cells = adapt_cells(matrix, capacity, plugins, original_matrix)
     if matrix is original_matrix and all(cell.is_unchanged for cell in adapted_cells):
         return None
-    expected_cell_hashes = {cell.new_cell.hash() for cell in adapted_cells if cell.new_cell is not None}
-    if not expected_cell_hashes:
+    cell_hashes = {cell.new_cell.hash() for cell in adapted_cells if cell.new_cell is not None}
+    if not cell_hashes:
         raise InputError(
             f"{matrix.path}: no cell fits the cluster {cluster_name}, also not with fewer GPUs: "
             f"{adapted_cells[0].resize_reason}."
         )
-    adapted_content = copy.deepcopy(matrix.document.data)
-    adapted_matrix_name = (
-        matrix.name.removesuffix(ADAPTED_SUFFIX)[: MOST_NAME_CHARACTERS - len(ADAPTED_SUFFIX)] + ADAPTED_SUFFIX
-    )
-    adapted_content["name"] = adapted_matrix_name
+    new_content = copy.deepcopy(matrix.document.data)
+    adapted_name = matrix.name.removesuffix(ADAPTED_SUFFIX)[: MAX_NAME_LENGTH - len(ADAPTED_SUFFIX)] + ADAPTED_SUFFIX
+    new_content["name"] = adapted_name
     if matrix is not original_matrix:
-        adapted_content["defaults"] = adapted_content["defaults"] | {
+        new_content["defaults"] = new_content["defaults"] | {
             matrix_key: default_value
             for matrix_key, default_value in matrix.file.defaults.items()
             if default_value != original_matrix.file.defaults[matrix_key]
         }
-    staying_point_indexes = _find_staying_point_indexes(matrix, adapted_cells)
-    adapted_content["exclude"] = [
-        *adapted_content.get("exclude", []),
-        *_make_exclude_entries(adapted_cells, staying_point_indexes, cluster_name),
+    staying_indexes = _find_staying_indexes(matrix, adapted_cells)
+    new_content["exclude"] = [
+        *new_content.get("exclude", []),
+        *_make_exclude_entries(adapted_cells, staying_indexes, cluster_name),
     ]
-    adapted_content["include"] = _make_include_entries(
-        matrix, adapted_cells, staying_point_indexes, adapted_content.get("include", [])
-    )
-    changes = _list_cell_changes(adapted_cells) + _rewrite_questions(QuestionRewriter(adapted_cells), matrix, adapted_content)
-    if adapted_matrix_name != matrix.name:
-        changes.insert(
-            0, Deviation("name", matrix.name, adapted_matrix_name, f"the matrix was adapted to the cluster {cluster_name}")
-        )
-    adapted_content["deviations"] = [*adapted_content.get("deviations", []), *map(_make_deviation_entry, changes)]
+    new_content["include"] = _make_include_entries(matrix, adapted_cells, staying_indexes, new_content.get("include", []))
+    changes = _list_cell_changes(adapted_cells) + _rewrite_questions(QuestionRewriter(adapted_cells), matrix, new_content)
+    if adapted_name != matrix.name:
+        changes.insert(0, Deviation("name", matrix.name, adapted_name, f"the matrix was adapted to the cluster {cluster_name}"))
+    new_content["deviations"] = [*new_content.get("deviations", []), *map(_make_deviation_entry, changes)]
     for matrix_key in ("exclude", "include"):
-        if not adapted_content[matrix_key]:
-            del adapted_content[matrix_key]
-    return AdaptedMatrix(adapted_content, changes, expected_cell_hashes)
+        if not new_content[matrix_key]:
+            del new_content[matrix_key]
+    return AdaptedMatrix(new_content, changes, cell_hashes)
 
 
 def _make_deviation_entry(deviation: Deviation) -> dict[str, Any]:
@@ -89,7 +83,7 @@ def _make_deviation_entry(deviation: Deviation) -> dict[str, Any]:
     return {key: value for key, value in deviation_entry.items() if key != "cells" or value is not None}
 
 
-def _find_staying_point_indexes(matrix: Matrix, adapted_cells: Sequence[AdaptedCell]) -> set[int]:
+def _find_staying_indexes(matrix: Matrix, adapted_cells: Sequence[AdaptedCell]) -> set[int]:
     """The indexes of the combinations that the adapted file still makes from its axes and zips, because their cells do not
     change.
 
@@ -102,26 +96,24 @@ def _find_staying_point_indexes(matrix: Matrix, adapted_cells: Sequence[AdaptedC
         for cell in adapted_cells
         if cell.new_keys and cell.new_cell is not None and cell.new_cell.hash() not in unchanged_hashes
     ]
-    axis_values_of_new_cells = [
-        {key: value for key, value in keys.items() if key in matrix.varying_keys} for keys in new_cell_keys
-    ]
+    new_axis_values = [{key: value for key, value in keys.items() if key in matrix.varying_keys} for keys in new_cell_keys]
     return {
         index
         for index, cell in enumerate(adapted_cells)
         if cell.is_unchanged
         and comes_from_axes(cell.point)
-        and not any(all(cell.point.keys[key] == value for key, value in keys.items()) for keys in axis_values_of_new_cells)
+        and not any(all(cell.point.keys[key] == value for key, value in keys.items()) for keys in new_axis_values)
     }
 
 
 def _make_exclude_entries(
-    adapted_cells: Sequence[AdaptedCell], staying_point_indexes: set[int], cluster_name: str
+    adapted_cells: Sequence[AdaptedCell], staying_indexes: set[int], cluster_name: str
 ) -> list[dict[str, Any]]:
     """Entries of `exclude` for the combinations of axes and zips that do not stay. If no combination with the same number of
     GPUs and nodes stays, one entry excludes all combinations of this size; otherwise each combination has its own entry."""
     axis_cell_by_index = {index: cell for index, cell in enumerate(adapted_cells) if comes_from_axes(cell.point)}
     exclude_entries: list[dict[str, Any]] = []
-    for cell in (cell for index, cell in axis_cell_by_index.items() if index not in staying_point_indexes):
+    for cell in (cell for index, cell in axis_cell_by_index.items() if index not in staying_indexes):
         point_keys = cell.point.keys
         size_values: dict[str, Any] = {key: point_keys[key] for key in ("gpus", "nnodes") if key in point_keys}
         same_size_indexes = {
@@ -130,7 +122,7 @@ def _make_exclude_entries(
             if all(other_cell.point.keys.get(key) == value for key, value in size_values.items())
         }
         exclude_entry: dict[str, Any]
-        if size_values and not same_size_indexes & staying_point_indexes:
+        if size_values and not same_size_indexes & staying_indexes:
             exclude_entry = {
                 **size_values,
                 "why": f"does not fit the cluster {cluster_name}, or is listed in `include`; see `deviations`",
@@ -139,9 +131,7 @@ def _make_exclude_entries(
             varying_values = {
                 key: point_keys[key] for key, key_path in cell.point.origin.items() if key_path[0] in ("axes", "zip")
             }
-            why = (
-                "listed in `include`" if cell.is_unchanged else f"does not fit the cluster {cluster_name}: {cell.change_reason}"
-            )
+            why = "listed in `include`" if cell.is_unchanged else f"does not fit the cluster {cluster_name}: {cell.reason}"
             exclude_entry = {**varying_values, "why": why}
         if exclude_entry not in exclude_entries:
             exclude_entries.append(exclude_entry)
@@ -149,21 +139,18 @@ def _make_exclude_entries(
 
 
 def _make_include_entries(
-    matrix: Matrix,
-    adapted_cells: Sequence[AdaptedCell],
-    staying_point_indexes: set[int],
-    original_entries: list[dict[str, Any]],
+    matrix: Matrix, adapted_cells: Sequence[AdaptedCell], staying_indexes: set[int], original_entries: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """The entries of `include`: first the entries of the original file that define an unchanged cell or add keys to a
     combination that stays, then an entry for each new cell.
 
-    staying_point_indexes: the indexes of the combinations that stay. original_entries: the entries of `include` in the original
+    staying_indexes: the indexes of the combinations that stay. original_entries: the entries of `include` in the original
     file, with models as the file gives them."""
     # index of an entry of `include` that defines a cell -> this cell
     cell_by_entry_index = {
         _find_include_entry_index(matrix, cell): cell for cell in adapted_cells if not comes_from_axes(cell.point)
     }
-    staying_points = [adapted_cells[index].point for index in staying_point_indexes]
+    staying_points = [adapted_cells[index].point for index in staying_indexes]
     staying_points += [cell.point for cell in cell_by_entry_index.values() if cell.is_unchanged]
     include_entries = []
     for index, original_entry in enumerate(original_entries):
@@ -178,11 +165,9 @@ def _make_include_entries(
     covered_hashes = {
         cell.new_cell.hash()
         for index, cell in enumerate(adapted_cells)
-        if cell.new_cell is not None
-        and cell.is_unchanged
-        and (index in staying_point_indexes or not comes_from_axes(cell.point))
+        if cell.new_cell is not None and cell.is_unchanged and (index in staying_indexes or not comes_from_axes(cell.point))
     }
-    workload_entry_by_model = {
+    entry_by_model = {
         model.name: {key: value for key, value in (("transformers", model.path), ("seq_len", model.seq_len)) if value}
         or {"torchvision": model.name}
         for model in matrix.models.values()
@@ -192,17 +177,15 @@ def _make_include_entries(
             continue
         covered_hashes.add(cell.new_cell.hash())
         searched_key = matrix.file.search.key if matrix.file.search is not None else None
-        values_unlike_defaults = {
+        differing_values = {
             key: value
             for key, value in cell.new_keys.items()
             if key != searched_key
             and (key in matrix.varying_keys or key not in matrix.file.defaults or matrix.file.defaults[key] != value)
         }
-        if "workload" in values_unlike_defaults:
-            values_unlike_defaults["workload"] = workload_entry_by_model.get(
-                values_unlike_defaults["workload"], values_unlike_defaults["workload"]
-            )
-        include_entries.append(values_unlike_defaults or {"strategy": cell.new_keys["strategy"]})
+        if "workload" in differing_values:
+            differing_values["workload"] = entry_by_model.get(differing_values["workload"], differing_values["workload"])
+        include_entries.append(differing_values or {"strategy": cell.new_keys["strategy"]})
     return include_entries
 
 
@@ -215,12 +198,12 @@ def _find_include_entry_index(matrix: Matrix, cell: AdaptedCell) -> int | None:
 def _list_cell_changes(adapted_cells: Sequence[AdaptedCell]) -> list[Deviation]:
     """The changes of cells: each value that changes, each kind of cell that is left out, and cells that became equal."""
     count_by_change: Counter[tuple[str, Any, Any, str]] = Counter()
-    count_by_left_out_kind: Counter[tuple[tuple[tuple[str, Any], ...], str]] = Counter()
+    left_out_counts: Counter[tuple[tuple[tuple[str, Any], ...], str]] = Counter()
     for cell in adapted_cells:
         old_values = read_cell_values(cell.original_cell)
         if cell.new_cell is None:
             shown_value_names = [key for key in NAMING_KEYS if key != "nnodes" or key in cell.point.keys]
-            count_by_left_out_kind[tuple((key, old_values[key]) for key in shown_value_names), cell.resize_reason] += 1
+            left_out_counts[tuple((key, old_values[key]) for key in shown_value_names), cell.resize_reason] += 1
             continue
         new_values, shown_value_names = read_cell_values(cell.new_cell), list_changed_value_names(cell)
         default_reason = f"follows from gpus {new_values['gpus']} instead of {old_values['gpus']}"
@@ -233,8 +216,7 @@ def _list_cell_changes(adapted_cells: Sequence[AdaptedCell]) -> list[Deviation]:
         Deviation(key, old_value, new_value, why, count) for (key, old_value, new_value, why), count in count_by_change.items()
     ]
     changes += [
-        Deviation("cell", dict(naming_values), None, why, count)
-        for (naming_values, why), count in count_by_left_out_kind.items()
+        Deviation("cell", dict(naming_values), None, why, count) for (naming_values, why), count in left_out_counts.items()
     ]
     new_hashes = [cell.new_cell.hash() for cell in adapted_cells if cell.new_cell is not None]
     if len(set(new_hashes)) < len(new_hashes):
@@ -243,11 +225,11 @@ def _list_cell_changes(adapted_cells: Sequence[AdaptedCell]) -> list[Deviation]:
     return changes
 
 
-def _rewrite_questions(rewriter: QuestionRewriter, matrix: Matrix, adapted_content: dict[str, Any]) -> list[Deviation]:
+def _rewrite_questions(rewriter: QuestionRewriter, matrix: Matrix, new_content: dict[str, Any]) -> list[Deviation]:
     """Rewrite the claims and reported numbers in the content of the file. Returns the changes."""
     changes: list[Deviation] = []
     new_claims = []
-    for claim, claim_entry in zip(matrix.file.claims, adapted_content.get("claims", []), strict=True):
+    for claim, claim_entry in zip(matrix.file.claims, new_content.get("claims", []), strict=True):
         try:
             new_test, difference_text = rewriter.rewrite_test(claim.test)
         except QuestionError as question_error:
@@ -260,7 +242,7 @@ def _rewrite_questions(rewriter: QuestionRewriter, matrix: Matrix, adapted_conte
                 Deviation(f"claims.{claim.id}", claim.test, new_test, f"asked with {difference_text or 'the cells here'}")
             )
     reported_entries = []
-    for reported_number, reported_entry in zip(matrix.file.reported, adapted_content.get("reported", []), strict=True):
+    for reported_number, reported_entry in zip(matrix.file.reported, new_content.get("reported", []), strict=True):
         try:
             new_cell_filter = rewriter.rewrite_filter(reported_number.cell)
             difference_clauses = rewriter.describe_differences(reported_number.cell)
@@ -292,9 +274,9 @@ def _rewrite_questions(rewriter: QuestionRewriter, matrix: Matrix, adapted_conte
                 )
             )
     for key, rewritten_entries in (("claims", new_claims), ("reported", reported_entries)):
-        adapted_content.pop(key, None)
+        new_content.pop(key, None)
         if rewritten_entries:
-            adapted_content[key] = rewritten_entries
+            new_content[key] = rewritten_entries
     return changes
 
 

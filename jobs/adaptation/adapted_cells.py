@@ -37,7 +37,7 @@ from shardlab.matrix.matrix import Matrix, Point
 DEGREE_NAMES = ("dp", "tp", "pp")
 
 
-class CellRequirements(msgspec.Struct, frozen=True):
+class CellNeeds(msgspec.Struct, frozen=True):
     """What decides whether cells fit a cluster, as the matrix file gives it."""
 
     gpus: int
@@ -69,7 +69,7 @@ class AdaptedCell(msgspec.Struct, frozen=True):
         return self.new_keys == self.point.keys
 
     @property
-    def change_reason(self) -> str:
+    def reason(self) -> str:
         """Why the cell changes or is left out; empty if it does not change."""
         return self.resize_reason or ", ".join(replaced_value.why for replaced_value in self.replaced_values)
 
@@ -87,7 +87,7 @@ class CellFitter(msgspec.Struct, frozen=True):
         single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.origin)])
         try:
             cells = resolve_cells(
-                single_cell_matrix, cluster=None if self.capacity.is_this_machine else self.capacity, plugins=self.plugins
+                single_cell_matrix, capacity=None if self.capacity.is_this_machine else self.capacity, plugins=self.plugins
             )
         except InputError as input_error:
             first_line = str(input_error).splitlines()[0].removeprefix(f"{self.matrix.document.file}:")
@@ -126,37 +126,24 @@ def adapt_cells(
     plugins: the plug-ins of the workspace. original_matrix: the matrix with the `defaults` of the study; None:
     `requested_matrix` has them. Raises InputError if the matrix is not valid on any machine."""
     fitter, original_matrix = CellFitter(requested_matrix, capacity, plugins), original_matrix or requested_matrix
-    original_cells = resolve_cells(keep_only_points(original_matrix, original_matrix.points), plugins=plugins)
-    replacements_of_points = [adapted_means.find_replaced_values(point.keys, capacity) for point in original_matrix.points]
+    cells = resolve_cells(keep_only_points(original_matrix, original_matrix.points), plugins=plugins)
+    replacements = [adapted_means.find_replaced_values(point.keys, capacity) for point in original_matrix.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
     start_points = [
-        Point(
-            point.keys | {key: replaced_value.new_value for key, replaced_value in replaced_value_by_key.items()}, point.origin
-        )
-        for point, replaced_value_by_key in zip(requested_matrix.points, replacements_of_points, strict=True)
+        Point(point.keys | {key: replaced_value.new_value for key, replaced_value in replaced_by_key.items()}, point.origin)
+        for point, replaced_by_key in zip(requested_matrix.points, replacements, strict=True)
     ]
-    cells_by_requirements: dict[CellRequirements, list[tuple[Point, AnyCell]]] = {}
-    for start_point, original_cell in zip(start_points, original_cells, strict=True):
-        cells_by_requirements.setdefault(_make_requirements(start_point, original_cell), []).append(
-            (start_point, original_cell)
-        )
-    new_size_by_requirements = {
-        requirements: _find_nearest_size(fitter, requirements, equal_cells)
-        for requirements, equal_cells in cells_by_requirements.items()
-    }
+    cells_by_needs: dict[CellNeeds, list[tuple[Point, AnyCell]]] = {}
+    for start_point, cell in zip(start_points, cells, strict=True):
+        cells_by_needs.setdefault(_read_needs(start_point, cell), []).append((start_point, cell))
+    size_by_needs = {needs: _find_nearest_size(fitter, needs, equal_cells) for needs, equal_cells in cells_by_needs.items()}
     return [
         msgspec.structs.replace(
-            _adapt_cell(
-                fitter,
-                point,
-                start_point,
-                original_cell,
-                new_size_by_requirements[_make_requirements(start_point, original_cell)],
-            ),
-            replaced_values=tuple(replaced_value_by_key.values()),
+            _adapt_cell(fitter, point, start_point, cell, size_by_needs[_read_needs(start_point, cell)]),
+            replaced_values=tuple(replaced_by_key.values()),
         )
-        for point, start_point, original_cell, replaced_value_by_key in zip(
-            requested_matrix.points, start_points, original_cells, replacements_of_points, strict=True
+        for point, start_point, cell, replaced_by_key in zip(
+            requested_matrix.points, start_points, cells, replacements, strict=True
         )
     ]
 
@@ -173,13 +160,11 @@ def _adapt_cell(
         # no size fits, or the size is not why the cell does not fit
         return AdaptedCell(point, original_cell, None, None, unresized_or_refusal)
     else:
-        resized_or_refusal = fitter.resize_cell(start_point, original_cell, *new_size)
+        cell_or_refusal = fitter.resize_cell(start_point, original_cell, *new_size)
         capacity_text = f"a run can have {_describe_capacity(fitter.capacity, start_point)}"
-        if isinstance(resized_or_refusal, str):
-            return AdaptedCell(
-                point, original_cell, None, None, f"{capacity_text}; on {new_size[0]} GPUs: {resized_or_refusal}"
-            )
-        new_keys, new_cell = resized_or_refusal
+        if isinstance(cell_or_refusal, str):
+            return AdaptedCell(point, original_cell, None, None, f"{capacity_text}; on {new_size[0]} GPUs: {cell_or_refusal}")
+        new_keys, new_cell = cell_or_refusal
     if comes_from_axes(start_point) and new_keys != point.keys:
         axis_keys = {key: value for key, value in new_keys.items() if start_point.origin[key][0] != "include"}
         if (exclusion_reason := matrix.explain_exclusion(fitter.matrix.document, fitter.matrix.file, axis_keys)) is not None:
@@ -192,19 +177,12 @@ def _adapt_cell(
     return AdaptedCell(point, original_cell, new_keys, new_cell, capacity_text)
 
 
-def _describe_capacity(capacity: Capacity, start_point: Point) -> str:
+def _describe_capacity(cluster_capacity: Capacity, start_point: Point) -> str:
     """The machines that a run of a combination can have, in words."""
-    type_capacity = capacity.for_gpu_type(start_point.keys.get("gpu_type")) or capacity
-    nodes_text = (
-        ""
-        if type_capacity.most_nodes is None
-        else f"{type_capacity.most_nodes} node{'' if type_capacity.most_nodes == 1 else 's'}"
-    )
-    gpus_text = (
-        ""
-        if type_capacity.gpus_per_node is None
-        else f"{type_capacity.gpus_per_node} GPU{'' if type_capacity.gpus_per_node == 1 else 's'} on each node"
-    )
+    capacity = cluster_capacity.for_gpu_type(start_point.keys.get("gpu_type")) or cluster_capacity
+    nodes, gpus = capacity.most_nodes, capacity.gpus_per_node
+    nodes_text = "" if nodes is None else f"{nodes} node{'' if nodes == 1 else 's'}"
+    gpus_text = "" if gpus is None else f"{gpus} GPU{'' if gpus == 1 else 's'} on each node"
     return " and ".join(filter(None, (nodes_text, gpus_text)))
 
 
@@ -214,23 +192,18 @@ def comes_from_axes(point: Point) -> bool:
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
-def _make_requirements(start_point: Point, original_cell: AnyCell) -> CellRequirements:
+def _read_needs(start_point: Point, cell: AnyCell) -> CellNeeds:
     point_keys = start_point.keys
-    return CellRequirements(
-        original_cell.gpus,
-        point_keys.get("nnodes"),
-        point_keys.get("gpu_type"),
-        point_keys.get("launcher", original_cell.launcher),
-    )
+    return CellNeeds(cell.gpus, point_keys.get("nnodes"), point_keys.get("gpu_type"), point_keys.get("launcher", cell.launcher))
 
 
 def _find_nearest_size(
-    fitter: CellFitter, requirements: CellRequirements, equal_cells: list[tuple[Point, AnyCell]]
+    fitter: CellFitter, needs: CellNeeds, equal_cells: list[tuple[Point, AnyCell]]
 ) -> tuple[int, int | None] | None:
-    """The new number of GPUs and nodes for all cells with these requirements: the first candidate on which at least one of
+    """The new number of GPUs and nodes for all cells with these needs: the first candidate on which at least one of
     these cells fits; None if no cell fits on any candidate."""
-    for gpus in _list_divisors(requirements.gpus):
-        for nnodes in [None] if requirements.nnodes is None else _list_divisors(requirements.nnodes):
+    for gpus in _list_divisors(needs.gpus):
+        for nnodes in [None] if needs.nnodes is None else _list_divisors(needs.nnodes):
             if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in equal_cells):
                 return gpus, nnodes
     return None

@@ -40,45 +40,37 @@ def find_replaced_values(point_keys: dict[str, Any], cluster_capacity: Capacity)
 
     point_keys: the keys of a combination that is valid on some machine.
     """
-    replaced_value_by_key = {}
+    replaced_by_key = {}
     gpu_type = point_keys.get("gpu_type")
-    type_capacity = cluster_capacity.for_gpu_type(gpu_type)
-    if type_capacity is None:
-        gpu_types = sorted(cluster_capacity.capacity_by_gpu_type)
-        new_value = gpu_types[0] if len(gpu_types) == 1 else None
+    capacity = cluster_capacity.for_gpu_type(gpu_type)
+    if capacity is None:
+        gpu_types = sorted(cluster_capacity.by_gpu_type)
+        replacement = gpu_types[0] if len(gpu_types) == 1 else None
         replaced_reason = (
             f"the cluster has only the GPU type{'s' * (len(gpu_types) > 1)} {', '.join(gpu_types)}" if gpu_types else ""
         )
-        replaced_value_by_key["gpu_type"] = ReplacedValue(
-            "gpu_type", new_value, replaced_reason or "the cluster file names no GPU type"
+        replaced_by_key["gpu_type"] = ReplacedValue(
+            "gpu_type", replacement, replaced_reason or "the cluster file names no GPU type"
         )
-        type_capacity = cluster_capacity.for_gpu_type(new_value) or cluster_capacity
+        capacity = cluster_capacity.for_gpu_type(replacement) or cluster_capacity
     if (environment := point_keys.get("environment")) not in (None, *cluster_capacity.environments):
         unknown_reason = f"the cluster file has no environment {environment}"
-        replaced_value_by_key["environment"] = ReplacedValue("environment", None, unknown_reason)
+        replaced_by_key["environment"] = ReplacedValue("environment", None, unknown_reason)
     launcher = point_keys.get("launcher")  # without the key, it is the launcher PREFERRED_LAUNCHER
-    if launcher is not None and (unusable_reason := explain_unusable_launcher(launcher, type_capacity)) is not None:
+    if launcher is not None and (refusal := explain_unusable_launcher(launcher, capacity)) is not None:
         usable_launchers = [
             name
-            for name, menu_entry in load_launchers().items()
-            if menu_entry.on_gpus and explain_unusable_launcher(name, type_capacity) is None
+            for name, entry in load_launchers().items()
+            if entry.on_gpus and explain_unusable_launcher(name, capacity) is None
         ]
         if usable_launchers:
-            new_value = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable_launchers else usable_launchers[0]
-            replaced_value_by_key["launcher"] = ReplacedValue(
-                "launcher", new_value, unusable_reason.partition(". ")[0].rstrip(".")
-            )
+            replacement = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable_launchers else usable_launchers[0]
+            replaced_by_key["launcher"] = ReplacedValue("launcher", replacement, refusal.partition(". ")[0].rstrip("."))
     time_limit = point_keys.get("time_limit")
-    if (
-        time_limit is not None
-        and type_capacity.longest_time_limit_s is not None
-        and cell_sizes.parse_seconds(time_limit) > type_capacity.longest_time_limit_s
-    ):
-        longest_limit_text = cell_sizes.format_seconds(type_capacity.longest_time_limit_s)
-        replaced_value_by_key["time_limit"] = ReplacedValue(
-            "time_limit_s", longest_limit_text, f"the partition allows {longest_limit_text}"
-        )
-    return replaced_value_by_key
+    if time_limit is not None and capacity.limit_s is not None and cell_sizes.parse_seconds(time_limit) > capacity.limit_s:
+        longest_clock = cell_sizes.format_seconds(capacity.limit_s)
+        replaced_by_key["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
+    return replaced_by_key
 
 
 def replace_defaults(matrix: Matrix, capacity: Capacity) -> Matrix:
@@ -97,8 +89,8 @@ def replace_defaults(matrix: Matrix, capacity: Capacity) -> Matrix:
         key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in explicit_keys and key not in conditions_text
     ):
         new_values_of_points = {
-            replaced_value_by_key[key].new_value if key in replaced_value_by_key else point.keys[key]
-            for point, replaced_value_by_key in replacements_of_points
+            replaced_by_key[key].new_value if key in replaced_by_key else point.keys[key]
+            for point, replaced_by_key in replacements_of_points
         }
         if len(new_values_of_points) == 1 and new_values_of_points != {matrix.file.defaults[key]}:
             new_defaults[key] = new_values_of_points.pop()

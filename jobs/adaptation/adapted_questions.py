@@ -53,7 +53,7 @@ class QuestionRewriter:
 
     def __init__(self, adapted_cells: Sequence[AdaptedCell]) -> None:
         self.adapted_cells = list(adapted_cells)
-        self.original_values_of_cells = [read_cell_values(cell.original_cell) for cell in adapted_cells]
+        self.original_values = [read_cell_values(cell.original_cell) for cell in adapted_cells]
         self.new_values_by_hash = {
             cell.new_cell.hash(): read_cell_values(cell.new_cell) for cell in adapted_cells if cell.new_cell is not None
         }
@@ -61,9 +61,7 @@ class QuestionRewriter:
     def select_cells(self, cell_filter: Mapping[str, Any]) -> SelectedCells:
         """The cells that a filter selects in the original matrix. cell_filter: the values of the filter, by name."""
         cell_indexes = tuple(
-            index
-            for index, cell_values in enumerate(self.original_values_of_cells)
-            if cell_names.has_values(cell_values, cell_filter)
+            index for index, cell_values in enumerate(self.original_values) if cell_names.has_values(cell_values, cell_filter)
         )
         return SelectedCells(cell_indexes, [self.adapted_cells[index] for index in cell_indexes])
 
@@ -78,21 +76,16 @@ class QuestionRewriter:
         if not selected_cells.cell_indexes:
             return dict(cell_filter)
         new_filter = {}
-        for value_name in cell_filter:
-            new_values_of_cells = [
-                self.new_values_by_hash[cell_hash].get(value_name) for cell_hash in selected_cells.new_hashes
-            ]
-            if any(new_value != new_values_of_cells[0] for new_value in new_values_of_cells):
-                raise QuestionError(f"its cells have different values of {value_name} here")
-            new_filter[value_name] = new_values_of_cells[0]
+        for key in cell_filter:
+            new_values = [self.new_values_by_hash[cell_hash].get(key) for cell_hash in selected_cells.new_hashes]
+            if any(new_value != new_values[0] for new_value in new_values):
+                raise QuestionError(f"its cells have different values of {key} here")
+            new_filter[key] = new_values[0]
         if self._find_new_hashes(new_filter) == selected_cells.new_hashes:
             return new_filter
-        for value_name in (value_name for value_name in EXTRA_FILTER_KEYS if value_name not in new_filter):
-            narrower_filter = {
-                **new_filter,
-                value_name: self.new_values_by_hash[next(iter(selected_cells.new_hashes))].get(value_name),
-            }
-            if narrower_filter[value_name] is not None and self._find_new_hashes(narrower_filter) == selected_cells.new_hashes:
+        for key in (key for key in EXTRA_FILTER_KEYS if key not in new_filter):
+            narrower_filter = {**new_filter, key: self.new_values_by_hash[next(iter(selected_cells.new_hashes))].get(key)}
+            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == selected_cells.new_hashes:
                 return narrower_filter
         raise QuestionError("the values by which it selects cells select further cells here")
 
@@ -148,10 +141,9 @@ class QuestionRewriter:
             difference_clauses += self.describe_differences(cell_filter)
             if new_filter != cell_filter:
                 is_changed = True
-                metric_arguments = {key: value for key, value in call_arguments.items() if key in cell_names.METRIC_ARGUMENTS}
+                arguments = {key: value for key, value in call_arguments.items() if key in cell_names.METRIC_ARGUMENTS}
                 metric_call.keywords = [
-                    ast.keyword(key.replace(".", "__"), ast.Constant(value))
-                    for key, value in (new_filter | metric_arguments).items()
+                    ast.keyword(key.replace(".", "__"), ast.Constant(value)) for key, value in (new_filter | arguments).items()
                 ]
         new_test = ast.unparse(test_tree) if is_changed else test_text
         if len(new_test) > MAX_LENGTH:

@@ -42,9 +42,7 @@ def main(command_arguments: list[str]) -> NoReturn:
     master_variables = read_master_variables()
     # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES of the ranks to 0,...,n-1, even if Slurm or the user set another value. So
     # each rank is started through the command `env`, which restores the original value.
-    visible_gpus_setting = (
-        f"{GPUS_VARIABLE}={os.environ[GPUS_VARIABLE]}" if GPUS_VARIABLE in os.environ else f"--unset={GPUS_VARIABLE}"
-    )
+    visible_gpus = f"{GPUS_VARIABLE}={os.environ[GPUS_VARIABLE]}" if GPUS_VARIABLE in os.environ else f"--unset={GPUS_VARIABLE}"
     launcher_argv = [
         sys.executable, "-m", "deepspeed.launcher.launch",
         f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(local_ranks_by_node)).decode()}",
@@ -54,7 +52,7 @@ def main(command_arguments: list[str]) -> NoReturn:
         "--log_level=warning",
         "--no_local_rank",  # no argument --local_rank: ranks read their local rank from the environment
         "--no_python",
-        *list_launcher_options(run), "env", visible_gpus_setting, sys.executable, *make_rank_argv(run),
+        *list_launcher_options(run), "env", visible_gpus, sys.executable, *make_rank_argv(run),
     ]  # fmt: skip
     os.execve(sys.executable, launcher_argv, {**os.environ, "LOCAL_WORLD_SIZE": str(world.nproc_per_node)})
 

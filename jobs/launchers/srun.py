@@ -17,7 +17,7 @@ LAUNCHER = Launcher(
     several_nodes=True,
     make_node_argv=make_node_argv,
     make_task_argv=make_node_argv,
-    starts_task_per_rank=True,
+    has_rank_tasks=True,
     needed_programs=("srun",),
     starts_trainings=False,
 )

@@ -34,9 +34,7 @@ SUBMITIT_FOLDER = "log/submitit"
 LOCAL_PREFIX = "SUBMITIT_LOCAL_"  # prefix of the variables in which submitit's local executor gives a process its rank
 # submitit replaces these words in every path, also if a folder has such a name by chance
 PATH_PLACEHOLDERS = ("%j", "%t", "%a", "%A")
-PREEMPTION_SIGNAL_S = (
-    60  # seconds before a preemption at which Slurm sends submitit's signal, if Slurm is configured to send it
-)
+PREEMPTION_SIGNAL_S = 60  # seconds before a preemption at which Slurm sends submitit's signal, if it is configured so
 SIGNAL_INTERVAL_S = 0.5  # seconds between two signals that ask a rank to save a checkpoint
 
 
@@ -144,7 +142,7 @@ def main(command_arguments: list[str]) -> int:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
     run = RunDir(Path(command_arguments[0]).absolute()).read_run()
     world_size = run.world.world_size
-    base_environment = {
+    environment = {
         **os.environ,
         f"{LOCAL_PREFIX}NTASKS": str(world_size),
         f"{LOCAL_PREFIX}JOB_NUM_NODES": "1",
@@ -160,10 +158,8 @@ def main(command_arguments: list[str]) -> int:
     for signal_number in (signal.SIGTERM, signal.SIGUSR2):
         signal.signal(signal_number, forward_signal)
     for rank in range(world_size):
-        rank_environment = {f"{LOCAL_PREFIX}GLOBALID": str(rank), f"{LOCAL_PREFIX}LOCALID": str(rank)}
-        processes.append(
-            node_processes.start_process(make_task_argv(run, sys.executable), None, base_environment | rank_environment)
-        )
+        variables = {f"{LOCAL_PREFIX}GLOBALID": str(rank), f"{LOCAL_PREFIX}LOCALID": str(rank)}
+        processes.append(node_processes.start_process(make_task_argv(run, sys.executable), None, environment | variables))
     exit_codes = [process.poll() for process in processes]
     while None in exit_codes and not any(exit_codes):
         time.sleep(0.05)
@@ -182,7 +178,7 @@ LAUNCHER = Launcher(
     several_nodes=True,
     make_node_argv=make_node_argv,
     make_task_argv=make_task_argv,
-    starts_task_per_rank=True,
+    has_rank_tasks=True,
     prepare=prepare_start,
     sbatch_options=(f"signal=USR2@{PREEMPTION_SIGNAL_S}",),
 )

@@ -58,7 +58,7 @@ class StepWriter:
         self._lines, self._last_s = LineWriter(path), time.monotonic()
         self._last_step: int | None = None
 
-    def write(self, values: dict[str, float]) -> None:
+    def write_step(self, values: dict[str, float]) -> None:
         """Write the record of a step, unless its number is not larger than that of the step before. values: by the names in
         command.STEP_NAMES."""
         now_s, step, loss = time.monotonic(), int(values["step"]), values.get("loss")
@@ -143,10 +143,10 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
             if source is None or writer is None or source.regex is None or len(line) > MOST_LINE_BYTES:
                 continue
             if (values := command.read_step(source, line.decode(errors="replace"))) is not None:
-                writer.write(values)
+                writer.write_step(values)
     exit_code = process.wait()
     if follower is not None:
-        follower.end()
+        follower.finish()
     return exit_code
 
 
@@ -181,7 +181,7 @@ class FileFollower:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Read what the script wrote last."""
         self._ended.set()
         self._thread.join()
@@ -200,7 +200,7 @@ class FileFollower:
         self._position += lines_end
         for line in new_bytes[:lines_end].splitlines():
             if len(line) <= MOST_LINE_BYTES and (values := command.read_step(self._source, line.decode(errors="replace"))):
-                self._writer.write(values)
+                self._writer.write_step(values)
 
 
 def _record_failure(run_dir: RunDir, rank: int, exit_code: int) -> None:

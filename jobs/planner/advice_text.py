@@ -90,8 +90,8 @@ def _describe_question(question: Question, *, is_default_batch: bool) -> Iterato
     batch_text = f"{question.global_batch:,} {question.workload.unit}"
     if seq_len is not None:
         batch_text = f"{question.global_batch:,} sequences of {seq_len:,} tokens ({seq_len * question.global_batch:,} tokens)"
-    gpu_name = machine.name if machine.gpu is None else device_profile.format_gpu_name(machine.gpu)
-    capacity_text = "" if machine.capacity is None else f" ({format_size(machine.capacity.likely)})"
+    gpu_name = machine.gpu_name if machine.gpu_model is None else device_profile.format_gpu_name(machine.gpu_model)
+    capacity_text = "" if machine.gpu_memory_bytes is None else f" ({format_size(machine.gpu_memory_bytes.likely)})"
     yield (
         f"All strategies do the same work: {question.workload.name} ({question.facts.parameters:,} "
         f"parameters) in {question.precision} on {question.gpus} x {gpu_name}{capacity_text}, {question.nodes} node(s), "

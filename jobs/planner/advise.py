@@ -167,7 +167,7 @@ def make_rule_values(question: Question) -> dict[str, float | bool | str]:
 
     return {
         "parameters_b": question.facts.parameters / 1e9,
-        "gpu_gb": machine.gpu.memory_gb if machine.gpu is not None else 0.0,
+        "gpu_gb": machine.gpu_model.memory_gb if machine.gpu_model is not None else 0.0,
         "gpus": gpus,
         "nodes": nodes,
         "link": "" if slowest_link is None else re.split("[^a-z]", slowest_link.name.lower())[0],
@@ -262,11 +262,11 @@ def _choose_micro_batch(cells: Sequence[Cell], question: Question) -> Advice:
         fit_verdict = (
             None
             if gpu_capacity is None
-            else predict.judge_fit(needed_memory.bytes, gpu_capacity, is_complete=needed_memory.complete)
+            else predict.judge_fit(needed_memory.total_bytes, gpu_capacity, is_complete=needed_memory.is_complete)
         )
         if fit_verdict in ("yes", "likely"):
             step = step_time.predict_step_time(cell, machine)
-            fitting_cells.append((0.0 if step is None else step.seconds.likely, fit_verdict == "yes", cell))
+            fitting_cells.append((0.0 if step is None else step.step_s.likely, fit_verdict == "yes", cell))
     longest_near_s = NEAR_FACTOR * min((seconds for seconds, _, _ in fitting_cells), default=0.0)
     near_cells = [
         (is_sure, cell.micro_batch_size, cell) for seconds, is_sure, cell in fitting_cells if seconds <= longest_near_s

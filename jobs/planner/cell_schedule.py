@@ -46,11 +46,11 @@ def make_schedule(cell: Cell) -> CellSchedule:
         pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.pp * cell.stages_per_rank,
-        simulated_step.micro_batches,
-        simulated_step.total,
-        simulated_step.ideal,
-        simulated_step.bubble,
-        simulated_step.throughput,
+        simulated_step.micro_batch_count,
+        simulated_step.total_time,
+        simulated_step.ideal_time,
+        simulated_step.bubble_share,
+        simulated_step.micro_batches_per_time,
         tuple(pipeline_schedule.draw_timeline(simulated_step)),
     )
 

@@ -57,8 +57,8 @@ def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Comput
     head_flops, attention_flops = facts.head_flops_per_item or 0.0, facts.attention_flops_per_item or 0.0
     block_flops = facts.flops_per_item - head_flops - attention_flops
     recomputed_share = _count_recomputed_share(cell, facts)
-    product_rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.kind, rates.unknown)
-    if facts.kind == "transformer" and (token_rows := (cell.seq_len or 0) * micro_batch):
+    product_rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.model_kind, rates.unknown)
+    if facts.model_kind == "transformer" and (token_rows := (cell.seq_len or 0) * micro_batch):
         slowdown = FEW_ROWS_FACTOR.times(peak_flops / 1e12 / token_rows)
         product_rate = PredictedRange(
             product_rate.low / (1 + slowdown.high),
@@ -73,12 +73,12 @@ def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Comput
     unaligned_flops = facts.unaligned_flops_per_item * micro_batch if rates.unaligned is not None else 0.0
     head_s = divide_by_rate((head_flops * micro_batch - unaligned_flops) * facts.head_share, product_rate)
     head_s += divide_by_rate(unaligned_flops * facts.head_share, rates.unaligned or product_rate)
-    if facts.saved is None:
+    if (saved := facts.saved_bytes) is None:
         return ComputeTime(products_s + attention_s + _multiply(OTHER_OPERATORS_SHARE, products_s), head_s)
     block_bytes = (
-        memory.count_saved_block_bytes(cell, facts.saved) * facts.blocks / cell.pp * (1 + recomputed_share * FORWARD_SHARE)
+        memory.count_saved_block_bytes(cell, saved) * facts.block_count / cell.pp * (1 + recomputed_share * FORWARD_SHARE)
     )
-    head_bytes = facts.saved.head + facts.saved.logits
+    head_bytes = saved.head + saved.logits
     return ComputeTime(
         products_s + attention_s + _predict_other_operators(cell, gpu, block_bytes * micro_batch),
         head_s + _predict_other_operators(cell, gpu, head_bytes * micro_batch),
@@ -94,7 +94,7 @@ def _count_recomputed_share(cell: Cell, facts: ModelFacts) -> float:
     """The share of the blocks whose activations are recomputed in backward; of a model without blocks, all or nothing."""
     if cell.activation_checkpointing == "none":
         return 0.0
-    return exchanges.count_recomputed_blocks(cell, facts.blocks) / facts.blocks if facts.blocks else 1.0
+    return exchanges.count_recomputed_blocks(cell, facts.block_count) / facts.block_count if facts.block_count else 1.0
 
 
 def _predict_other_operators(cell: Cell, gpu: GpuModel, saved_bytes: float) -> PredictedRange:

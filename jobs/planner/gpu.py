@@ -82,7 +82,7 @@ def find_gpu_memory(gpu: GpuModel | None, memory_gib: float | None) -> Predicted
     """The memory of a GPU in bytes; None if it is not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
         return exact_range(memory_gib * GIB)
-    return None if gpu is None else read_memory_terms()["usable"].range(gpu.memory_gb * GIB)
+    return None if gpu is None else read_memory_terms()["usable"].scale(gpu.memory_gb * GIB)
 
 
 def _split_words(name: str) -> list[str]:

@@ -28,10 +28,10 @@ def predict_host_bytes(
     terms, ranks_per_node = memory.read_memory_terms(), -(-cell.gpus // cell.nnodes)
     strategy, workload = sharding.find_strategy(cell.strategy), menu.find_workload_of_cell(cell)
     engine, parameters = strategy.engine.rpartition(".")[2], model_facts.find_model_facts(cell).parameters
-    rank_bytes = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].range(memory.MIB)
+    rank_bytes = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].scale(memory.MIB)
     if engine == "zero" and cell.launcher != "fork":
-        rank_bytes += terms["rank_deepspeed"].range(memory.MIB)
-    process_bytes = rank_bytes.times(ranks_per_node) + terms[f"node_{cell.launcher}"].range(memory.MIB)
+        rank_bytes += terms["rank_deepspeed"].scale(memory.MIB)
+    process_bytes = rank_bytes.times(ranks_per_node) + terms[f"node_{cell.launcher}"].scale(memory.MIB)
     makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or cell.options["hpz_partition_size"] != 1)
     initial_bytes = 4.0 * parameters * (ranks_per_node if makes_whole else 1)  # in fp32, until it is on the GPUs
     tensor_bytes = exact_range(max(initial_bytes, ranks_per_node * _count_offloaded_bytes(cell, parameters)))

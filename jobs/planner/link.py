@@ -41,7 +41,7 @@ class PlannedLink(msgspec.Struct, frozen=True):
     """
 
     name: str
-    bandwidth: PredictedRange
+    bytes_per_s: PredictedRange
     """Bus bandwidth in bytes/s."""
     alpha_s: PredictedRange
     """Latency in seconds per hop."""
@@ -88,8 +88,8 @@ def find_network(network_keys: Network, gpu: GpuModel | None) -> PlannedLink | N
     cards_clause = (
         f"{network_keys.cards_per_node} cards per node" if network_keys.cards_per_node else "one card per node assumed"
     )
-    bandwidth = card_link.bandwidth.times(network_keys.cards_per_node or 1)
-    return msgspec.structs.replace(card_link, bandwidth=bandwidth, how=f"{card_link.how}, {cards_clause}")
+    bandwidth = card_link.bytes_per_s.times(network_keys.cards_per_node or 1)
+    return msgspec.structs.replace(card_link, bytes_per_s=bandwidth, how=f"{card_link.how}, {cards_clause}")
 
 
 def make_data_sheet_link(gpu: GpuModel) -> PlannedLink:

@@ -27,9 +27,9 @@ class FittedLink(msgspec.Struct, frozen=True):
 
     alpha_s: float
     """Seconds per hop."""
-    bandwidth: float
+    bytes_per_s: float
     """Bus bandwidth in bytes/s."""
-    spread: float
+    relative_spread: float
     """The largest relative difference between the model and any measured iteration, at least LEAST_SPREAD."""
 
 
@@ -79,17 +79,17 @@ def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink
     fitted_pairs = [(fit, measurement) for measurement in all_reduces if (fit := fit_measurement(measurement)) is not None]
     if not fitted_pairs:
         return None
-    fitted_pairs.sort(key=lambda fitted_pair: fitted_pair[0].bandwidth)
+    fitted_pairs.sort(key=lambda fitted_pair: fitted_pair[0].bytes_per_s)
     median_link, median_measurement = fitted_pairs[(len(fitted_pairs) - 1) // 2]
     bandwidth = PredictedRange(
-        min(entry.bandwidth / (1 + entry.spread) for entry, _ in fitted_pairs),
-        median_link.bandwidth,
-        max(entry.bandwidth * (1 + entry.spread) for entry, _ in fitted_pairs),
+        min(entry.bytes_per_s / (1 + entry.relative_spread) for entry, _ in fitted_pairs),
+        median_link.bytes_per_s,
+        max(entry.bytes_per_s * (1 + entry.relative_spread) for entry, _ in fitted_pairs),
     )
     alpha_s = PredictedRange(
-        max(entry.alpha_s * (1 + entry.spread) for entry, _ in fitted_pairs),
+        max(entry.alpha_s * (1 + entry.relative_spread) for entry, _ in fitted_pairs),
         median_link.alpha_s,
-        min(entry.alpha_s / (1 + entry.spread) for entry, _ in fitted_pairs),
+        min(entry.alpha_s / (1 + entry.relative_spread) for entry, _ in fitted_pairs),
     )
     ranks_text = (
         f"{len(median_measurement.nodes)} nodes"

@@ -20,10 +20,10 @@ class PlannedMachine(msgspec.Struct, frozen=True):
 
     on_gpu: bool
     """Whether ranks have GPUs; if not, no other field has a value."""
-    name: str = ""
+    gpu_name: str = ""
     """The name of the GPU in the cluster file or in NVML."""
-    gpu: GpuModel | None = None
-    capacity: PredictedRange | None = None
+    gpu_model: GpuModel | None = None
+    gpu_memory_bytes: PredictedRange | None = None
     link_inside_node: PlannedLink | None = None
     """The links between GPUs of a node."""
     link_between_nodes: PlannedLink | None = None

@@ -48,7 +48,7 @@ class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float
     source: str
 
-    def range(self, unit: float = 1.0) -> PredictedRange:
+    def scale(self, unit: float = 1.0) -> PredictedRange:
         """The range of the entry, multiplied by `unit`."""
         return PredictedRange(self.low * unit, self.likely * unit, self.high * unit)
 
@@ -63,20 +63,20 @@ def read_memory_terms() -> dict[str, MemoryTerm]:
 class StepMemoryTerms(msgspec.Struct, frozen=True):
     """The peak memory of a step."""
 
-    by_category: dict[str, PredictedRange]
+    bytes_by_category: dict[str, PredictedRange]
     """The bytes of each category at the peak."""
-    complete: bool
+    is_complete: bool
     """False if the memory of activations is not known, so that the peak is a lower bound."""
 
     @property
-    def tensors(self) -> PredictedRange:
+    def tensor_bytes(self) -> PredictedRange:
         """The bytes of all categories that are tensors."""
-        return sum_ranges({name: term for name, term in self.by_category.items() if name not in NON_TENSOR_CATEGORIES})
+        return sum_ranges({name: term for name, term in self.bytes_by_category.items() if name not in NON_TENSOR_CATEGORIES})
 
     @property
-    def bytes(self) -> PredictedRange:
+    def total_bytes(self) -> PredictedRange:
         """The bytes of all categories."""
-        return sum_ranges(self.by_category)
+        return sum_ranges(self.bytes_by_category)
 
 
 def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
@@ -93,7 +93,7 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     if on_gpu:
         largest_memory = {**largest_memory, **predict_non_tensor_bytes(cell, sum_ranges(largest_memory))}
     return StepMemoryTerms(
-        {category: term for category, term in largest_memory.items() if term.high > 0}, facts.saved is not None
+        {category: term for category, term in largest_memory.items() if term.high > 0}, facts.saved_bytes is not None
     )
 
 
@@ -105,8 +105,8 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
     communicator_count = 0 if cell.servers else 1 + (dimension_count if dimension_count > 1 else 0)
     fragmentation_share = read_memory_terms()["fragmentation"]
     return {
-        "cuda_context": read_memory_terms()["cuda_context"].range(MIB),
-        "nccl_buffers": read_memory_terms()["nccl_buffers"].range(MIB * communicator_count),
+        "cuda_context": read_memory_terms()["cuda_context"].scale(MIB),
+        "nccl_buffers": read_memory_terms()["nccl_buffers"].scale(MIB * communicator_count),
         "fragmentation": PredictedRange(
             tensors.low * fragmentation_share.low,
             tensors.likely * fragmentation_share.likely,
@@ -134,7 +134,7 @@ def _predict_rank_memory(
         moments = []
     moments += step_moments.list_moments(division, rank_part, activations)
     moments.append(_describe_optimizer_moment(cell, facts, division, rank_part))
-    if facts.saved is None:
+    if facts.saved_bytes is None:
         # The memory of this model is a lower bound, so tensors that exist only for a moment do not count.
         moments = [
             {category: category_bytes for category, category_bytes in moment.items() if category != "temporary"}
@@ -147,8 +147,8 @@ def _predict_rank_memory(
         "optimizer_state": count_state_bytes(cell) * rank_part.parameters / shard_ranks if on_gpu else 0.0,
         "master_parameter": division.master_bytes * rank_part.parameters / shard_ranks if on_gpu else 0.0,
         "buffer": 0.0
-        if facts.saved is None
-        else _count_buffer_bytes(cell, division, rank_part, stage_share, facts.saved, micro_batch_size),
+        if facts.saved_bytes is None
+        else _count_buffer_bytes(cell, division, rank_part, stage_share, facts.saved_bytes, micro_batch_size),
     }
     return {category: _widen_bytes(cell, facts, category, category_bytes) for category, category_bytes in peak_moment.items()}
 
@@ -158,30 +158,32 @@ def _find_rank_part(cell: Cell, facts: ModelFacts, stage_share: StageShare) -> R
     front_parameters = facts.front_parameters if stage_share.has_first_stage else 0
     back_parameters = facts.back_parameters if stage_share.has_last_stage else 0
     tied_parameters = facts.tied_parameters if stage_share.has_first_stage and stage_share.has_last_stage else 0
-    block_parameters, largest_block = facts.block_parameters / cell.tp, facts.largest_block / cell.tp
+    block_parameters, largest_block = facts.block_parameters / cell.tp, facts.largest_block_parameters / cell.tp
     if cell.options.get("wrap") == "none":
-        return RankPart(0, 0.0, 0.0, front_parameters + facts.blocks * facts.block_parameters, back_parameters, tied_parameters)
+        return RankPart(
+            0, 0.0, 0.0, front_parameters + facts.block_count * facts.block_parameters, back_parameters, tied_parameters
+        )
     checkpointing_mode, _, segment_count = cell.activation_checkpointing.partition("-")
     return RankPart(
-        stage_share.blocks,
+        stage_share.block_count,
         block_parameters,
         largest_block,
         front_parameters,
         back_parameters,
         tied_parameters,
-        stage_share.blocks // int(segment_count) if checkpointing_mode == "segments" else 1,
+        stage_share.block_count // int(segment_count) if checkpointing_mode == "segments" else 1,
     )
 
 
 def _widen_bytes(cell: Cell, facts: ModelFacts, category: str, formula_bytes: float) -> PredictedRange:
     low_bytes, high_bytes = formula_bytes * (1 - FORMULA_ERROR), formula_bytes * (1 + FORMULA_ERROR)
-    if category != "activation" or facts.saved is None:
+    if category != "activation" or facts.saved_bytes is None:
         return PredictedRange(low_bytes, formula_bytes, high_bytes)
-    if facts.kind == "convolution" and cell.activation_checkpointing != "none":
+    if facts.model_kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
         # saved activations are at least the activations of one block and at most the activations of all blocks.
-        block_bytes = facts.saved.block_whole * cell.micro_batch_size
-        return PredictedRange(min(low_bytes, block_bytes), formula_bytes, max(high_bytes, facts.blocks * block_bytes))
+        block_bytes = facts.saved_bytes.block_whole * cell.micro_batch_size
+        return PredictedRange(min(low_bytes, block_bytes), formula_bytes, max(high_bytes, facts.block_count * block_bytes))
     return PredictedRange(low_bytes * (COMPILED_SHARE if cell.compile else 1.0), formula_bytes, high_bytes)
 
 
@@ -237,12 +239,12 @@ def count_state_bytes(cell: Cell) -> int:
 
 def _count_activations(cell: Cell, facts: ModelFacts, stage_share: StageShare, micro_batch_size: int) -> Activations:
     """The memory of activations when backward begins."""
-    if (saved := facts.saved) is None:
+    if (saved := facts.saved_bytes) is None:
         return Activations()
     block_bytes = count_saved_block_bytes(cell, saved) * micro_batch_size + saved.weights / cell.tp
     block_input_bytes = saved.block_input * micro_batch_size / (cell.tp if cell.options.get("sequence_parallel") is True else 1)
     unit_blocks, recomputed_blocks = _find_recomputed_units(cell.activation_checkpointing, stage_share.block_numbers)
-    pass_bytes = (stage_share.blocks - sum(unit_blocks)) * block_bytes + len(unit_blocks) * block_input_bytes
+    pass_bytes = (stage_share.block_count - sum(unit_blocks)) * block_bytes + len(unit_blocks) * block_input_bytes
     # Of blocks that cannot be split, only the sum is known. In GPT-2, the 12 widths are among 16.
     gradient_bytes = ACTIVATION_GRADIENTS * saved.block_split / cell.tp or 12 / 16 * ACTIVATION_GRADIENTS * saved.block_whole
     backward_bytes = recomputed_blocks * block_bytes + gradient_bytes * micro_batch_size

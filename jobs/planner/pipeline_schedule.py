@@ -22,9 +22,9 @@ class PassSlot(msgspec.Struct, frozen=True):
     """F (forward) or B (backward)."""
     stage: int
     micro_batch: int
-    start: float
+    start_time: float
     """When the pass begins, in the unit of the durations that the caller gave `simulate_pipeline`."""
-    end: float
+    end_time: float
     """When the pass ends, in the same unit."""
 
 
@@ -33,21 +33,21 @@ class SimulatedPipeline(msgspec.Struct, frozen=True):
 
     slots: tuple[tuple[PassSlot, ...], ...]
     """The passes of each rank, in order of time."""
-    total: float
+    total_time: float
     """The time of the step with waiting."""
-    ideal: float
+    ideal_time: float
     """The time of the step without waiting."""
-    micro_batches: int
+    micro_batch_count: int
 
     @property
-    def bubble(self) -> float:
+    def bubble_share(self) -> float:
         """The share of the step in which a rank waits: 0 to 1."""
-        return (self.total - self.ideal) / self.total
+        return (self.total_time - self.ideal_time) / self.total_time
 
     @property
-    def throughput(self) -> float:
+    def micro_batches_per_time(self) -> float:
         """The number of micro-batches that the pipeline completes per unit of time."""
-        return self.micro_batches / self.total
+        return self.micro_batch_count / self.total_time
 
 
 def simulate_pipeline(
@@ -72,14 +72,14 @@ def simulate_pipeline(
         has_progressed = False
         for rank, pass_order in enumerate(pass_orders):
             while next_index[rank] < len(pass_order):
-                pass_kind, stage, micro_batch = pass_order[next_index[rank]]
-                input_time = _find_input_time(end_times, pass_kind, stage, micro_batch, stage_count, hop_time)
+                kind, stage, micro_batch = pass_order[next_index[rank]]
+                input_time = _find_input_time(end_times, kind, stage, micro_batch, stage_count, hop_time)
                 if input_time is None:
                     break
                 start_time = max(rank_free_at[rank], input_time)
-                end_time = start_time + (forward_time if pass_kind == "F" else backward_time)
-                end_times[pass_kind, stage, micro_batch], rank_free_at[rank] = end_time, end_time
-                rank_slots[rank].append(PassSlot(rank, pass_kind, stage, micro_batch, start_time, end_time))
+                end_time = start_time + (forward_time if kind == "F" else backward_time)
+                end_times[kind, stage, micro_batch], rank_free_at[rank] = end_time, end_time
+                rank_slots[rank].append(PassSlot(rank, kind, stage, micro_batch, start_time, end_time))
                 next_index[rank] += 1
                 passes_left -= 1
                 has_progressed = True
@@ -90,15 +90,10 @@ def simulate_pipeline(
 
 
 def _find_input_time(
-    end_times: dict[tuple[str, int, int], float],
-    pass_kind: str,
-    stage: int,
-    micro_batch: int,
-    stage_count: int,
-    hop_time: float,
+    end_times: dict[tuple[str, int, int], float], kind: str, stage: int, micro_batch: int, stage_count: int, hop_time: float
 ) -> float | None:
     """When the input of a pass arrives; None if the input has not been computed yet. end_times: the end of each pass so far."""
-    if pass_kind == "F":
+    if kind == "F":
         previous_pass = ("F", stage - 1, micro_batch) if stage else None
     else:
         previous_pass = ("B", stage + 1, micro_batch) if stage < stage_count - 1 else ("F", stage, micro_batch)
@@ -146,22 +141,22 @@ def compute_bubble_ratio(schedule: str, rank_count: int, micro_batches: int, per
     """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
     time."""
     pipeline = simulate_pipeline(schedule, rank_count, micro_batches, per_rank=per_rank)
-    return (pipeline.total - pipeline.ideal) / pipeline.ideal
+    return (pipeline.total_time - pipeline.ideal_time) / pipeline.ideal_time
 
 
 def draw_timeline(pipeline: SimulatedPipeline, character_count: int = 72) -> list[str]:
     """Draw a step as one line of text per rank. A forward pass is drawn as the last digit of its micro-batch's number, a
     backward pass as a letter (a: micro-batch 0), and waiting as a dot. character_count: the number of characters of the
     step."""
-    characters_per_time = character_count / pipeline.total
+    characters_per_time = character_count / pipeline.total_time
     rank_lines = []
     for rank, rank_slots in enumerate(pipeline.slots):
         characters = ["."] * character_count
         for pass_slot in rank_slots:
             character = str(pass_slot.micro_batch % 10) if pass_slot.kind == "F" else chr(ord("a") + pass_slot.micro_batch % 26)
             for column in range(
-                round(pass_slot.start * characters_per_time),
-                max(round(pass_slot.start * characters_per_time) + 1, round(pass_slot.end * characters_per_time)),
+                round(pass_slot.start_time * characters_per_time),
+                max(round(pass_slot.start_time * characters_per_time) + 1, round(pass_slot.end_time * characters_per_time)),
             ):
                 if column < character_count:
                     characters[column] = character

@@ -33,7 +33,7 @@ class StageShare(msgspec.Struct, frozen=True):
     rank has several stages."""
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """The number of its blocks."""
         return len(self.block_numbers)
 
@@ -63,7 +63,7 @@ def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
     """The parts of the model on the ranks of a pipeline that can need most memory: the first, the last, and the rank between
     them that keeps the activations of most blocks. Without a pipeline, the whole model."""
     if cell.pp == 1:
-        return [StageShare(range(facts.blocks), True, True, 1.0)]
+        return [StageShare(range(facts.block_count), True, True, 1.0)]
     per_rank, schedule = cell.stages_per_rank, read_schedule_name(cell)
     stage_count = cell.pp * per_rank
     stage_shares = []
@@ -72,11 +72,11 @@ def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
         block_numbers = [
             block_number
             for stage in range(rank, stage_count, cell.pp)
-            for block_number in range(stage * facts.blocks // stage_count, (stage + 1) * facts.blocks // stage_count)
+            for block_number in range(stage * facts.block_count // stage_count, (stage + 1) * facts.block_count // stage_count)
         ]
         kept_micro_batches = count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
         stage_shares.append(StageShare(block_numbers, rank == 0, rank == cell.pp - 1, kept_micro_batches))
     middle_share = max(
-        stage_shares[1:-1], key=lambda stage_share: stage_share.blocks * stage_share.kept_micro_batches, default=stage_shares[0]
+        stage_shares[1:-1], key=lambda share: share.block_count * share.kept_micro_batches, default=stage_shares[0]
     )
     return [stage_shares[0], stage_shares[-1], middle_share]

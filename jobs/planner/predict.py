@@ -64,16 +64,16 @@ def predict_run(
     memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
     machine = NO_GPU_MACHINE if cell.launcher == "fork" else machine
-    gpu_capacity = find_gpu_capacity(cell, machine)
+    capacity = find_gpu_capacity(cell, machine)
     if cell.strategy_code is not None or not model_facts.are_facts_known(cell):
-        return _predict_without_formula(cell, machine, gpu_capacity, recorded_s, rehearsal)
+        return _predict_without_formula(cell, machine, capacity, recorded_s, rehearsal)
     formula_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
     run_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     step = step_time.predict_step_time(cell, machine)
-    tensor_bytes = run_memory.by_category
+    tensor_bytes = run_memory.bytes_by_category
     host_bytes = host_memory.predict_host_bytes(cell, node_bytes, on_gpu=machine.on_gpu, tensors_by_category=tensor_bytes)
-    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
+    step_s, time_note = (None, "") if step is None else calibration.correct_step_time(cell, machine.gpu_name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
     gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
@@ -81,17 +81,17 @@ def predict_run(
     recorded_note = "" if recorded_s is None else "run time: mean of earlier runs of this cell"
     explanations = [run_memory.how, *_explain_step_time(cell, machine, step, time_note), power_note, recorded_note]
     return Prediction(
-        memory_bytes=run_memory.bytes,
+        memory_bytes=run_memory.total_bytes,
         memory_by_category=tensor_bytes,
-        tensor_bytes=run_memory.tensors,
+        tensor_bytes=run_memory.tensor_bytes,
         memory_from=run_memory.source,
-        capacity_bytes=gpu_capacity,
+        capacity_bytes=capacity,
         host_bytes=host_bytes,
         host_capacity_bytes=node_bytes,
-        fits=judge_fit(run_memory.bytes, gpu_capacity, is_complete=run_memory.complete) if gpu_capacity is not None else None,
-        largest_micro_batch=_predict_largest_micro_batch(cell, machine, gpu_capacity, formula_memory, run_memory),
+        fits=judge_fit(run_memory.total_bytes, capacity, is_complete=run_memory.is_complete) if capacity is not None else None,
+        largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, run_memory),
         step_s=step_s,
-        step_parts_s={name: part.likely for name, part in step.parts.items() if part.likely} if step else {},
+        step_parts_s={name: part.likely for name, part in step.parts_s.items() if part.likely} if step else {},
         time_s=None if run_time is None else run_time.time_s,
         gpu_hours=gpu_hours,
         energy_kwh=None if run_time is None or not machine.on_gpu else run_time.energy_kwh,
@@ -102,9 +102,9 @@ def predict_run(
         exchanges=_predict_exchanges(cell),
         bottleneck=None if step is None else step.bottleneck,
         how="; ".join(filter(None, explanations)),
-        gpu=machine.name or None,
-        formula_step_s=None if step is None else step.seconds.likely,
-        formula_tensor_bytes=formula_memory.tensors.likely if formula_memory.complete else None,
+        gpu=machine.gpu_name or None,
+        formula_step_s=None if step is None else step.step_s.likely,
+        formula_tensor_bytes=formula_memory.tensor_bytes.likely if formula_memory.is_complete else None,
     )
 
 
@@ -117,18 +117,18 @@ def make_range_around(mean_value: float) -> PredictedRange:
 class _PredictedMemory(msgspec.Struct, frozen=True):
     """The predicted memory of a step."""
 
-    by_category: dict[str, PredictedRange]
-    tensors: PredictedRange
+    bytes_by_category: dict[str, PredictedRange]
+    tensor_bytes: PredictedRange
     """The part that torch's allocator counts."""
-    complete: bool
+    is_complete: bool
     """False if the memory is only a lower bound."""
     source: PredictionSource
     how: str
 
     @property
-    def bytes(self) -> PredictedRange:
-        return self.tensors + sum_ranges(
-            {name: term for name, term in self.by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
+    def total_bytes(self) -> PredictedRange:
+        return self.tensor_bytes + sum_ranges(
+            {name: term for name, term in self.bytes_by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
         )
 
 
@@ -145,10 +145,10 @@ def _predict_memory(
     """
     if isinstance(rehearsal, Rehearsed):
         return _predict_memory_by_rehearsal(cell, machine, rehearsal)
-    tensor_bytes, correction_note = calibration.memory(cell, machine.name, formula_memory.tensors)
+    tensor_bytes, correction_note = calibration.correct_memory(cell, machine.gpu_name, formula_memory.tensor_bytes)
     refusal_note = f", not rehearsed: {rehearsal.why.rstrip('.')}" if isinstance(rehearsal, NotRehearsed) else ""
-    explanation = f"memory: {model_facts.find_model_facts(cell).how}{correction_note}{refusal_note}"
-    return _PredictedMemory(formula_memory.by_category, tensor_bytes, formula_memory.complete, "formula", explanation)
+    explanation = f"memory: {model_facts.find_model_facts(cell).saved_bytes_source}{correction_note}{refusal_note}"
+    return _PredictedMemory(formula_memory.bytes_by_category, tensor_bytes, formula_memory.is_complete, "formula", explanation)
 
 
 def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, rehearsal: Rehearsed) -> _PredictedMemory:
@@ -191,14 +191,14 @@ def _predict_largest_micro_batch(
     machine: PlannedMachine,
     capacity: PredictedRange | None,
     formula_memory: memory.StepMemoryTerms,
-    predicted_memory: _PredictedMemory,
+    run_memory: _PredictedMemory,
 ) -> int | None:
     """The largest micro-batch that is likely to fit, by the formula; None if it is not known. The formula is scaled so that it
-    gives the memory `predicted_memory` for the micro-batch of the cell."""
+    gives the memory `run_memory` for the micro-batch of the cell."""
     if capacity is None:
         return None
     rehearsal_ratio = (
-        predicted_memory.bytes.likely / formula_memory.bytes.likely if predicted_memory.source == "rehearsal" else 1.0
+        run_memory.total_bytes.likely / formula_memory.total_bytes.likely if run_memory.source == "rehearsal" else 1.0
     )
     return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, real_ratio=rehearsal_ratio)
 
@@ -220,18 +220,18 @@ def _predict_without_formula(
     predicted_memory = _predict_memory_by_rehearsal(cell, machine, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     return Prediction(
-        memory_bytes=predicted_memory.bytes,
-        memory_by_category=predicted_memory.by_category,
-        tensor_bytes=predicted_memory.tensors,
+        memory_bytes=predicted_memory.total_bytes,
+        memory_by_category=predicted_memory.bytes_by_category,
+        tensor_bytes=predicted_memory.tensor_bytes,
         memory_from=predicted_memory.source,
         capacity_bytes=capacity,
-        fits=judge_fit(predicted_memory.bytes, capacity, is_complete=True) if capacity is not None else None,
+        fits=judge_fit(predicted_memory.total_bytes, capacity, is_complete=True) if capacity is not None else None,
         time_s=time_s,
         sent_bytes=sent_bytes,
         sent_from=sent_from,
         collectives=collectives,
         how=f"{predicted_memory.how}; time: not predicted, because {missing_reason}",
-        gpu=machine.name or None,
+        gpu=machine.gpu_name or None,
     )
 
 
@@ -249,8 +249,8 @@ def _explain_step_time(
 
 def _explain_no_time(cell: Cell, machine: PlannedMachine) -> str:
     """Why no time is predicted: a clause that names the first value that is missing."""
-    if machine.gpu is None:
-        return f"shardlab/hardware/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
+    if machine.gpu_model is None:
+        return f"shardlab/hardware/gpu_models.yaml does not list the GPU {machine.gpu_name or 'of this cluster; set gpus.type'}"
     if model_facts.find_model_facts(cell).flops_per_item is None:
         return "the operations of the model are not known"
     if (known_exchanges := exchanges.list_exchanges(cell)) is None:
@@ -267,9 +267,9 @@ def find_gpu_capacity(cell: Cell, machine: PlannedMachine) -> PredictedRange | N
     if not machine.on_gpu:
         return None
     memory_limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
-    if memory_limit is None or machine.capacity is None:
-        return memory_limit or machine.capacity
-    limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.capacity), strict=True)
+    if memory_limit is None or machine.gpu_memory_bytes is None:
+        return memory_limit or machine.gpu_memory_bytes
+    limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.gpu_memory_bytes), strict=True)
     return PredictedRange(*(min(limit_pair) for limit_pair in limit_pairs))
 
 
@@ -308,9 +308,9 @@ def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bo
     """
 
     def predict_needed_bytes(micro_batch: int) -> float:
-        return real_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).bytes.likely
+        return real_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).total_bytes.likely
 
-    if not memory.predict_memory(cell, on_gpu=on_gpu).complete:
+    if not memory.predict_memory(cell, on_gpu=on_gpu).is_complete:
         return None
     if predict_needed_bytes(1) > capacity.likely:
         return 0
@@ -396,9 +396,9 @@ def _count_steps(cell: Cell) -> int | None:
 def _predict_power(cell: Cell, machine: PlannedMachine, calibration: Calibration) -> tuple[PredictedRange | None, str]:
     """(the power of a GPU while it trains, in watts, and how earlier runs corrected it, or an empty text). The power is None if
     the largest power of the GPU is not known."""
-    if machine.gpu is None or machine.gpu.power_w is None:
+    if machine.gpu_model is None or machine.gpu_model.power_w is None:
         return None, ""
-    power_w, correction_note = calibration.power(cell, machine.name, POWER_SHARE.times(machine.gpu.power_w))
+    power_w, correction_note = calibration.correct_power(cell, machine.gpu_name, POWER_SHARE.times(machine.gpu_model.power_w))
     return power_w, correction_note and f"energy: power of the GPUs{correction_note}"
 
 

@@ -46,37 +46,37 @@ UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 re
 class PredictedStepTime(msgspec.Struct, frozen=True):
     """The predicted time of a step in seconds."""
 
-    parts: dict[str, PredictedRange]
+    parts_s: dict[str, PredictedRange]
     """Its parts by name, which add up to the step."""
-    communication: PredictedRange
+    communication_s: PredictedRange
     """The time of all communication, hidden or not."""
     links: tuple[PlannedLink, ...]
     """The links that the communication uses."""
 
     @property
-    def seconds(self) -> PredictedRange:
+    def step_s(self) -> PredictedRange:
         """The time of the whole step."""
-        return sum_ranges(self.parts)
+        return sum_ranges(self.parts_s)
 
     @property
     def bottleneck(self) -> str:
         """The name of the part of the step that takes the longest time."""
-        return max(self.parts, key=lambda name: self.parts[name].likely)
+        return max(self.parts_s, key=lambda name: self.parts_s[name].likely)
 
 
 def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
     """The time of a step; None if a part of it is not known: the GPU, the operations, the exchanges or a link."""
     facts = model_facts.find_model_facts(cell)
-    if machine.gpu is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
+    if machine.gpu_model is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return None
     timed_exchanges = [(exchange, find_group_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
-    computing_time = compute_time.predict_compute_time(cell, facts, machine.gpu)
+    computing_time = compute_time.predict_compute_time(cell, facts, machine.gpu_model)
     if computing_time is None or any(link is None for _, link in timed_exchanges):
         return None
     pass_count = cell.gradient_accumulation_steps
     compute_s = (computing_time.blocks_s + computing_time.head_s).times(pass_count)
     launch_s = _predict_launch_time(cell, facts, compute_s)
-    update_s = _predict_update_time(cell, facts, machine.gpu)
+    update_s = _predict_update_time(cell, facts, machine.gpu_model)
     unhideable_s, hideable_s = ZERO, dict.fromkeys(_share_windows(cell), ZERO)
     for exchange, link in timed_exchanges:
         assert link is not None
@@ -116,7 +116,7 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
     bandwidths = [
         bandwidth * (1 - lost_share) ** doublings / groups_per_node
         for bandwidth, lost_share in zip(
-            msgspec.structs.astuple(machine.link_between_nodes.bandwidth),
+            msgspec.structs.astuple(machine.link_between_nodes.bytes_per_s),
             (CONGESTION_LOSS.high, CONGESTION_LOSS.likely, CONGESTION_LOSS.low),
             strict=True,
         )
@@ -124,16 +124,16 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
     if machine.link_inside_node is not None:
         bandwidths = [
             min(bandwidth_pair)
-            for bandwidth_pair in zip(bandwidths, msgspec.structs.astuple(machine.link_inside_node.bandwidth), strict=True)
+            for bandwidth_pair in zip(bandwidths, msgspec.structs.astuple(machine.link_inside_node.bytes_per_s), strict=True)
         ]
-    return msgspec.structs.replace(machine.link_between_nodes, bandwidth=PredictedRange(*bandwidths))
+    return msgspec.structs.replace(machine.link_between_nodes, bytes_per_s=PredictedRange(*bandwidths))
 
 
 def _predict_launch_time(cell: Cell, facts: ModelFacts, compute_s: PredictedRange) -> PredictedRange:
     """The seconds in a step that the GPU waits until the host starts operators. compute_s: the seconds that it computes."""
     pass_count = cell.gradient_accumulation_steps
     operator_count = (
-        pass_count * device_profile.OPERATORS_PER_BLOCK * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
+        pass_count * device_profile.OPERATORS_PER_BLOCK * max(1, facts.block_count / cell.pp) * (0.3 if cell.compile else 1.0)
     )
     launch_s = device_profile.LAUNCH_S.times(operator_count)
     launch_compute_pairs = ((launch_s.low, compute_s.low), (launch_s.likely, compute_s.likely), (launch_s.high, compute_s.high))
@@ -244,7 +244,7 @@ def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:
 
     # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(
-        predict_seconds(link.alpha_s.high, link.bandwidth.high),
-        predict_seconds(link.alpha_s.likely, link.bandwidth.likely),
-        predict_seconds(link.alpha_s.low, link.bandwidth.low),
+        predict_seconds(link.alpha_s.high, link.bytes_per_s.high),
+        predict_seconds(link.alpha_s.likely, link.bytes_per_s.likely),
+        predict_seconds(link.alpha_s.low, link.bytes_per_s.low),
     )

@@ -35,9 +35,9 @@ class PluginSet(msgspec.Struct, Generic[Description]):
 
     by_name: dict[str, Description] = {}
     """The plug-ins, by name."""
-    sources: dict[str, PluginSource] = {}
+    source_by_digest: dict[str, PluginSource] = {}
     """The files that define them, by their digest."""
-    faults: dict[str, str] = {}
+    fault_by_name: dict[str, str] = {}
     """Why a file defines no plug-ins, by each name that was looked for in the file; if no names were given, by the name of the
     file."""
 
@@ -60,7 +60,7 @@ class PluginSet(msgspec.Struct, Generic[Description]):
         files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
         for plugin in plugins:
             kind.must_be_new(source.file, plugin.name, shipped_names, files_by_name)
-        self.sources[source.digest] = source
+        self.source_by_digest[source.digest] = source
         self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in plugins})
 
 
@@ -69,15 +69,15 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     workloads: PluginSet[OwnWorkload] = msgspec.field(default_factory=PluginSet[OwnWorkload])
     strategies: PluginSet[OwnStrategy] = msgspec.field(default_factory=PluginSet[OwnStrategy])
-    processes: dict[str, RefusingProcess] = {}
+    process_by_digest: dict[str, RefusingProcess] = {}
     """The processes that say which cells the strategies refuse, by the digest of the file."""
-    commands: dict[str, CommandFolder] = {}
+    command_folders: dict[str, CommandFolder] = {}
     """The folders of the commands that a matrix gives as workloads, by the names of the commands."""
 
     @property
     def sources(self) -> list[PluginSource]:
         """The source files of all workloads and strategies in this collection."""
-        return [*self.workloads.sources.values(), *self.strategies.sources.values()]
+        return [*self.workloads.source_by_digest.values(), *self.strategies.source_by_digest.values()]
 
     def find_workload(self, cell: AnyCell) -> OwnWorkload | None:
         """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
@@ -87,7 +87,7 @@ class OwnPlugins(msgspec.Struct, frozen=True):
         """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
         return self.strategies.find_plugin(cell.strategy, cell.strategy_code)
 
-    def workload_menu(self) -> dict[str, Workload]:
+    def make_workload_menu(self) -> dict[str, Workload]:
         """Every workload by name: the shipped workloads and the workspace's own workloads, which are registered, so that
         `menu.find_workload_of_cell` finds them from now on."""
         own_entries = {
@@ -96,7 +96,7 @@ class OwnPlugins(msgspec.Struct, frozen=True):
         }
         return menu.load_workloads() | own_entries
 
-    def strategy_menu(self) -> dict[str, Strategy]:
+    def make_strategy_menu(self) -> dict[str, Strategy]:
         """Every strategy by name: the shipped strategies and the workspace's own strategies, which are registered, so that
         `menu.find_strategy_of_cell` finds them from now on."""
         own_entries = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
@@ -106,11 +106,11 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     def close(self) -> None:
         """End the processes that were asked which cells are refused."""
-        for process in self.processes.values():
+        for process in self.process_by_digest.values():
             process.close()
 
     def _make_entry(self, strategy: OwnStrategy) -> Strategy:
-        process = self.processes.setdefault(strategy.code, RefusingProcess(Path(strategy.file)))
+        process = self.process_by_digest.setdefault(strategy.code, RefusingProcess(Path(strategy.file)))
 
         def refuse(cell: Cell) -> str | None:
             return process.refuse(cell, None if cell.workload_code is None else self.workloads.by_name.get(cell.workload))
@@ -168,14 +168,16 @@ def find_plugin_set(
                 kind, read_source, plugin_store.describe_plugins(workspace, kind, read_source, python=interpreter), shipped
             )
         except InputError as error:
-            plugins.faults.update({name: str(error) for name in sought_names if name == base_name or name not in shipped})
+            plugins.fault_by_name.update(
+                {name: str(error) for name in sought_names if name == base_name or name not in shipped}
+            )
     return plugins
 
 
 def freeze_plugins(workspace: Workspace, plugins: OwnPlugins) -> None:
     """Copy the code of plug-ins and the folders of commands into the store of the workspace. Raises ShardlabError."""
     plugin_store.freeze_sources(workspace, plugins.sources)
-    command_folder.freeze_folders(workspace, [*plugins.commands.values()])
+    command_folder.freeze_folders(workspace, [*plugins.command_folders.values()])
 
 
 def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: Mapping[str, ModelFile]) -> None:
@@ -194,7 +196,7 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
             described_plugins = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
             workloads.add_file(WORKLOADS, model.source, described_plugins, ())
         except InputError as error:
-            workloads.faults[model.name] = f"{model.origin}: {error}"
+            workloads.fault_by_name[model.name] = f"{model.origin}: {error}"
 
 
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:

@@ -22,11 +22,11 @@ UNKNOWN_FOLDER = "python-DIGEST"
 class Preview(msgspec.Struct, frozen=True):
     """How the scripts of a preview differ from those of runs that start on this machine."""
 
-    workspace: Path
+    workspace_path: Path
     """The workspace on the cluster, in which the runs will be."""
-    python: str
+    interpreter: str
     """The interpreter on the cluster; if it is not known, its path contains UNKNOWN_FOLDER."""
-    unknown: tuple[str, ...]
+    unknown_notes: tuple[str, ...]
     """A sentence for each thing that is not known before `provision`."""
 
 

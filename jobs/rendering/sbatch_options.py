@@ -26,7 +26,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     slurm = cluster.slurm
     assert slurm is not None
     run_launcher = find_launcher(run.launcher)
-    tasks_per_node = run.world.nproc_per_node if run_launcher.starts_task_per_rank else 1
+    tasks_per_node = run.world.nproc_per_node if run_launcher.has_rank_tasks else 1
     named_values = {
         "clusters": run.slurm_cluster,
         "partition": slurm.partition,

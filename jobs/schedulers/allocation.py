@@ -38,7 +38,7 @@ class AllocationScheduler(QueueScheduler):
         in another allocation."""
         queue = RunQueue(self.NAME, workspace)
         other_job, other_cluster = (queue.read_runner_variable(name) for name in ("SLURM_JOB_ID", CLUSTER_VARIABLE))
-        if other_job is not None and (other_job, other_cluster or None) != (claim.read_current_job_id(), own_cluster()):
+        if other_job is not None and (other_job, other_cluster or None) != (claim.read_own_job_id(), own_cluster()):
             raise ShardlabError(
                 f"{workspace.path}: runs of this workspace are being started in the allocation "
                 f"{name_job(other_job, other_cluster or None)}, not in this one. "
@@ -46,10 +46,10 @@ class AllocationScheduler(QueueScheduler):
             )
         super().submit(workspace, run_dirs, submit_options)
 
-    def attend(self, workspace: Workspace) -> None:
+    def restart_lost_runner(self, workspace: Workspace) -> None:
         """Start a runner if runs wait, no runner is alive and this process runs in an allocation."""
-        if claim.read_current_job_id():
-            super().attend(workspace)
+        if claim.read_own_job_id():
+            super().restart_lost_runner(workspace)
 
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run. Each cluster of Slurm is asked once why it ended runs that it told to end, until their state
@@ -76,9 +76,9 @@ class AllocationScheduler(QueueScheduler):
     def may_start(self, run_dir: RunDir) -> bool:
         """Whether the allocation of this process still exists, so that the run may start. If the allocation has ended, the
         state of the run becomes `planned` again, with the reason."""
-        if not allocation.has_ended(claim.read_current_job_id()):
+        if not allocation.has_ended(claim.read_own_job_id()):
             return True
-        run_dir.write_event("queue", "refused", why=ENDED_WHY.format(job=claim.read_current_job_id()))
+        run_dir.write_event("queue", "refused", why=ENDED_WHY.format(job=claim.read_own_job_id()))
         return False
 
 

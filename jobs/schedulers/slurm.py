@@ -71,27 +71,27 @@ class SlurmScheduler(Scheduler):
         not even a job with a single run.
         """
         cluster = run_dirs[0].read_run().slurm_cluster  # all runs of a submission have the same cluster
-        earlier_jobs = _find_unended_jobs(workspace, submit_options.after, cluster)
-        is_one_job = submit_options.pack or len(run_dirs) == 1
+        earlier_jobs = _find_unended_jobs(workspace, submit_options.run_ids_before, cluster)
+        is_one_job = submit_options.is_packed or len(run_dirs) == 1
         most_runs_per_job = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001, cluster))
         groups_by_options = _group_by_options(run_dirs)
         while groups_by_options:
             equal_runs = groups_by_options[0]
-            job_runs = equal_runs if submit_options.pack else equal_runs[:most_runs_per_job]
+            job_runs = equal_runs if submit_options.is_packed else equal_runs[:most_runs_per_job]
             try:
                 job = _submit_job(workspace, job_runs, submit_options, earlier_jobs)
             except submission.SlurmLimitReached as limit_error:
-                if submit_options.pack or len(job_runs) == 1:
+                if submit_options.is_packed or len(job_runs) == 1:
                     raise SchedulerFull(
                         "Slurm", limit_error.why, [run_dir for group_of_runs in groups_by_options for run_dir in group_of_runs]
                     ) from None
                 most_runs_per_job = max(1, len(job_runs) // PART_DIVISOR)
                 continue
             groups_by_options[:1] = [remaining_runs] if (remaining_runs := equal_runs[len(job_runs) :]) else []
-            if submit_options.at_once is not None and job is not None:
+            if submit_options.most_runs is not None and job is not None:
                 earlier_jobs = [job]  # jobs with other options wait for this job: otherwise too many runs could run at a time
 
-    def resolve(self, workspace: Workspace) -> list[str]:
+    def finish_interrupted(self, workspace: Workspace) -> list[str]:
         """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
         sentences = []
         for interrupted in submission.list_interrupted(workspace):
@@ -104,7 +104,7 @@ class SlurmScheduler(Scheduler):
                 sentences.append(f"{interrupted.token}: this job was never created. {refusal_error}")
         return sentences
 
-    def damaged(self, workspace: Workspace) -> list[str]:
+    def describe_damaged_records(self, workspace: Workspace) -> list[str]:
         """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
         return submission.describe_damaged(workspace)
 
@@ -116,9 +116,9 @@ class SlurmScheduler(Scheduler):
             runs_by_cluster.setdefault(last_sending.data.get("cluster") if last_sending is not None else None, []).append(run)
         observed_by_id: dict[str, ObservedRun] = {}
         for cluster, runs_of_cluster in runs_by_cluster.items():
-            group_ids = [run.folder.run_id for run in runs_of_cluster]
+            group_ids = [run.run_dir.run_id for run in runs_of_cluster]
             observed_by_id |= zip(group_ids, self._observe_on_cluster(workspace, runs_of_cluster, cluster), strict=True)
-        return [observed_by_id[run.folder.run_id] for run in runs]
+        return [observed_by_id[run.run_dir.run_id] for run in runs]
 
     def _observe_on_cluster(self, workspace: Workspace, runs: Sequence[RunOnDisk], cluster: str | None) -> list[ObservedRun]:
         """As `observe`, for runs that were submitted to the same cluster of Slurm."""
@@ -139,11 +139,11 @@ class SlurmScheduler(Scheduler):
         observed_runs = []
         for run, last_sending in zip(runs, last_sendings, strict=True):
             observed_run = _observe_run(run, last_sending, answer, unreadable_reasons)
-            job_name = name_job(observed_run.id, cluster) if observed_run.id != "-" else "-"
+            job_name = name_job(observed_run.job_id, cluster) if observed_run.job_id != "-" else "-"
             # Slurm may start a run again after an end that was learnt from Slurm: such an end makes no job a leftover.
             by_records = run if find_learnt_end(run.events) is None else _judge_by_records(run, run.events)
-            is_leftover = job_name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed_run.id))
-            observed_runs.append(msgspec.structs.replace(observed_run, id=job_name, is_leftover=is_leftover))
+            is_leftover = job_name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed_run.job_id))
+            observed_runs.append(msgspec.structs.replace(observed_run, job_id=job_name, is_leftover=is_leftover))
         record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 
@@ -158,8 +158,8 @@ class SlurmScheduler(Scheduler):
         tokens_by_job: dict[str, str] = {}
         for run in runs:
             last_sending = find_last_sending(run.events)
-            if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
-                run.folder.write_event("controller", "cancel_requested")
+            if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.run_dir):
+                run.run_dir.write_event("controller", "cancel_requested")
             job, token = sent_job(last_sending)
             # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue,
             # and the supervisor of a running run ends this run.
@@ -168,7 +168,7 @@ class SlurmScheduler(Scheduler):
         try:
             for cluster, job_numbers in query.select_own_jobs(tokens_by_job):
                 answer = call_slurm(["scancel", *job_numbers], cluster=cluster)
-                if answer.code != 0 and query.is_unanswered(answer):
+                if answer.exit_code != 0 and query.is_unanswered(answer):
                     raise ControllerUnreachable(answer.error_line, "")
         except ControllerUnreachable as outage:
             raise ControllerUnreachable(
@@ -182,7 +182,7 @@ class SlurmScheduler(Scheduler):
         answers = [
             call_slurm(["scancel", *job_numbers], cluster=cluster) for cluster, job_numbers in query.split_by_command(jobs)
         ]
-        return next((answer.error_line for answer in answers if answer.code != 0), "")
+        return next((answer.error_line for answer in answers if answer.exit_code != 0), "")
 
     def hold_jobs(self, jobs: Mapping[str, str]) -> str:
         """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words
@@ -190,20 +190,20 @@ class SlurmScheduler(Scheduler):
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
             for cluster, job_numbers in query.select_own_jobs(jobs):
                 call_slurm(["scontrol", "hold", ",".join(job_numbers)], cluster=cluster)
-        own_job = claim.read_current_job_id()
+        own_job = claim.read_own_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
         call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"], cluster=own_cluster())
         answer = call_slurm(["scontrol", "requeuehold", own_job], cluster=own_cluster())
         if not answer.ends_own_job:
             return answer.error_line
         time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
-        return "" if answer.code == 0 else answer.error_line
+        return "" if answer.exit_code == 0 else answer.error_line
 
     def release_jobs(self, jobs: Mapping[str, str]) -> None:
         """Release held jobs. Raises ShardlabError if Slurm does not release them."""
         for cluster, job_numbers in query.select_own_jobs(jobs):
             answer = call_slurm(["scontrol", "release", ",".join(job_numbers)], cluster=cluster)
-            if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
+            if answer.exit_code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
                 raise ShardlabError(
                     f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
                 )
@@ -302,7 +302,7 @@ def _submit_job(
     """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its
     number."""
     first_run = run_dirs[0].read_run()
-    kind: Kind = "one" if len(run_dirs) == 1 else "pack" if submit_options.pack else "array"
+    kind: Kind = "one" if len(run_dirs) == 1 else "pack" if submit_options.is_packed else "array"
     token = submission.make_token(run_dirs[0].run_id if kind == "one" else first_run.matrix)
     submission_folder = submission.submissions_folder(workspace) / token
     options: list[str] = []
@@ -329,8 +329,8 @@ def _submit_job(
         options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
     if kind == "array":
         task_limit = (
-            f"%{submit_options.at_once}"
-            if submit_options.at_once is not None and submit_options.at_once < len(run_dirs)
+            f"%{submit_options.most_runs}"
+            if submit_options.most_runs is not None and submit_options.most_runs < len(run_dirs)
             else ""
         )
         options.append(f"--array=0-{len(run_dirs) - 1}{task_limit}")
@@ -421,11 +421,11 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
         return
     for run, observed_run in learnt_pairs:
         with contextlib.suppress(WorkspaceError):  # for example, the file system is read-only
-            events = run.folder.events()
-            if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:
+            events = run.run_dir.events()
+            if run.run_dir.judge_with_result(events, run.run)[0].state != run.verdict.state:
                 continue  # the run has gone on, or another command has recorded the state
-            cluster, _, job_number = observed_run.id.rpartition(":")
-            run.folder.write_event(
+            cluster, _, job_number = observed_run.job_id.rpartition(":")
+            run.run_dir.write_event(
                 "controller",
                 ENDED_IN_SLURM,
                 sync=False,
@@ -439,13 +439,13 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
 
 def _reread_run(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
-    return _judge_by_records(run, run.folder.events())
+    return _judge_by_records(run, run.run_dir.events())
 
 
 def _judge_by_records(run: RunOnDisk, events: Sequence[Event]) -> RunOnDisk:
     """The run with the state by these events of it, without what was learnt from Slurm earlier."""
     events = drop_learnt_ends(events)
-    return RunOnDisk(run.folder, run.run, events, *run.folder.judge_with_result(events, run.run))
+    return RunOnDisk(run.run_dir, run.run, events, *run.run_dir.judge_with_result(events, run.run))
 
 
 def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:

@@ -40,7 +40,7 @@ class OutageWatch:
     def __init__(self) -> None:
         self._next_question = self._outage_end = float("-inf")
 
-    def is_away(self) -> bool:
+    def was_recently_down(self) -> bool:
         """Whether the controller does not answer, or did not answer at some moment of the last RECOVERY_S seconds."""
         if time.monotonic() >= self._next_question:
             if is_down():
@@ -52,7 +52,7 @@ class OutageWatch:
 class SlurmOutput(msgspec.Struct, frozen=True):
     """The result of a command of Slurm."""
 
-    code: int | None
+    exit_code: int | None
     """The exit code; None if the command did not end within its time limit."""
     stdout: str
     stderr: str
@@ -61,13 +61,13 @@ class SlurmOutput(msgspec.Struct, frozen=True):
     def ends_own_job(self) -> bool:
         """Of a command that requeues the job of this process: whether Slurm ends this process now. Slurm then ends the command
         too, so a command that Slurm's signals ended also counts."""
-        return self.code in (0, *_ENDED_BY_SIGNAL)
+        return self.exit_code in (0, *_ENDED_BY_SIGNAL)
 
     @property
     def error_line(self) -> str:
         """The last line of the error output, without the name of the command."""
         error_lines = [line for line in self.stderr.splitlines() if line.strip()]
-        return _COMMAND_PREFIX.sub("", error_lines[-1]).strip() if error_lines else f"exit code {self.code}"
+        return _COMMAND_PREFIX.sub("", error_lines[-1]).strip() if error_lines else f"exit code {self.exit_code}"
 
     def find_error_line(self, pattern: re.Pattern[str]) -> str | None:
         """The first line of the error output in which the pattern is found, without the name of the command; None if the
@@ -178,7 +178,7 @@ def read_setting(name: str, *, cluster: str | None = None, limit_s: float = COMM
     """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read. cluster: as in
     `call_slurm`."""
     answer = call_slurm(["scontrol", "show", "config"], cluster=cluster, limit_s=limit_s)
-    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+    for line in answer.stdout.splitlines() if answer.exit_code == 0 else ():
         setting_name, _, setting_value = line.partition("=")
         if setting_name.strip() == name:
             return setting_value.strip()

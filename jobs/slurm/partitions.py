@@ -16,7 +16,7 @@ def read_partitions(limit_s: float, cluster: str | None) -> list[dict[str, str]]
     """The partitions, each as the words that Slurm prints about it, such as MaxTime; empty if Slurm does not answer. limit_s,
     cluster: as in `call_slurm`."""
     answer = call_slurm(["scontrol", "--oneliner", "show", "partition"], cluster=cluster, limit_s=limit_s)
-    partitions = [dict(_WORD_PATTERN.findall(line)) for line in answer.stdout.splitlines() if answer.code == 0]
+    partitions = [dict(_WORD_PATTERN.findall(line)) for line in answer.stdout.splitlines() if answer.exit_code == 0]
     return [partition for partition in partitions if "PartitionName" in partition]
 
 

@@ -44,7 +44,7 @@ class Job(msgspec.Struct, frozen=True):
     """The time of the submission, in seconds since the epoch."""
     start_s: float | None
     """The time of the last start, in seconds since the epoch."""
-    nodes: str
+    node_list: str
     """In Slurm's notation."""
 
 
@@ -79,26 +79,26 @@ def find_jobs(
     squeue_output = _call_squeue(cluster) if unfinished_ids else None
     if (
         squeue_output is not None
-        and squeue_output.code == 0
+        and squeue_output.exit_code == 0
         and unfinished_ids <= (listed_jobs := _parse_listed_jobs(squeue_output, numbers)).keys()
     ):
         return JobsFound(listed_jobs, "")
     sacct_output = call_slurm([*_make_sacct_argv(since_s), f"--jobs={','.join(numbers)}"], cluster=cluster)
-    jobs_by_id = {job.id: job for job in _parse_jobs(sacct_output.stdout)} if sacct_output.code == 0 else {}
+    jobs_by_id = {job.id: job for job in _parse_jobs(sacct_output.stdout)} if sacct_output.exit_code == 0 else {}
     unknown_numbers = {
         number for number in numbers if not any(job.startswith(f"{number}_") or job == number for job in jobs_by_id)
     }
     has_unsettled = not all(states.is_settled(job.state) for job in jobs_by_id.values())
-    if squeue_output is None and sacct_output.code == 0 and not unknown_numbers and not has_unsettled:
+    if squeue_output is None and sacct_output.exit_code == 0 and not unknown_numbers and not has_unsettled:
         return JobsFound(jobs_by_id, "")
     # The accounting lags by seconds behind a start or an end of a job, and does not say what a job waits for.
     squeue_output = squeue_output or _call_squeue(cluster)
-    if squeue_output.code != 0:
+    if squeue_output.exit_code != 0:
         return JobsFound(jobs_by_id, squeue_output.error_line)
     jobs_by_id |= _parse_listed_jobs(squeue_output, numbers)
     # If Slurm keeps no accounting, the controller's list is complete: it has all jobs, and ended jobs for MinJobAge seconds.
     # Before Slurm 23.11.4, sacct may return exit code 0 although it prints an error.
-    is_accounting_complete = sacct_output.code == 0 and "error:" not in sacct_output.stderr
+    is_accounting_complete = sacct_output.exit_code == 0 and "error:" not in sacct_output.stderr
     has_answered = is_accounting_complete or ACCOUNTING_DISABLED in sacct_output.stderr
     return JobsFound(jobs_by_id, "", "" if has_answered else sacct_output.error_line, is_accounting_complete)
 
@@ -109,11 +109,11 @@ def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Jo
     squeue_output = call_slurm(
         ["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE_FORMAT}"], cluster=cluster
     )
-    if squeue_output.code != 0:
+    if squeue_output.exit_code != 0:
         raise ControllerUnreachable(squeue_output.error_line, f"It is not known whether Slurm has a job named {name}.")
     jobs_by_number = {job.id.split("_")[0]: job for job in _parse_jobs(squeue_output.stdout) if job.name == name}
     sacct_output = call_slurm([*_make_sacct_argv(since_s), f"--name={name}"], cluster=cluster)
-    if sacct_output.code == 0:
+    if sacct_output.exit_code == 0:
         jobs_by_number |= {job.id.split("_")[0]: job for job in _parse_jobs(sacct_output.stdout) if job.name == name}
     return list(jobs_by_number.values())
 
@@ -129,7 +129,7 @@ def select_own_jobs(tokens_by_job: Mapping[str, str]) -> list[tuple[str | None, 
     for cluster, job_numbers in _group_by_cluster(tokens_by_job).items():
         for job_names in _split_into_parts(sorted({tokens_by_job[name_job(number, cluster)] for number in job_numbers})):
             squeue_output = _call_squeue(cluster, f"--name={','.join(job_names)}")
-            if squeue_output.code != 0:
+            if squeue_output.exit_code != 0:
                 raise ControllerUnreachable(
                     squeue_output.error_line, "No job was changed; run the command again when Slurm is back."
                 )
@@ -178,7 +178,7 @@ def _parse_listed_jobs(squeue_output: SlurmOutput, listed_numbers: Sequence[str]
 
 def is_unanswered(answer: SlurmOutput) -> bool:
     """Whether Slurm's controller did not answer the command, so that it is not known what Slurm did."""
-    return answer.code is None or bool(_NO_ANSWER_PATTERN.search(answer.stderr))
+    return answer.exit_code is None or bool(_NO_ANSWER_PATTERN.search(answer.stderr))
 
 
 def _make_sacct_argv(since_s: float) -> list[str]:
@@ -205,7 +205,7 @@ def _parse_jobs(table_text: str) -> Iterator[Job]:
                 reason="" if reason == "None" else reason,
                 submit_s=_parse_time(submit_text),
                 start_s=_parse_time(start_text),
-                nodes="" if nodes == "None assigned" else nodes,
+                node_list="" if nodes == "None assigned" else nodes,
             )
 
 

@@ -53,7 +53,7 @@ def read_shares(account: str | None, cluster: str | None) -> list[AccountShare]:
     if shutil.which("sshare") is None:
         return []
     answer = call_slurm(_make_sshare_argv(account), cluster=cluster, limit_s=ANSWER_S)
-    return parse_shares(answer.stdout, account) if answer.code == 0 else []
+    return parse_shares(answer.stdout, account) if answer.exit_code == 0 else []
 
 
 def read_site_shares(address: Address, account: str | None, cluster: str | None) -> list[AccountShare]:

@@ -233,12 +233,12 @@ def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | 
     exists. Raises JobRefused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
     answer = call_slurm(argv, cluster=submission.cluster, enough_pattern=_BUSY_PATTERN)
-    if answer.code == 0 and (match := _JOB_ID_PATTERN.match(answer.stdout.strip())):
+    if answer.exit_code == 0 and (match := _JOB_ID_PATTERN.match(answer.stdout.strip())):
         # sbatch prints the cluster only if a cluster was named. The user's own template may name another cluster.
         submission.cluster = match[2] or submission.cluster
         _record_sent(workspace, submission, match[1])
         return None
-    if answer.code == 0 or query.is_unanswered(answer):
+    if answer.exit_code == 0 or query.is_unanswered(answer):
         return answer
     raise _record_refusal(workspace, submission, answer)
 

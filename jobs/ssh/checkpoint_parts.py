@@ -29,7 +29,7 @@ STAGING_FOLDER = (
 class StoredCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint from which a run may resume."""
 
-    run: RunDir
+    old_run_dir: RunDir
     """The old run that wrote the checkpoint."""
     path: Path
     manifest: CheckpointManifest
@@ -51,7 +51,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         return [
             rank
             for rank in range(self.manifest.world)
-            if not any(record.step == step and not record.warmup for record in self.run.steps(rank).records)
+            if not any(record.step == step and not record.warmup for record in self.old_run_dir.steps(rank).records)
         ]
 
 
@@ -96,9 +96,9 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
     if not faulty_files and not stored_checkpoint.find_late_ranks():
         return ""
     workspace = Workspace(run_dir.path.parent.parent)
-    placed_on = placement.read_placement(stored_checkpoint.run.events())
+    placed_on = placement.read_placement(stored_checkpoint.old_run_dir.events())
     nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
-    runs_folder, old_run = run_dir.path.parent, stored_checkpoint.run
+    runs_folder, old_run = run_dir.path.parent, stored_checkpoint.old_run_dir
     absent_nodes = []
     for node_name in placed_on.nodes if placed_on is not None else ():
         if must_stop():
@@ -132,7 +132,7 @@ def _explain_unusable(
     fault_clause = f"{len(faulty_files)} of its {len(stored_checkpoint.manifest.files)} files are missing or damaged"
     if not faulty_files:
         fault_clause = f"the step records of {len(late_ranks)} of its {stored_checkpoint.manifest.world} ranks end before it"
-    why = f"the checkpoint at step {stored_checkpoint.manifest.step} of {stored_checkpoint.run.run_id}: {fault_clause}"
+    why = f"the checkpoint at step {stored_checkpoint.manifest.step} of {stored_checkpoint.old_run_dir.run_id}: {fault_clause}"
     if absent:
         raise ShardlabError(f"cannot resume from {why} ({'; '.join(absent)}). Run `jobs retry` again when the node answers.")
     return why

@@ -89,7 +89,7 @@ def _send_to_node(
     file_names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
     names: dict[str, WantedIf] = dict.fromkeys(file_names, "different")
     if stored_checkpoint is not None:
-        old_run = stored_checkpoint.run
+        old_run = stored_checkpoint.old_run_dir
         old_folder = f"runs/{old_run.run_id}"
         names[f"{old_folder}/{stored_checkpoint.path.relative_to(old_run.path)}"] = "different"
         # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are

@@ -50,18 +50,18 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
     folder: str
     """The run's folder."""
-    command: list[str]
+    launcher_argv: list[str]
     """The command line of the launcher, for jobs.supervisor.step_task."""
     environment: dict[str, str]
-    number: int
+    node_number: int
     """The number of the node in the run, from 0."""
-    hosts: list[str]
+    node_addresses: list[str]
     """The addresses of the run's nodes, in their order."""
-    gpus: int
+    gpu_count: int
     """The number of GPUs that the ranks of this node use."""
-    token: str = ""
+    folder_token: str = ""
     """If the nodes share no folder: the text in the claim, by which a node knows that it is the first node."""
-    packages: str | None = None
+    packages_digest: str | None = None
     """If the nodes share no folder: the digest of the packages that the run was submitted with."""
 
 
@@ -69,14 +69,14 @@ def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
     request_line = sys.stdin.buffer.readline()
     request = json_file.decode_standard_input(request_line, TaskRequest, "a request of this version of shardlab")
-    if request.packages not in (None, own_digest := source_digest.digest_installed_packages()):
+    if request.packages_digest not in (None, own_digest := source_digest.digest_installed_packages()):
         raise ShardlabError(
             f"{socket.gethostname()}: its installed packages (digest {own_digest}) are not those of the first node (digest "
-            f"{request.packages}). Run: provision CLUSTER.yaml"
+            f"{request.packages_digest}). Run: provision CLUSTER.yaml"
         )
-    own_host = request.hosts[request.number]
+    own_host = request.node_addresses[request.node_number]
     with node_lock.hold_lock("run", own_host, _wait_for_lock):
-        _write_line(f"ready {_find_free_address(own_host) if request.number == 0 else '-'}")
+        _write_line(f"ready {_find_free_address(own_host) if request.node_number == 0 else '-'}")
         signal.alarm(START_S)  # SIGALRM ends this process if no rendezvous arrives in time
         rendezvous = sys.stdin.buffer.readline().decode().strip()
         signal.alarm(0)
@@ -89,7 +89,7 @@ def main() -> int:
         exit_code = _supervise_task(task)
         # Ends the processes that jobs.supervisor.step_task marked with this text, in case jobs.supervisor.step_task was killed
         # before it could end its ranks.
-        node_processes.kill_marked_processes(f"{request.folder}#{request.number}.0")
+        node_processes.kill_marked_processes(f"{request.folder}#{request.node_number}.0")
         if record_sender is not None:
             record_sender.finish()
         _write_line(f"exit {exit_code}")
@@ -127,23 +127,23 @@ class RecordSender:
 
 def _has_own_folder(request: TaskRequest) -> bool:
     """Whether the folder of the run on this node is not the same folder as on the first node."""
-    if not request.token:
+    if not request.folder_token:
         return False
     token_path = Path(request.folder) / TOKEN_FILE
-    return not token_path.exists() or files.read(token_path).decode(errors="replace") != request.token
+    return not token_path.exists() or files.read(token_path).decode(errors="replace") != request.folder_token
 
 
 def _start_task(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
-    visible_devices = os.environ.get(VISIBLE_DEVICES_VARIABLE, ",".join(map(str, range(request.gpus))))
+    visible_devices = os.environ.get(VISIBLE_DEVICES_VARIABLE, ",".join(map(str, range(request.gpu_count))))
     environment = {
         **os.environ,
         **request.environment,
         RENDEZVOUS_VARIABLE: rendezvous,
-        NODE_VARIABLE: str(request.number),
-        NODES_VARIABLE: ",".join(request.hosts),
+        NODE_VARIABLE: str(request.node_number),
+        NODES_VARIABLE: ",".join(request.node_addresses),
         VISIBLE_DEVICES_VARIABLE: visible_devices,
     }
-    task_argv = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.command]
+    task_argv = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.launcher_argv]
     return node_processes.start_process(task_argv, sys.stderr.fileno(), environment)
 
 

@@ -41,7 +41,7 @@ class RecordChange(msgspec.Struct, frozen=True):
     """The name of a record in the run's folder; "" if a file that is not copied changed."""
     content: bytes | None = b""
     """New content; None if the file was removed."""
-    begin: Annotated[int, msgspec.Meta(ge=0)] = 0
+    first_byte: Annotated[int, msgspec.Meta(ge=0)] = 0
     """For a file that grows, the byte at which the content begins."""
 
 
@@ -107,7 +107,7 @@ class RecordCopies:
         self._folder = folder
         self._owners: dict[str, str] = {}  # for each file by its name: the node that writes the file
 
-    def apply(self, node: str, change: RecordChange) -> None:
+    def apply_change(self, node: str, change: RecordChange) -> None:
         """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if `node` may not write
         the file, or if the file on the first node ends before the byte at which the content begins."""
         if change.name == "":
@@ -125,7 +125,7 @@ class RecordCopies:
         if WHOLE_FILES.fullmatch(change.name):
             files.write_atomic(copy_path, change.content)
         else:
-            _append_at(node, copy_path, change.content, change.begin)
+            _append_at(node, copy_path, change.content, change.first_byte)
 
     def _must_own(self, node: str, path: Path, name: str) -> None:
         """Raises ShardlabError if another node writes this file: each file of records has one writer."""

@@ -100,12 +100,12 @@ class NodeSession:
             self._stdin.write(line + b"\n")
             self._stdin.flush()
 
-    def end(self) -> None:
+    def ask_to_end(self) -> None:
         """Ask the node to end the task, and to report its exit code."""
         with contextlib.suppress(OSError):
             self._stdin.close()
 
-    def read(self) -> bool:
+    def read_output(self) -> bool:
         """Read and handle output of the node. Returns False at the end of the output. Raises ShardlabError if the node sends a
         line that is not valid."""
         read_bytes = os.read(self.stdout.fileno(), 1 << 16)
@@ -133,9 +133,9 @@ class NodeSession:
                 change = msgspec.json.decode(value, type=RecordChange)
             except DECODE_FAULTS as error:
                 raise ShardlabError(f"{self.node.name}: sent a record that cannot be read: {error}.") from None
-            self._copies.apply(self.node.name, change)
+            self._copies.apply_change(self.node.name, change)
 
-    def explain_end(self) -> ShardlabError:
+    def make_end_error(self) -> ShardlabError:
         """The error for a session that ended although its task did not report its end."""
         exit_code = self.process.wait()
         if exit_code != 255 and exit_code >= 0:
@@ -183,13 +183,13 @@ class Step:
         for node_number, session in enumerate(self._sessions):
             request = TaskRequest(
                 folder=str(run_dir.path),
-                command=list(command),
+                launcher_argv=list(command),
                 environment=environment,
-                number=node_number,
-                hosts=[node.address_between_nodes for node in nodes],
-                gpus=run.world.nproc_per_node,
-                token=files.read(run_dir.path / TOKEN_FILE).decode(errors="replace") if run.separate_folders else "",
-                packages=run.packages if run.separate_folders else None,
+                node_number=node_number,
+                node_addresses=[node.address_between_nodes for node in nodes],
+                gpu_count=run.world.nproc_per_node,
+                folder_token=files.read(run_dir.path / TOKEN_FILE).decode(errors="replace") if run.separate_folders else "",
+                packages_digest=run.packages if run.separate_folders else None,
             )
             session.send(msgspec.json.encode(request))
 
@@ -233,12 +233,12 @@ class Step:
         false."""
         for key, _ in self._selector.select(timeout=0.2):
             session: NodeSession = key.data
-            if session.read():
+            if session.read_output():
                 continue
             self._selector.unregister(session.stdout)
             self._open_sessions.remove(session)
             if session.exit_code is None and is_lost:
-                raise session.explain_end()
+                raise session.make_end_error()
 
     def _find_first_failure(self) -> int:
         return next((session.exit_code for session in self._sessions if session.exit_code), 0)
@@ -247,7 +247,7 @@ class Step:
         """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise NodeLost for a node that
         does not report the end of its task."""
         for session in self._open_sessions:
-            session.end()
+            session.ask_to_end()
         deadline = time.monotonic() + limit_s
         while self._open_sessions and time.monotonic() < deadline and not (may_be_lost and self._is_told_to_end):
             self._read_sessions(is_lost=may_be_lost)

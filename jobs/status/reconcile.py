@@ -123,7 +123,7 @@ def _judge_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[St
     ).items():
         observed_runs = scheduler(scheduler_name).observe(workspace, runs)
         observed_by_id |= {
-            run_or_error.folder.run_id: observed_run for run_or_error, observed_run in zip(runs, observed_runs, strict=True)
+            run_or_error.run_dir.run_id: observed_run for run_or_error, observed_run in zip(runs, observed_runs, strict=True)
         }
     status_list = []
     for run_dir, run_or_error in zip(run_dirs, runs_or_errors, strict=True):
@@ -168,7 +168,7 @@ def _read_run_or_error(run_dir: RunDir) -> RunOnDisk | ShardlabError:
 
 
 def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
-    run_dir, run = records.folder, records.run
+    run_dir, run = records.run_dir, records.run
     verdict = judge_with_lease(
         records, observed, lease, find_run_span(records.events, observed.verdict.state)[1], datetime.now(UTC)
     )
@@ -186,7 +186,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         cell=msgspec.to_builtins(run.cell),
         state=verdict.state,
         why=verdict.why or (retry_budget.describe_retry(run, records.events) if verdict.state in STATES_WITH_RETRY else ""),
-        scheduler={"name": run.scheduler, "id": observed.id, "raw": observed.scheduler_words},
+        scheduler={"name": run.scheduler, "id": observed.job_id, "raw": observed.scheduler_words},
         step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
         # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
@@ -236,8 +236,8 @@ def _list_hosts(records: RunOnDisk) -> list[str]:
     is_elsewhere = records.run.scheduler in ("ssh", "allocation")
     supervisor_hosts = {event.host for event in records.events if event.writer == "attempt" and not is_elsewhere}
     # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
-    sampled_hosts = records.folder.sampled_hosts() if records.run.traces is not None else []
-    return sorted({*supervisor_hosts, *records.folder.hosts(), *sampled_hosts})
+    sampled_hosts = records.run_dir.sampled_hosts() if records.run.traces is not None else []
+    return sorted({*supervisor_hosts, *records.run_dir.hosts(), *sampled_hosts})
 
 
 def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
@@ -303,7 +303,7 @@ def judge_with_lease(
 def _find_last_record_time(run: RunOnDisk) -> datetime:
     """The time of the last record in the run's folder, by the clocks of the nodes."""
     moments_s = [event.wall_s for event in run.events]
-    moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
-    for host in run.folder.hosts():
-        moments_s += [sample.wall_s for sample in read_lines(run.folder.samples_file(host), Sample).records[-1:]]
+    moments_s += [record.wall_s for record in run.run_dir.steps(0).records[-1:]]
+    for host in run.run_dir.hosts():
+        moments_s += [sample.wall_s for sample in read_lines(run.run_dir.samples_file(host), Sample).records[-1:]]
     return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -15,7 +15,7 @@ class CancelledJobs(msgspec.Struct, frozen=True):
 
     sentences: list[str]
     """A sentence for each job."""
-    all_gone: bool
+    are_all_cancelled: bool
     """Whether the scheduler cancelled all these jobs."""
 
 

@@ -120,17 +120,17 @@ def hold_late_runs(
     """The decisions, in which the runs that would not end before the lease are marked as held back.
 
     leased_inventory: an inventory with a lease."""
-    lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if submit_options.pack else submit_options.at_once)
-    lease_schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
+    lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if submit_options.is_packed else submit_options.most_runs)
+    lease_schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.is_sent})
     checked_decisions = []
     for decision in decisions:
-        run_prediction = context.predicted.get(decision.run.cell.name())
-        if run_prediction is None and decision.now is not None:  # a new attempt; the last attempt has a prediction
-            run_prediction = prediction.read_prediction(workspace.runs / decision.now.id)
-        if decision.send and (late_reason := lease_schedule.add_run(decision.run, run_prediction)) is not None:
+        run_prediction = context.predictions.get(decision.run.cell.name())
+        if run_prediction is None and decision.status is not None:  # a new attempt; the last attempt has a prediction
+            run_prediction = prediction.read_prediction(workspace.runs / decision.status.id)
+        if decision.is_sent and (late_reason := lease_schedule.add_run(decision.run, run_prediction)) is not None:
             # a run that is already in the queue is held there, because the installed packages changed
-            in_queue = decision.now is not None and decision.now.is_held_in_queue
-            decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=late_reason)
+            in_queue = decision.status is not None and decision.status.is_held_in_queue
+            decision = msgspec.structs.replace(decision, is_sent=False, is_held_back=not in_queue, why=late_reason)
         checked_decisions.append(decision)
     return checked_decisions
 
@@ -161,13 +161,13 @@ def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], most
 def count_late_runs(plan: MatrixPlan, workspace: Workspace) -> int:
     """The number of runs of a plan that would not end before the lease. Runs that have ended in this workspace take no time.
     Raises InputError."""
-    leased_inventory = inventory.read_leased_inventory(workspace, plan.source.where.name)
+    leased_inventory = inventory.read_leased_inventory(workspace, plan.context.cluster.name)
     if leased_inventory is None:
         return 0
-    lease_schedule = LeaseSchedule(leased_inventory, plan.recorded)
+    lease_schedule = LeaseSchedule(leased_inventory, plan.recorded_s)
     runs = [
-        render.make_run(cell, repeat, 1, plan.source)
-        for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)
+        render.make_run(cell, repeat, 1, plan.context)
+        for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats_by_cell)
         if not (run_dir := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
     ]
-    return sum(lease_schedule.add_run(run, plan.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)
+    return sum(lease_schedule.add_run(run, plan.predictions.get(run.cell.name()), always_add=True) is not None for run in runs)

@@ -46,12 +46,12 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         return
     runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        runs_by_options.setdefault(sbatch_options.list_sbatch_options(run, context.where), []).append(run)
+        runs_by_options.setdefault(sbatch_options.list_sbatch_options(run, context.cluster), []).append(run)
     sentences, partition_limits = [], None
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary_folder:
         script = Path(temporary_folder) / "job.sbatch"
         for options, equal_runs in runs_by_options.items():
-            script_text = render.render_script(equal_runs[0], Path(temporary_folder), context.where, context.own_templates)
+            script_text = render.render_script(equal_runs[0], Path(temporary_folder), context.cluster, context.own_templates)
             script.write_text(script_text)
             run_count = len(equal_runs) if pack else 1
             time_options = (
@@ -62,7 +62,7 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
                 return
             if partition_limits is None:
                 partition_limits = partitions.read_partitions(MOST_TEST_S, equal_runs[0].slurm_cluster)
-            if answer.code != 0 and not _is_rejected_for_now(answer, options):
+            if answer.exit_code != 0 and not _is_rejected_for_now(answer, options):
                 sentences.append(describe_rejection(equal_runs, join_error_lines(answer.stderr)))
             elif rejection := partitions.find_exceeded_limit(
                 partition_limits, [*_OPTION_PATTERN.findall(script_text), *time_options]

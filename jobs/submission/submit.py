@@ -40,15 +40,15 @@ class RunDecision(msgspec.Struct, frozen=True):
 
     run: Run
     """The run.json of the attempt."""
-    send: bool
+    is_sent: bool
     """Whether the run is submitted."""
     why: str
     """The reason for the decision."""
-    now: Status | None = None
+    status: Status | None = None
     """The status of the last attempt at the run; None if the run has no folder."""
-    held_back: bool = False
+    is_held_back: bool = False
     """Whether the run is rendered but not submitted, because it would not end before the lease of the nodes."""
-    code: Sequence[PluginSource] = ()
+    plugin_sources: Sequence[PluginSource] = ()
     """The code of the run's plug-ins that this workspace does not have yet, because it came with a fetched run."""
 
 
@@ -125,7 +125,7 @@ def _list_wanted_runs(
     is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
     wanted_runs: list[tuple[AnyCell, int, SearchPath | None]] = []
     for cell, repeat in order_runs_by_repeat(cells, repeats):
-        search = context.search_of(cell)
+        search = context.find_search(cell)
         path = (
             search_path.follow_search(workspace.runs, cell.require_training(), search, repeat) if search is not None else None
         )
@@ -149,15 +149,17 @@ def send_runs(
 
     Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
     submission. Raises ShardlabError if the scheduler rejects a run."""
-    sent_decisions = [decision for decision in decisions if decision.send]
-    released_decisions = [decision for decision in sent_decisions if decision.now is not None and decision.now.is_held_in_queue]
+    sent_decisions = [decision for decision in decisions if decision.is_sent]
+    released_decisions = [
+        decision for decision in sent_decisions if decision.status is not None and decision.status.is_held_in_queue
+    ]
     hold.release_runs(workspace, [decision.run for decision in released_decisions])
     new_runs = [decision.run for decision in sent_decisions if decision not in released_decisions]
-    held_back_decisions = [decision for decision in decisions if decision.held_back]
+    held_back_decisions = [decision for decision in decisions if decision.is_held_back]
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(context.source))
-        own_plugins.freeze_plugins(workspace, context.own)
-        sent_code = (decision.code for decision in decisions if decision.send or decision.held_back)
+        own_plugins.freeze_plugins(workspace, context.plugins)
+        sent_code = (decision.plugin_sources for decision in decisions if decision.is_sent or decision.is_held_back)
         plugin_store.freeze_sources(workspace, itertools.chain.from_iterable(sent_code))
     for decision in held_back_decisions:
         render.write_run_folder(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
@@ -213,7 +215,7 @@ def decide_retries(
             blocking_status = find_blocking_status(run_dir)
             why = "was rendered" if blocking_status is None else blocking_status.why
             status = blocking_status or last_status
-            decisions.append(RunDecision(rendered_run, blocking_status is None, why, status, code=plugins.sources))
+            decisions.append(RunDecision(rendered_run, blocking_status is None, why, status, plugin_sources=plugins.sources))
             continue
         decisions.append(_decide_next_attempt(run_dir, old_run, last_status, context))
     return decisions
@@ -228,10 +230,10 @@ def _make_context_of_run(
         render_source,
         matrix=old_run.matrix,
         track=old_run.track,
-        own=plugins,
-        searches={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
+        plugins=plugins,
+        search_by_family={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
         retry=old_run.retry,
-        traces={} if traces is None else {old_run.cell.name(): traces},
+        trace_part_by_cell={} if traces is None else {old_run.cell.name(): traces},
     )
 
 
@@ -247,7 +249,7 @@ def _decide_next_attempt(
     run = render.make_run(old_run.cell, old_run.repeat, old_run.attempt + 1, context, resume_ids, list(avoided_nodes), retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
     why = f"attempt {run.attempt} after {status.state}{resume_clause}"
-    return RunDecision(run, True, why, status, code=context.own.sources)
+    return RunDecision(run, True, why, status, plugin_sources=context.plugins.sources)
 
 
 def _decide_within_budget(run_dir: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
@@ -338,8 +340,8 @@ def must_be_of_cluster(run_dir: RunDir, context: render.RenderContext) -> None:
         run_cluster = run_dir.read_run().cluster
     except ShardlabError:
         return
-    if (run_cluster.get("name"), run_cluster.get("provider")) != (context.where.name, context.where.provider):
+    if (run_cluster.get("name"), run_cluster.get("provider")) != (context.cluster.name, context.cluster.provider):
         raise InputError(
-            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.where.name!r}; runs of two "
+            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.cluster.name!r}; runs of two "
             "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )

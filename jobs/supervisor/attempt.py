@@ -76,8 +76,8 @@ class Attempt:
         self.run_dir = run_dir
         self.command = command
         self.run = run_dir.read_run()
-        self.in_slurm = self.run.scheduler in ("slurm", "allocation")
-        self.ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
+        self.is_in_slurm = self.run.scheduler in ("slurm", "allocation")
+        self.starts_ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
         self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
         self.tracker: node_processes.Tracker | None = None
         self.is_told_to_end = False  # whether SIGTERM told this process to end
@@ -85,13 +85,13 @@ class Attempt:
         # nothing started the try before.
         self.start_wall_s = 0.0 if next_try.is_claimed(run_dir) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
-        self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
+        self.deadline_s: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
         self.next_look_s = 0.0  # when to check the run's folder again (monotonic clock)
         self.outage_watch = OutageWatch()
         self.saved_step = 0  # the step of the newest checkpoint when this start began
-        self.end_reason = ""
+        self.end_sentence = ""
 
-    def main(self) -> int:
+    def supervise(self) -> int:
         """Supervise the run from its claim to its last event; return the exit code (see the module)."""
         if (refusal_code := self._claim_run()) is not None:
             return refusal_code
@@ -111,12 +111,12 @@ class Attempt:
         code, reason = self._supervise_command(variables)
         if reason is None and code != 0:
             reason = self._find_failure_reason()
-            self.end_reason = self.end_reason or find_failure_cause(self.run_dir.path, self.run_dir.job_log)
+            self.end_sentence = self.end_sentence or find_failure_cause(self.run_dir.path, self.run_dir.job_log)
         if reason == "superseded":
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
             return CLAIMED_CODE
-        retry_state = self._record_end(code=code, reason=reason, why=self.end_reason, steps=self._count_steps(code, reason))
+        retry_state = self._record_end(code=code, reason=reason, why=self.end_sentence, steps=self._count_steps(code, reason))
         if self.tracker is not None:
             self.tracker.end()
         self._requeue_in_slurm(retry_state)
@@ -190,10 +190,10 @@ class Attempt:
 
     def _record_start(self) -> None:
         signal.signal(signal.SIGTERM, self._note_signal)
-        if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
+        if self.is_in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which ranks save once they have started
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         event_data: dict[str, Any] = (
-            {"job": claim.read_current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+            {"job": claim.read_own_job_id(), "restarts": claim.count_job_restarts()} if self.is_in_slurm else {}
         )
         if self.run.scheduler == "allocation" and (cluster := own_cluster()) is not None:
             event_data["cluster"] = cluster  # a submitted run has it in the event `submitted`
@@ -205,7 +205,7 @@ class Attempt:
 
         Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
         """
-        self.sampler = node_processes.Sampler(self.run_dir) if self.ranks_here else None
+        self.sampler = node_processes.Sampler(self.run_dir) if self.starts_ranks_here else None
         oom_watch = node_processes.OomWatch()
         reason: str | None
         try:
@@ -217,13 +217,13 @@ class Attempt:
         if self.sampler is not None:
             self.sampler.end()
         node_processes.kill_marked_processes(str(self.run_dir.path))
-        if self.ranks_here:
+        if self.starts_ranks_here:
             node_processes.remove_data_copies(self.run_dir)
         is_finished_command = code == 0 and reason is None and self.run.cell.command is not None
         if is_finished_command and (why := command_run.write_result(self.run_dir, self.run)):
             self._record_event("failed", why=why)
             code = 1
-        if self.ranks_here and code != 0 and reason is None:
+        if self.starts_ranks_here and code != 0 and reason is None:
             oom_watch.record_oom(self.run_dir)
         return code, reason
 
@@ -233,16 +233,16 @@ class Attempt:
         Also sets `self.why` to a sentence for people.
         """
         if self._is_cancelled():
-            self.end_reason = CANCELLED_WHY
+            self.end_sentence = CANCELLED_WHY
             return "cancelled"
-        if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
-            self.end_reason = TOLD_TO_END_WHY
+        if self.is_in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
+            self.end_sentence = TOLD_TO_END_WHY
             return TOLD_REASON
         if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
-            self.end_reason = str(lost_event.data.get("why", ""))
+            self.end_sentence = str(lost_event.data.get("why", ""))
             return "node_fail"
-        if self.in_slurm and query.is_preempted(claim.read_current_job_id()):
-            self.end_reason = states.END_CLAUSES["PREEMPTED"]
+        if self.is_in_slurm and query.is_preempted(claim.read_own_job_id()):
+            self.end_sentence = states.END_CLAUSES["PREEMPTED"]
             return "preempted"
         return None
 
@@ -253,7 +253,7 @@ class Attempt:
             event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.start_wall_s
             for event in self.run_dir.events()
         )
-        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.read_current_job_id()))
+        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.read_own_job_id()))
 
     def _prepare_start(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
@@ -265,7 +265,7 @@ class Attempt:
             raise ShardlabError(f"{why}.")
         retry_budget.must_be_within_budget(self.run_dir, self.run)
         self._wait_for_slurm()
-        if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
+        if self.starts_ranks_here:  # otherwise a task on each node waits for its GPUs (jobs/supervisor/step_task.py)
             wait_for_gpus.wait_until_free(self.run_dir, self.run, os.environ, self._must_end)
         if self.run.separate_folders:
             nodes = step.read_chosen_nodes(self.run_dir, self.run)
@@ -279,9 +279,9 @@ class Attempt:
     def _start_time_limit(self) -> float:
         """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first
         call."""
-        if self.deadline is None:
-            self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
-        return self.deadline
+        if self.deadline_s is None:
+            self.deadline_s = time.monotonic() + self.limit_s if self.limit_s else float("inf")
+        return self.deadline_s
 
     def _find_source_fault(self) -> str:
         """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
@@ -306,7 +306,7 @@ class Attempt:
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
         is_announced = False
-        while self.in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.run_dir)):
+        while self.is_in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.run_dir)):
             if not is_announced:
                 print(f"{self.run_dir.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
             is_announced = True
@@ -334,7 +334,7 @@ class Attempt:
                 **_make_last_checkpoint_variable(self.limit_s, deadline),
             }
             ranks = node_processes.start_process(container.replace_node_disk(self.command), log_file.fileno(), environment)
-        if self.in_slurm:
+        if self.is_in_slurm:
             signal.signal(signal.SIGUSR1, lambda number, _frame: ranks.send_signal(number))
         hang_watch, reason = HangWatch(self.run_dir, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
@@ -348,7 +348,7 @@ class Attempt:
                     self.tracker.record_if_failed()
                 if (reason := self._find_end_reason(deadline, hang_watch)) is not None:
                     # computed before the ranks are ended, because ending ranks may still write records
-                    self.end_reason = self._describe_reason(reason, hang_watch)
+                    self.end_sentence = self._describe_reason(reason, hang_watch)
                     grace_s = step.MOST_END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
                     exit_code = node_processes.end_process(ranks, signal.SIGTERM, grace_s)
                     break
@@ -363,7 +363,7 @@ class Attempt:
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
-            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD_REASON
+            return "cancelled" if not self.is_in_slurm or self._is_cancelled() else TOLD_REASON
         if time.monotonic() > deadline and not (self.run_dir.result.exists() and self._waits_for_controller()):
             return "timeout"
         return "hung" if hang_watch.has_hung() and not self._waits_for_controller() else None
@@ -371,7 +371,7 @@ class Attempt:
     def _waits_for_controller(self) -> bool:
         """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
         job step still waits for the controller (jobs.slurm.commands)."""
-        return self.in_slurm and self.outage_watch.is_away()
+        return self.is_in_slurm and self.outage_watch.was_recently_down()
 
     def _is_cancelled(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
@@ -420,9 +420,9 @@ def main(argv: list[str]) -> int:
     run_dir.log.mkdir(exist_ok=True)
     attempt = Attempt(run_dir, argv[2:])
     # Without Slurm, the scheduler says on which nodes the run is, and not the shell in which `jobs submit` was called.
-    if not attempt.in_slurm:
+    if not attempt.is_in_slurm:
         forget_job()
-    exit_code = attempt.main()
+    exit_code = attempt.supervise()
     if attempt.run.search is not None:
         next_try.replace_process(run_dir, exit_code)
     return exit_code

@@ -32,9 +32,9 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
-    run_dir.write_event("attempt", "held", why=why, requeued=claim.read_current_job_id())
+    run_dir.write_event("attempt", "held", why=why, requeued=claim.read_own_job_id())
     own_cluster = run_dir.sent_job()[0].rpartition(":")[0] or None
-    own_job, tokens_by_job = name_job(claim.read_current_job_id(), own_cluster), dict[str, str]()
+    own_job, tokens_by_job = name_job(claim.read_own_job_id(), own_cluster), dict[str, str]()
     for other_run in Workspace(run_dir.path.parent.parent).all_runs():
         if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
@@ -69,7 +69,7 @@ def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
         scheduler(scheduler_name).release_jobs(dict(job for run_dir in runs_by_folder if (job := run_dir.sent_job())[0]))
         for run_dir in runs_by_folder:
             run_dir.write_event("controller", "released")
-        scheduler(scheduler_name).attend(workspace)
+        scheduler(scheduler_name).restart_lost_runner(workspace)
 
 
 def _judge_if_alike(other_dir: RunDir, run_dir: RunDir, run: Run) -> JudgedState | None:

@@ -103,8 +103,8 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
     render_context = render_again.read_render_context(run_dir, next_run)
     # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
     if cell.workload_code is None and cell.strategy_code is None:
-        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), render_context.where, [cell], {})
-        render_context = msgspec.structs.replace(render_context, predicted=predictions)
+        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), render_context.cluster, [cell], {})
+        render_context = msgspec.structs.replace(render_context, predictions=predictions)
     sending = find_last_sending(run_dir.events())
     sending_data = sending.data if sending is not None else {}
     submission_data: dict[str, Any] = {

@@ -52,7 +52,7 @@ def queue_next(run_dir: RunDir, run: Run, state: str) -> str:
     try:
         render_context = render_again.read_render_context(run_dir, next_run)
         if (run_prediction := prediction.read_prediction(run_dir.path)) is not None:
-            render_context = msgspec.structs.replace(render_context, predicted={run.cell.name(): run_prediction})
+            render_context = msgspec.structs.replace(render_context, predictions={run.cell.name(): run_prediction})
         new_run_dir = render.write_run_folder(next_run, run_dir.path.parent, render_context, prepare=record_submission)
         workspace_trust.extend_consent(Workspace(run_dir.path.parent.parent), *list_executed_files(new_run_dir))
     except ShardlabError as error:
@@ -66,7 +66,7 @@ def requeue_job(run_dir: RunDir, run: Run, state: str) -> str:
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job_id, cluster, events = claim.read_current_job_id(), own_cluster(), run_dir.events()
+    job_id, cluster, events = claim.read_own_job_id(), own_cluster(), run_dir.events()
     used_retries = list_retried_states(run, events).count(state) + 1
     retry_text = f"retry {used_retries} of {run.retries_after(state)} after {state}"
     run_dir.write_event("attempt", REQUEUED_EVENT, after=state, why=retry_text)

@@ -103,10 +103,10 @@ def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
         name, models_by_name = model.name, {model.name: model}
     own_names = {name} - models_by_name.keys() - menu.load_workloads().keys()
     plugins = find_plugins(invocation.workspace, own_names, (), models_by_name)
-    if (fault := plugins.workloads.faults.get(name)) is not None:
+    if (fault := plugins.workloads.fault_by_name.get(name)) is not None:
         needs_length = models_by_name and invocation.arguments.seq_len is None
         raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
-    if name not in (workloads := plugins.workload_menu()):
+    if name not in (workloads := plugins.make_workload_menu()):
         raise UnknownName("workload", name, workloads, place="--workload")
     return workloads[name], plugins
 

@@ -53,13 +53,13 @@ class StrategiesVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
         own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.load_strategies())
-        entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
+        entries = sorted(OwnPlugins(strategies=own_strategies).make_strategy_menu().values(), key=_is_shipped)
         table_rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _describe_origin(entry)] for entry in entries]
         out.print_table("strategies", ["name", "what it does", "precisions", "from"], table_rows, priorities={"precisions": 1})
         _print_options(out, entries)
-        _print_faults(out, own_strategies.faults)
+        _print_faults(out, own_strategies.fault_by_name)
         out.print_document(_make_document(entries, "name", "summary", "file", "code", "precisions", "options"))
-        return int(bool(own_strategies.faults))
+        return int(bool(own_strategies.fault_by_name))
 
 
 class WorkloadsVerb(JobsVerb):
@@ -74,7 +74,7 @@ class WorkloadsVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
         own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.load_workloads())
-        entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
+        entries = sorted(OwnPlugins(workloads=own_workloads).make_workload_menu().values(), key=_is_shipped)
         table_rows = [
             [
                 workload.name,
@@ -93,10 +93,10 @@ class WorkloadsVerb(JobsVerb):
             priorities={"MFLOP per unit": 1},
         )
         _print_options(out, entries)
-        _print_faults(out, own_workloads.faults)
+        _print_faults(out, own_workloads.fault_by_name)
         document_keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
         out.print_document(_make_document(entries, "name", "summary", "file", "code", *document_keys))
-        return int(bool(own_workloads.faults))
+        return int(bool(own_workloads.fault_by_name))
 
 
 class LaunchersVerb(JobsVerb):

@@ -39,8 +39,8 @@ class PlanVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         planned_matrix = matrix_plan.plan_with_options(invocation)
         workspace = invocation.workspace
-        missing_data = datasets.find_missing_data(planned_matrix.cells, planned_matrix.source, workspace)
-        cell_hours = plan.estimate_hours(planned_matrix, planned_matrix.repeats)
+        missing_data = datasets.find_missing_data(planned_matrix.cells, planned_matrix.context, workspace)
+        cell_hours = plan.estimate_hours(planned_matrix, planned_matrix.repeats_by_cell)
         account_shares = plan.read_account_shares(planned_matrix, workspace)
         scaled_cells, schedule = scale_out_cells(invocation, planned_matrix), simulate_schedule(invocation, planned_matrix)
         late_count = lease_schedule.count_late_runs(planned_matrix, workspace)
@@ -82,7 +82,7 @@ def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[
         raise InputError(
             f"--scale-out: found {counts_text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512."
         )
-    cluster = plan.source.where
+    cluster = plan.context.cluster
     calibration = plan_predictions.load_calibration(invocation.workspace)
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_name: dict[str, list[ScaledCell]] = {}

@@ -41,10 +41,10 @@ class RenderVerb(JobsVerb):
         else:
             with workspace.hold_runs_lock():
                 rendered = plan.render_all(planned, workspace, folder)
-                render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        out.print_line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
+                render.keep_expansion(workspace, planned.context, planned.matrix, planned.all_cells, planned.repeats_by_cell)
+        out.print_line(f"{len(rendered.run_folders)} run(s) rendered in {folder}; nothing was submitted.")
         for remark in planned.remarks:
             out.print_remark(f"note: {remark}")
-        skipped = sending.print_unreadable(out, rendered.skipped)
-        out.print_document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
+        skipped = sending.print_unreadable(out, rendered.skipped_statuses)
+        out.print_document([{"id": run.run_id, "path": str(run.path)} for run in rendered.run_folders])
         return int(skipped > 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from jobs.planning import datasets
-from jobs.planning.gpu_hours import must_be_within_bound
+from jobs.planning.gpu_hours import must_be_within_gpu_hours
 from jobs.planning.plan import MatrixPlan, estimate_hours, must_run_here
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
@@ -35,7 +35,7 @@ class SubmitPlan(msgspec.Struct, frozen=True):
 
     decisions: Sequence[RunDecision]
     """The decision on each run, in the order in which the runs are submitted."""
-    source: RenderContext
+    context: RenderContext
     """What all runs have in common."""
     remarks: Sequence[str] = ()
     """Notes for the user about the plan of the matrix."""
@@ -67,7 +67,7 @@ def submit_runs(
         all_readable = _finish_interrupted(invocation, context)
         submit_plan = _plan_submission(invocation, decide(), context, options, plan)
         if plan is not None:
-            render.keep_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats)
+            render.keep_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats_by_cell)
         try:
             submit.send_runs(workspace, submit_plan.decisions, context, options)
         except SchedulerFull as full:
@@ -81,11 +81,11 @@ def submit_runs(
         out.print_remark(
             f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room."
         )
-    skipped = [decision.now for decision in submit_plan.decisions if decision.now is not None and not decision.send]
+    skipped = [decision.status for decision in submit_plan.decisions if decision.status is not None and not decision.is_sent]
     all_readable = tidy_runs(out, workspace, skipped, of_scheduler=False) and all_readable
     run_ids = [decision.run.run_id for decision in submit_plan.decisions]
     code = watch.wait_and_report(out, workspace, run_ids, wait=arguments.wait, backlog=backlog)
-    return code if all_readable and not any(decision.held_back for decision in submit_plan.decisions) else max(code, 1)
+    return code if all_readable and not any(decision.is_held_back for decision in submit_plan.decisions) else max(code, 1)
 
 
 def _plan_submission(
@@ -100,17 +100,17 @@ def _plan_submission(
     plan: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
     GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
     """
-    leased = inventory.read_leased_inventory(invocation.workspace, context.where.name)
+    leased = inventory.read_leased_inventory(invocation.workspace, context.cluster.name)
     if leased is not None and not options.ignore_lease:
         decisions = lease_schedule.hold_late_runs(invocation.workspace, leased, decisions, context, options)
-    runs = [decision.run for decision in decisions if decision.send]
+    runs = [decision.run for decision in decisions if decision.is_sent]
     if plan is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
         if not (0 < bound < 1e9):
             raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
-        counts = Counter(plan.planned_name(run.cell) for run in runs)
-        must_be_within_bound(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
+        counts = Counter(plan.find_planned_name(run.cell) for run in runs)
+        must_be_within_gpu_hours(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
     if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
-        preflight.must_be_accepted(runs, context, pack=options.pack)
+        preflight.must_be_accepted(runs, context, pack=options.is_packed)
     remarks = plan.remarks if plan is not None else ()
     return SubmitPlan(decisions, context, remarks, leased.lease if leased is not None else None)
 
@@ -129,9 +129,9 @@ def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
 
     Returns whether every record of the scheduler can be read.
     """
-    for sentence in scheduler(context.scheduler).resolve(invocation.workspace):
+    for sentence in scheduler(context.scheduler).finish_interrupted(invocation.workspace):
         invocation.out.print_remark(sentence)
-    damaged = scheduler(context.scheduler).damaged(invocation.workspace)
+    damaged = scheduler(context.scheduler).describe_damaged_records(invocation.workspace)
     for sentence in damaged:
         invocation.out.print_remark(sentence, style="red")
     return not damaged
@@ -148,10 +148,10 @@ def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_s
         out.print_remark(sentence)
     names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
     unreadable_runs = print_unreadable(out, runs)
-    damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
+    damaged = [sentence for name in sorted(names) for sentence in scheduler(name).describe_damaged_records(workspace)]
     for sentence in damaged:
         out.print_remark(sentence, style="red")
-    return cancelled.all_gone and not unreadable_runs and not damaged
+    return cancelled.are_all_cancelled and not unreadable_runs and not damaged
 
 
 def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
@@ -167,34 +167,34 @@ def _print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
     be read."""
     out, decisions = invocation.out, submit_plan.decisions
     _print_decisions(out, submit_plan, would_be="would be ")
-    skipped = print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
+    skipped = print_unreadable(out, [decision.status for decision in decisions if decision.status is not None])
     if out.verbose:
-        _print_scripts(invocation, [decision.run for decision in decisions if decision.send], submit_plan.source)
-    _print_preview_note(out, submit_plan.source)
+        _print_scripts(invocation, [decision.run for decision in decisions if decision.is_sent], submit_plan.context)
+    _print_preview_note(out, submit_plan.context)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
-    out.print_document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
+    out.print_document([{"id": decision.run.run_id, "send": decision.is_sent, "why": decision.why} for decision in decisions])
     return int(skipped > 0)
 
 
 def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
     """Print the scripts of the runs of a plan, which start on another machine. Returns the exit code."""
-    runs = [make_run(cell, repeat, 1, plan.source) for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)]
-    folders = _print_scripts(invocation, runs, plan.source)
+    runs = [make_run(cell, repeat, 1, plan.context) for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats_by_cell)]
+    folders = _print_scripts(invocation, runs, plan.context)
     invocation.out.print_line(f"{len(runs)} script(s) printed; nothing was written. To write them: --out DIR.")
     for remark in plan.remarks:
         invocation.out.print_remark(f"note: {remark}")
-    _print_preview_note(invocation.out, plan.source)
+    _print_preview_note(invocation.out, plan.context)
     invocation.out.print_document([{"id": run.run_id, "path": folder} for run, folder in zip(runs, folders, strict=True)])
     return 0
 
 
 def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderContext) -> list[str]:
     """Print the script of each run after the path that the script will have. Returns the paths of the runs' folders."""
-    runs_folder = invocation.workspace.runs if source.preview is None else source.preview.workspace / "runs"
+    runs_folder = invocation.workspace.runs if source.preview is None else source.preview.workspace_path / "runs"
     for run in runs:
         folder = runs_folder / run.run_id
-        script = render_script(run, folder, source.where, source.own_templates, source.preview)
+        script = render_script(run, folder, source.cluster, source.own_templates, source.preview)
         commented_script = f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}"
         if not invocation.out.print_script(commented_script):
             invocation.out.print_line(commented_script)  # with its unprintable characters replaced
@@ -205,7 +205,7 @@ def _print_preview_note(out: Output, source: RenderContext) -> None:
     if source.preview is not None:
         further_clause = ", and asks Slurm whether it accepts the requests" if source.scheduler == "slurm" else ""
         out.print_remark(
-            f"note: made from the cluster file, without asking {source.where.name}: `jobs submit` asks it for the data sets"
+            f"note: made from the cluster file, without asking {source.cluster.name}: `jobs submit` asks it for the data sets"
             f"{further_clause}."
         )
 
@@ -219,14 +219,14 @@ def _print_decisions(out: Output, submit_plan: SubmitPlan, backlog: Backlog | No
     decisions = submit_plan.decisions
     queued = {folder.run_id for folder in backlog.folders} if backlog else set()
     for decision in decisions:
-        if decision.now is not None and decision.now.is_unreadable:
+        if decision.status is not None and decision.status.is_unreadable:
             continue  # the caller prints runs whose records cannot be read, with the reason
-        outcome = decision.why if decision.held_back else f"skipped: {decision.why}"
-        if decision.send:
+        outcome = decision.why if decision.is_held_back else f"skipped: {decision.why}"
+        if decision.is_sent:
             outcome = f"{'waits to be ' if decision.run.run_id in queued else would_be}submitted ({decision.why})"
-        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
-    send_count = sum(decision.send for decision in decisions)
-    held_back_count = sum(decision.held_back for decision in decisions)
+        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.is_sent else "dim")
+    send_count = sum(decision.is_sent for decision in decisions)
+    held_back_count = sum(decision.is_held_back for decision in decisions)
     wait_clause = f", {len(queued)} wait for room" if queued else ""
     held_clause = f", {held_back_count} {would_be}held back" if held_back_count else ""
     skip_count = len(decisions) - send_count - held_back_count

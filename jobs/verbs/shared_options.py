@@ -94,7 +94,7 @@ def read_submit_options(invocation: Invocation, context: RenderContext) -> Submi
         )
     if given_options and context.scheduler != "slurm":
         raise InputError(
-            f"{given_options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the "
+            f"{given_options}: only for Slurm, and the cluster {context.cluster.name} has no `slurm`; its runs start in the "
             f"order of submission. Allowed: leave {given_options} out."
         )
     runs_before = invocation.workspace.match_runs([run_ids_before], context.matrix) if run_ids_before else []

@@ -31,11 +31,7 @@ STYLES_BY_STATE = {
 NON_ROW_LINES = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
 
-def make_table(
-    runs: Sequence[Status],
-    width: int | None = None,
-    height: int | None = None,
-) -> Table[Status]:
+def make_table(runs: Sequence[Status], width: int | None = None, height: int | None = None) -> Table[Status]:
     """The runs as a table, with the runs and columns for which the terminal has room.
 
     width, height: the size of the terminal in characters and lines; None: no limit.

@@ -36,9 +36,9 @@ _DIGITS = re.compile(r"(\d+)")
 class TraceRuns(msgspec.Struct, frozen=True):
     """The runs that analyse the traces of a folder."""
 
-    name: str
+    matrix_name: str
     """The common name of these runs, as a matrix has a name."""
-    parts: list[tuple[AnyCell, TracePart]]
+    cell_parts: list[tuple[AnyCell, TracePart]]
     """For each run, by its cell, the trace files that it analyses."""
 
 
@@ -63,17 +63,17 @@ class TraceRunsVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out, workspace = invocation.out, invocation.workspace
         runs = find_trace_runs(invocation)
-        cells, parts_by_cell = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
+        cells, parts_by_cell = ([cell for cell, _ in runs.cell_parts], {cell.name(): part for cell, part in runs.cell_parts})
         repeats = dict.fromkeys(parts_by_cell, 1)
         render_context = msgspec.structs.replace(
-            render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts_by_cell
+            render.make_render_context(runs.matrix_name, invocation.cluster, workspace), trace_part_by_cell=parts_by_cell
         )
         options = shared_options.read_submit_options(invocation, render_context)
-        on_controller.must_suit_cluster(render_context.where, workspace)
+        on_controller.must_suit_cluster(render_context.cluster, workspace)
         submit.check_runs(workspace, cells, repeats, render_context)
         decide = partial(submit.decide_runs, workspace, cells, repeats, render_context)
         exit_code = sending.submit_runs(invocation, render_context, options, decide, has_training=False)
-        out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+        out.print_remark(f"note: when all have completed, `collect trace {runs.matrix_name}` merges them.")
         return exit_code
 
 

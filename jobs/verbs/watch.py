@@ -48,7 +48,7 @@ def wait_and_report(
     try:
         ended_runs = _wait_until_ended(out, workspace, read_current_statuses, backlog=backlog)
     finally:
-        if backlog is not None and (unsent_runs := backlog.unsent()):
+        if backlog is not None and (unsent_runs := backlog.list_unsent_runs()):
             run_names = ", ".join(folder.run_id for folder in unsent_runs[:3]) + (", ..." if len(unsent_runs) > 3 else "")
             hint = "Run the same command again to submit them."
             out.print_remark(f"{len(unsent_runs)} run(s) are not submitted ({backlog.problem}): {run_names}. {hint}")
@@ -72,7 +72,7 @@ def wait_and_report(
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
     out.print_document({"runs": ended_runs})
-    return 0 if cancelled.all_gone and not stopped_searches and all(run.expected for run in ended_runs) else 1
+    return 0 if cancelled.are_all_cancelled and not stopped_searches and all(run.expected for run in ended_runs) else 1
 
 
 def watch_status(out: Output, workspace: Workspace, read_current_statuses: Callable[[], list[Status]]) -> list[Status]:
@@ -187,7 +187,7 @@ def _read_and_submit(read_current_statuses: Callable[[], list[Status]], backlog:
     if not backlog:
         return runs, False
     count_before = len(backlog.folders)
-    backlog.attend(runs)
+    backlog.submit_more_runs(runs)
     return runs, len(backlog.folders) < count_before
 
 
@@ -198,7 +198,7 @@ def _have_ended(runs: Sequence[Status]) -> bool:
 def _wait_to_poll(workspace: Workspace, runs: Sequence[Status], *, restarts_runners: bool) -> None:
     if restarts_runners and any(run.state == "pending" for run in runs):
         for name in {run.scheduler["name"] for run in runs if run.state == "pending"}:
-            scheduler(name).attend(workspace)
+            scheduler(name).restart_lost_runner(workspace)
     time.sleep(_find_poll_s(runs))
 
 

@@ -42,7 +42,7 @@ def per_run(count):
 def scale_out(count):
     """Whether --scale-out may name this number of GPUs, for a plan without cells in a workspace without runs."""
     invocation = SimpleNamespace(arguments=Namespace(scale_out=str(count)), workspace=Workspace(Path("/nonexistent")))
-    planned = SimpleNamespace(source=SimpleNamespace(where=SimpleNamespace(name="none")), cells=[])
+    planned = SimpleNamespace(context=SimpleNamespace(cluster=SimpleNamespace(name="none")), cells=[])
     return is_allowed(plan.scale_out_cells, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
 
 
@@ -52,8 +52,10 @@ def wait_gpus(seconds):
 
 def hours(bound):
     """Whether runs of 7.5 GPU hours, and 15 with retries, may be submitted with --max-gpu-hours."""
-    found = gpu_hours.CellHours(CELL, gpu_hours.RunTime(9000.0, "recorded times"), gpus=3, retries=gpu_hours.MostRetries(1, 2))
-    return is_allowed(gpu_hours.must_be_within_bound, bound, [found], says="--max-gpu-hours")
+    found = gpu_hours.CellHours(
+        CELL, gpu_hours.RunTime(9000.0, "recorded times"), occupied_gpus=3, most_retries=gpu_hours.MostRetries(1, 2)
+    )
+    return is_allowed(gpu_hours.must_be_within_gpu_hours, bound, [found], says="--max-gpu-hours")
 
 
 def agrees(throughput):
@@ -93,7 +95,7 @@ def test_a_need_exactly_at_a_capacity_fits_it(needed, fits):
 
 
 def test_a_memory_limit_lowers_a_capacity_and_never_raises_it():
-    machine = SimpleNamespace(capacity=PredictedRange(75 * GIB, 79 * GIB, 80 * GIB), on_gpu=True)
+    machine = SimpleNamespace(gpu_memory_bytes=PredictedRange(75 * GIB, 79 * GIB, 80 * GIB), on_gpu=True)
     lowered = {78: (75, 78, 78), 75: (75, 75, 75), 80: (75, 79, 80), 81: (75, 79, 80), None: (75, 79, 80)}
     for limit, expected in lowered.items():
         cell = msgspec.structs.replace(CELL, memory_limit_gib=limit)

@@ -187,9 +187,9 @@ def sentences_of_jobs():
     yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours[:1])
     yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours)
     for bound in (10.25, 1.0):
-        yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, bound, hours)
+        yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_gpu_hours, bound, hours)
     unknown = [msgspec.structs.replace(hours[0], run_time=None)]
-    yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, 5.0, unknown)
+    yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_gpu_hours, 5.0, unknown)
     for share in parse_shares("me|1|gres/gpu=6000,cpu=90000,gres/gpu:a100=600|gres/gpu=1500,cpu=1", "me"):
         yield "jobs/slurm/share.py", share.describe_remaining_hours()
     yield "jobs/slurm/share.py", AccountShare("me", "billing", 1234567.5, 2e6).describe_remaining_hours()

@@ -40,7 +40,7 @@ gpus: {per_node: GPUS}
 
 
 def machine(nodes, gpus):
-    return Capacity(most_nodes=nodes, gpus_per_node=gpus, starts_task_per_rank=False)
+    return Capacity(most_nodes=nodes, gpus_per_node=gpus, has_rank_tasks=False)
 
 
 def read(content, folder):
@@ -54,7 +54,7 @@ def adapted(asked, nodes, gpus, folder):
     if found is None:
         return None
     again = read(format_matrix_file(asked, found.file_content), folder)
-    return again, resolve_cells(again, cluster=machine(nodes, gpus)), found.changes
+    return again, resolve_cells(again, capacity=machine(nodes, gpus)), found.changes
 
 
 def of_text(words, nodes, gpus, folder):
@@ -87,9 +87,9 @@ def paper1():
 @pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
 def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, tmp_path):
     found = adapted(study, nodes, gpus, tmp_path)
-    before = [values(cell) for cell in resolve_cells(study, cluster=Capacity(most_nodes=None, gpus_per_node=64))]
+    before = [values(cell) for cell in resolve_cells(study, capacity=Capacity(most_nodes=None, gpus_per_node=64))]
     fits = all(cell["gpus"] <= nodes * gpus for cell in before)
-    again, cells, changes = found or (study, resolve_cells(study, cluster=machine(nodes, gpus)), [])
+    again, cells, changes = found or (study, resolve_cells(study, capacity=machine(nodes, gpus)), [])
     assert fits or changes
     assert all(cell.nnodes <= nodes and cell.gpus <= cell.nnodes * gpus for cell in cells)
     assert adapt_matrix(again, machine(nodes, gpus), OwnPlugins(), "small") is None
@@ -214,7 +214,7 @@ exclude: [{strategy: fsdp2, gpus: 2, why: not on two}, {strategy: fsdp2, gpus: 1
     assert {(cell.strategy, cell.gpus) for cell in cells} == {("ddp", 1), ("ddp", 2)}
     (gone,) = (change for change in changes if change.key == "cell")
     assert gone.study["strategy"] == "fsdp2"
-    assert gone.resize_reason.endswith("on 2 GPUs the matrix excludes it: not on two")
+    assert gone.why.endswith("on 2 GPUs the matrix excludes it: not on two")
 
 
 def test_an_inclusion_that_lost_its_combinations_becomes_no_cell(tmp_path):
@@ -232,8 +232,8 @@ def on(room, words, folder):
     """The adapted matrix, its cells and the changes on machines with this capacity, as `adapted` returns them."""
     found = adapt_matrix(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
     again = read(format_matrix_file(read((HEAD + words).encode(), folder), found.file_content), folder)
-    cells = resolve_cells(again, cluster=room)
-    assert {cell.hash() for cell in cells} == found.expected_cell_hashes
+    cells = resolve_cells(again, capacity=room)
+    assert {cell.hash() for cell in cells} == found.cell_hashes
     return again, cells, found.changes
 
 
@@ -243,12 +243,12 @@ def listed(changes):
 
 def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
     words = 'axes: {gpus: [2]}\nzip: [{seed: [1, 2], time_limit: ["00:10:00", "10:00:00"]}]\n'
-    _, cells, changes = on(Capacity(most_nodes=1, gpus_per_node=2, longest_time_limit_s=3600), words, tmp_path)
+    _, cells, changes = on(Capacity(most_nodes=1, gpus_per_node=2, limit_s=3600), words, tmp_path)
     assert [(cell.seed, cell.time_limit_s) for cell in cells] == [(1, 600), (2, 3600)]
     assert listed(changes) == [("time_limit_s", 36000, 3600, 1)]
     assert changes[-1].why == "the partition allows 01:00:00"
     _, (cell,), _ = on(
-        Capacity(most_nodes=1, gpus_per_node=2, longest_time_limit_s=90_061),
+        Capacity(most_nodes=1, gpus_per_node=2, limit_s=90_061),
         'include: [{gpus: 2, time_limit: "9-00:00:00"}]\n',
         tmp_path,
     )
@@ -265,7 +265,7 @@ def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
 )
 def test_a_gpu_type_becomes_the_only_or_the_default_type_of_the_cluster(types, here, why, tmp_path):
     room = Capacity(most_nodes=1, gpus_per_node=2)
-    room = msgspec.structs.replace(room, capacity_by_gpu_type=dict.fromkeys(types, room))
+    room = msgspec.structs.replace(room, by_gpu_type=dict.fromkeys(types, room))
     again, cells, changes = on(room, "axes: {gpus: [1, 2], gpu_type: [h100]}\n", tmp_path)
     assert [(cell.gpus, cell.gpu_type) for cell in cells] == [(1, here), (2, here)]
     assert listed(changes) == [("gpu_type", "h100", here, 2)]
@@ -287,8 +287,8 @@ axes: {gpus: [1, 2, 4]}
 claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h100') > 0"}]
 """
     asked = read((head + words).encode(), tmp_path)
-    a100 = Capacity(most_nodes=1, gpus_per_node=2, longest_time_limit_s=3600)
-    room = msgspec.structs.replace(a100, capacity_by_gpu_type={"a100": a100})
+    a100 = Capacity(most_nodes=1, gpus_per_node=2, limit_s=3600)
+    room = msgspec.structs.replace(a100, by_gpu_type={"a100": a100})
     found = adapt_matrix(asked, room, OwnPlugins(), "small")
     assert found.file_content["defaults"] == asked.document.data["defaults"] | {"gpu_type": "a100", "time_limit": "01:00:00"}
     changes = listed(found.changes)
@@ -298,8 +298,8 @@ claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h1
     (claim,) = found.file_content["claims"]
     assert claim["test"] == "throughput_per_s(gpus=2, gpu_type='a100') > 0"
     assert claim["adapted"].startswith("gpu_type a100 instead of h100")
-    cells = resolve_cells(read(format_matrix_file(asked, found.file_content), tmp_path), cluster=room)
-    assert {cell.hash() for cell in cells} == found.expected_cell_hashes
+    cells = resolve_cells(read(format_matrix_file(asked, found.file_content), tmp_path), capacity=room)
+    assert {cell.hash() for cell in cells} == found.cell_hashes
     assert {(cell.gpus, cell.gpu_type, cell.time_limit_s) for cell in cells} == {(1, "a100", 3600), (2, "a100", 3600)}
 
 
@@ -308,9 +308,9 @@ def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
     words = "axes: {gpus: [1, 2]}\ninclude: [{when: \"gpu_type == 'h100'\", seed: 7}]\n"
     asked = read((head + words).encode(), tmp_path)
     found = adapt_matrix(asked, Capacity(most_nodes=1, gpus_per_node=2), OwnPlugins(), "small")
-    cells = resolve_cells(read(format_matrix_file(asked, found.file_content), tmp_path), cluster=machine(1, 2))
+    cells = resolve_cells(read(format_matrix_file(asked, found.file_content), tmp_path), capacity=machine(1, 2))
     assert [(cell.gpus, cell.gpu_type, cell.seed) for cell in cells] == [(1, None, 7), (2, None, 7)]
-    assert {cell.hash() for cell in cells} == found.expected_cell_hashes
+    assert {cell.hash() for cell in cells} == found.cell_hashes
 
 
 def test_a_plan_reports_cells_that_do_not_fit_and_that_adapt_keeps_batch_sizes():
@@ -328,7 +328,7 @@ axes: {gpus: [2], gpu_type: [a100, h100]}
 claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpu_type='h100') > throughput_per_s(gpu_type='a100')"}]
 """
     a100 = Capacity(most_nodes=1, gpus_per_node=2)
-    again, cells, changes = on(msgspec.structs.replace(a100, capacity_by_gpu_type={"a100": a100}), words, tmp_path)
+    again, cells, changes = on(msgspec.structs.replace(a100, by_gpu_type={"a100": a100}), words, tmp_path)
     assert [cell.gpu_type for cell in cells] == ["a100"]
     assert again.file.claims == []
     assert [change.why for change in changes if change.key == "claims.c"] == [
@@ -344,7 +344,7 @@ exclude: [{launcher: torchrun, why: not with torchrun}]
     _, cells, changes = on(machine(1, 2), words, tmp_path)
     assert [cell.launcher for cell in cells] == ["deepspeed"]
     (gone,) = (change for change in changes if change.key == "cell")
-    assert gone.resize_reason == "with the values that the cluster has the matrix excludes it: not with torchrun"
+    assert gone.why == "with the values that the cluster has the matrix excludes it: not with torchrun"
 
 
 def test_adapting_twice_keeps_the_changes_of_both(tmp_path):

@@ -196,12 +196,11 @@ def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
 def test_a_missing_program_of_a_launcher_is_reported_before_a_submission(launched):
     here = Capacity(most_nodes=1, gpus_per_node=None, is_this_machine=True)
     found = launched("sh", MISSING)
-    with pytest.raises(InputError) as refused:
-        resolve_cells(found, here)
-    why = f"the launcher mpi needs {MISSING}, which is not installed on {gethostname()}."
-    assert f"m.yaml:3:93: defaults.launcher: {why}" in str(refused.value)
     cells = resolve_cells(found)
-    assert [one.why.startswith(why) for one in find_misfits(found, cells, here, cells)] == [True]
+    (misfit,) = find_misfits(found, cells, here, cells)
+    why = f"the launcher mpi needs {MISSING}, which is not installed on {gethostname()}."
+    assert f"m.yaml:3:93: defaults.launcher: {why}" in str(found.document.errors([misfit.problem]))
+    assert misfit.why.startswith(why)
     # The last argument is a cluster; shardlab does not know what its nodes have installed, so it reports no misfit.
     assert find_misfits(found, cells, Capacity(most_nodes=1, gpus_per_node=None), cells) == []
     present = launched("sh")
@@ -212,8 +211,10 @@ def test_a_plan_names_the_program_that_a_launcher_needs_on_each_node(launched):
     cells = resolve_cells(launched(MISSING))
     machine = Capacity(most_nodes=2, gpus_per_node=None)
     slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=slurm_keys.Slurm())
-    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._make_remarks(cells, machine, slurm, 0))
-    assert not any(MISSING in one for one in plan._make_remarks(cells, machine, cluster.THIS_MACHINE, 0))
+    assert any(
+        f"the launcher mpi needs {MISSING} on each node" in one for one in plan._make_plan_remarks(cells, machine, slurm, 0)
+    )
+    assert not any(MISSING in one for one in plan._make_plan_remarks(cells, machine, cluster.THIS_MACHINE, 0))
 
 
 def test_a_supervisor_without_its_program_ends_the_run_with_the_reason(bench):

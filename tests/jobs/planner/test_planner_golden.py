@@ -193,8 +193,8 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
         lines += describe(f"{name}, sent bytes", exchanges.sum_sent_bytes(planned))
         for where, on_gpu in (("on a GPU", True), ("on a CPU", False)):
             found = memory.predict_memory(planned, on_gpu=on_gpu)
-            lines += describe(f"{name}, memory {where}", {**found.by_category, "complete": found.complete})
-        lines += describe(f"{name}, memory of one item", memory.predict_memory(planned, micro_batch=1).bytes)
+            lines += describe(f"{name}, memory {where}", {**found.bytes_by_category, "complete": found.is_complete})
+        lines += describe(f"{name}, memory of one item", memory.predict_memory(planned, micro_batch=1).total_bytes)
         if planned.pp > 1:
             lines += describe(f"{name}, schedule", cell_schedule.make_schedule(planned))
     write_golden("cells", lines)
@@ -206,8 +206,8 @@ def test_predictions_on_three_machines_have_their_golden_numbers():
         for name, planned in CELLS.items():
             title = f"{name} on {machine_name},"
             step = step_time.predict_step_time(planned, machine)
-            lines += describe(f"{title} part", step.parts) if step else [f"{title} no time"]
-            lines += describe(f"{title} communication", step.communication) if step else []
+            lines += describe(f"{title} part", step.parts_s) if step else [f"{title} no time"]
+            lines += describe(f"{title} communication", step.communication_s) if step else []
             lines += describe(
                 title, predict.predict_run(planned, machine), left_out=("schema", "memory_by", "exchanges", "gpu")
             )
@@ -246,7 +246,7 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
     lines += describe(
         "not rehearsed", predict.predict_run(planned, machine, rehearsal=NotRehearsed(1, "", "It has servers.", 0.1))
     )
-    unknown = msgspec.structs.replace(machine, gpu=None, capacity=None, link_between_nodes=None)
+    unknown = msgspec.structs.replace(machine, gpu_model=None, gpu_memory_bytes=None, link_between_nodes=None)
     lines += describe("unknown GPU", predict.predict_run(planned, unknown))
     lines += describe(
         "unknown network",
@@ -300,9 +300,7 @@ def test_the_shipped_matrices_are_adapted_with_the_golden_changes():
     lines = []
     for name, nodes, gpus in (("paper1", 1, 2), ("paper1", 2, 2), ("paper3", 1, 1), ("paper4", 1, 2), ("paper5", 2, 4)):
         study = matrix.load_matrix(matrix.find_matrix_file(name))
-        found = adapt_matrix(
-            study, Capacity(most_nodes=nodes, gpus_per_node=gpus, starts_task_per_rank=False), OwnPlugins(), "small"
-        )
+        found = adapt_matrix(study, Capacity(most_nodes=nodes, gpus_per_node=gpus, has_rank_tasks=False), OwnPlugins(), "small")
         lines.append(f"{name} on {nodes} x {gpus}")
         if found is not None:
             lines += [

@@ -77,7 +77,7 @@ def test_a_cluster_resolves_the_same_workload_as_the_desk(tmp_path, folder, remo
         (there.path / path).write_bytes(content)
     arrived = matrix.load_matrix(there.path / "matrices" / "mine.yaml")
     assert [point.keys["workload"] for point in arrived.points] == ["my-net"]
-    (found,) = plan.find_own_plugins(there, arrived).commands.values()
+    (found,) = plan.find_own_plugins(there, arrived).command_folders.values()
     assert (found.digest, found.files) == (
         folders["my-net"].digest,
         [".gitignore", "link", "run.sh", "sub/own.bin", "train.py"],

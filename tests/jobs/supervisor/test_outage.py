@@ -85,5 +85,5 @@ def test_a_run_whose_result_is_written_is_not_out_of_time_while_its_step_waits(a
 
 def test_without_slurm_no_controller_is_asked(attempt, clock, controller):
     away(controller)
-    attempt.in_slurm = False
+    attempt.is_in_slurm = False
     assert still(attempt, clock) == "hung"

@@ -124,7 +124,7 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     part_ = TracePart(folder=str(workspace.path / "traces"), files=list(files), place=0, parts=1)
     source = render.make_render_context("traces-0123456789ab", cluster.load_cluster(path), workspace)
     cell = trace_runs._make_trace_cell(source.matrix, part_)
-    run = render.make_run(cell, 1, 1, msgspec.structs.replace(source, traces={cell.name(): part_}))
+    run = render.make_run(cell, 1, 1, msgspec.structs.replace(source, trace_part_by_cell={cell.name(): part_}))
     folder = RunDir(workspace.runs / run.run_id)
     folder.path.mkdir(parents=True)
     folder.run_json.write_bytes(render.files.encode_json(run))
