@@ -192,7 +192,7 @@ class RunQueue:
                 ]
                 if queue_events and queue_events[-1].event in ("submitted", "released"):
                     waiting_runs.append((queue_events[0].wall_s, run_dir.run_id, run_dir))
-        for _, _, run_dir in sorted(waiting_runs, key=lambda waiting_entry: waiting_entry[:2]):
+        for _, _, run_dir in sorted(waiting_runs, key=lambda entry: entry[:2]):
             with contextlib.suppress(ShardlabError):
                 if run_dir.read_run().scheduler == self._scheduler:
                     yield run_dir
@@ -293,11 +293,11 @@ class QueueScheduler(Scheduler):
 
 
 def start_script(
-    run_dir: RunDir, environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
+    run_dir: RunDir, environment: Mapping[str, str] | None = None, inherited_descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start the script of a run in a new session, so that the script continues if this process ends.
 
-    environment: additional variables. descriptors: the file descriptors that the script inherits, such as locks.
+    environment: additional variables. inherited_descriptors: the file descriptors that the script inherits, such as locks.
     """
     run_dir.log.mkdir(exist_ok=True)
     own_environment = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
@@ -308,7 +308,7 @@ def start_script(
             stdout=log_file,
             stderr=log_file,
             env={**own_environment, **(environment or {})},
-            pass_fds=descriptors,
+            pass_fds=inherited_descriptors,
             start_new_session=True,
         )
 

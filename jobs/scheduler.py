@@ -128,14 +128,14 @@ class Scheduler(ABC):
         """Called from time to time while a command waits for runs: starts a new runner if the runner of the queue is gone."""
 
 
-def scheduler(name: str) -> Scheduler:
+def find_scheduler(name: str) -> Scheduler:
     """The scheduler with this name. Raises UnknownName."""
     return cast(Scheduler, registry.load_plugin("jobs.schedulers", name, "scheduler").SCHEDULER)
 
 
 def group_by_scheduler(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
     """Group runs by their scheduler. Returns the runs of each scheduler, by the name of the scheduler."""
-    by_scheduler: dict[str, list[RunOnDisk]] = {}
-    for run in runs:
-        by_scheduler.setdefault(run.run.scheduler, []).append(run)
-    return by_scheduler
+    runs_by_scheduler: dict[str, list[RunOnDisk]] = {}
+    for run_on_disk in runs:
+        runs_by_scheduler.setdefault(run_on_disk.run.scheduler, []).append(run_on_disk)
+    return runs_by_scheduler

@@ -25,11 +25,11 @@ def make_node_argv(run: Run, python: str) -> list[str]:
     return [python, "-m", "jobs.launchers.accelerate", "."]
 
 
-def main(command_arguments: list[str]) -> NoReturn:
-    """Replace this process (execve) by accelerate's launcher. command_arguments: RUN_DIR. Raises InputError."""
-    if len(command_arguments) != 1:
+def main(argv: list[str]) -> NoReturn:
+    """Replace this process (execve) by accelerate's launcher. argv: RUN_DIR. Raises InputError."""
+    if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.accelerate RUN_DIR")
-    run_dir = RunDir(Path(command_arguments[0]).absolute())
+    run_dir = RunDir(Path(argv[0]).absolute())
     run, master_variables = run_dir.read_run(), read_master_variables()
     launcher_argv = [
         sys.executable, "-m", "accelerate.commands.launch",

@@ -32,11 +32,11 @@ def make_node_argv(run: Run, python: str) -> list[str]:
     return [python, "-m", "jobs.launchers.deepspeed", "."]
 
 
-def main(command_arguments: list[str]) -> NoReturn:
-    """Replace this process (execve) by DeepSpeed's launcher. command_arguments: RUN_DIR. Raises InputError."""
-    if len(command_arguments) != 1:
+def main(argv: list[str]) -> NoReturn:
+    """Replace this process (execve) by DeepSpeed's launcher. argv: RUN_DIR. Raises InputError."""
+    if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
-    run = RunDir(Path(command_arguments[0]).absolute()).read_run()
+    run = RunDir(Path(argv[0]).absolute()).read_run()
     world = run.world
     local_ranks_by_node = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
     master_variables = read_master_variables()

@@ -132,15 +132,15 @@ def _compute_exit_code(exit_status: os.waitid_result | None) -> int:
     return exit_status.si_status if exit_status.si_code == os.CLD_EXITED else 128 + exit_status.si_status
 
 
-def main(command_arguments: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Start all ranks on this machine, as submitit's local executor does, and wait for their end; return the exit code.
 
     If a rank fails, this function ends the other ranks and returns the exit code of the failed rank; submitit's local executor
-    does neither. command_arguments: RUN_DIR.
+    does neither. argv: RUN_DIR.
     """
-    if len(command_arguments) != 1:
+    if len(argv) != 1:
         raise InputError("usage: python -m jobs.launchers.submitit RUN_DIR")
-    run = RunDir(Path(command_arguments[0]).absolute()).read_run()
+    run = RunDir(Path(argv[0]).absolute()).read_run()
     world_size = run.world.world_size
     environment = {
         **os.environ,

@@ -40,7 +40,7 @@ class CellSchedule(msgspec.Struct, frozen=True):
 
 def make_schedule(cell: Cell) -> CellSchedule:
     """Simulate the pipeline schedule of a cell. The cell must have a pipeline (pp above 1)."""
-    simulated_step = simulate_cell(cell)
+    simulated_step = simulate_pipeline_of_cell(cell)
     return CellSchedule(
         cell.name(),
         pipeline_share.read_schedule_name(cell),
@@ -55,15 +55,15 @@ def make_schedule(cell: Cell) -> CellSchedule:
     )
 
 
-def simulate_cell(cell: Cell) -> SimulatedPipeline:
+def simulate_pipeline_of_cell(cell: Cell) -> SimulatedPipeline:
     """Simulate one step of the pipeline of a cell. In this simulation, messages between stages take no time."""
     return pipeline_schedule.simulate_pipeline(
         pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.gradient_accumulation_steps,
-        forward=FORWARD_TIME,
-        backward=BACKWARD_TIME,
-        per_rank=cell.stages_per_rank,
+        forward_time=FORWARD_TIME,
+        backward_time=BACKWARD_TIME,
+        rank_stages=cell.stages_per_rank,
     )
 
 

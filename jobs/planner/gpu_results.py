@@ -64,16 +64,16 @@ def _read_machine(host_path: Path) -> PlannedMachine | None:
 
 def _read_proof(proof_path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
     try:
-        records = read_lines(proof_path, ProofRecord).records
+        proof_records = read_lines(proof_path, ProofRecord).records
     except WorkspaceError:  # the file cannot be read
         return
-    for proof_record in records:
+    for proof_record in proof_records:
         if proof_record.cell is None or proof_record.stage != SPEED_STAGE or proof_record.verdict == "dropped":
             continue
-        predicted_time = step_time.predict_step_time(proof_record.cell, machine)
+        predicted_step = step_time.predict_step_time(proof_record.cell, machine)
         predicted_memory = memory.predict_memory(proof_record.cell, on_gpu=True)
         predicted_times = (
-            (0.0, 0.0) if predicted_time is None else (predicted_time.step_s.likely, predicted_time.parts_s["compute"].likely)
+            (0.0, 0.0) if predicted_step is None else (predicted_step.step_s.likely, predicted_step.parts_s["compute"].likely)
         )
         peak_bytes = (
             proof_record.peak_allocated_bytes if predicted_memory.is_complete and predicted_memory.tensor_bytes.likely else None

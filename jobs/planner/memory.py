@@ -30,7 +30,7 @@ from trainers.theory.division import Division
 
 MIB = 1 << 20
 # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-STATE_TENSORS = {"adam": 2, "adamw": 2}
+STATE_TENSORS_OF = {"adam": 2, "adamw": 2}
 CROSS_ENTROPY_CHUNK = 2**25 * 4  # bytes; the loss casts 2**25 logits to fp32 at a time (trainers/cross_entropy.py)
 # The share of the saved activations of a block that gradients of activations take at a time: when backward is in the MLP of
 # GPT-2, of 12 widths, those before and behind GELU (8) and of the hidden state (1), while the saved tensor behind GELU is free
@@ -48,9 +48,9 @@ class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float
     source: str
 
-    def scale(self, unit: float = 1.0) -> PredictedRange:
-        """The range of the entry, multiplied by `unit`."""
-        return PredictedRange(self.low * unit, self.likely * unit, self.high * unit)
+    def scale(self, factor: float = 1.0) -> PredictedRange:
+        """The range of the entry, multiplied by `factor`."""
+        return PredictedRange(self.low * factor, self.likely * factor, self.high * factor)
 
 
 @functools.cache
@@ -97,8 +97,8 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     )
 
 
-def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
-    """The bytes of GPU memory that are used for other things than tensors, by category. tensors: the bytes of all tensors."""
+def predict_non_tensor_bytes(cell: Cell, tensor_bytes: PredictedRange) -> dict[str, PredictedRange]:
+    """The bytes of GPU memory that are used for other things than tensors, by category. tensor_bytes: those of tensors."""
     # torch makes a communicator of all ranks when they meet, also if there is one rank; meshes with several dimensions have one
     # more for each dimension. With parameter servers, ranks meet over Gloo.
     dimension_count = sum(degree > 1 for degree in (cell.dp, cell.tp, cell.pp))
@@ -108,9 +108,9 @@ def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, P
         "cuda_context": read_memory_terms()["cuda_context"].scale(MIB),
         "nccl_buffers": read_memory_terms()["nccl_buffers"].scale(MIB * communicator_count),
         "fragmentation": PredictedRange(
-            tensors.low * fragmentation_share.low,
-            tensors.likely * fragmentation_share.likely,
-            tensors.high * fragmentation_share.high,
+            tensor_bytes.low * fragmentation_share.low,
+            tensor_bytes.likely * fragmentation_share.likely,
+            tensor_bytes.high * fragmentation_share.high,
         ),
     }
 
@@ -121,19 +121,19 @@ def _predict_rank_memory(
     """The bytes of each category at the peak, on the rank that has the part `stage_share` of the model."""
     rank_part = _find_rank_part(cell, facts, stage_share)
     activations = _count_activations(cell, facts, stage_share, micro_batch_size)
-    kept_bytes = division.kept_gradient_bytes
-    if cell.pp > 1 and kept_bytes and cell.gradient_accumulation_steps <= stage_share.kept_micro_batches:
+    kept_gradient_bytes = division.kept_gradient_bytes
+    if cell.pp > 1 and kept_gradient_bytes and cell.gradient_accumulation_steps <= stage_share.kept_micro_batches:
         # When the first backward of a pipeline begins, there are no gradients of earlier passes yet. When the last one begins,
         # only the activations of its own micro-batch are left.
         first_pass_division = msgspec.structs.replace(
-            division, kept_gradient_bytes=0.0, gradient_bytes=int(kept_bytes), gradient_ranks=1
+            division, kept_gradient_bytes=0.0, gradient_bytes=int(kept_gradient_bytes), gradient_ranks=1
         )
         moments = step_moments.list_moments(first_pass_division, rank_part, activations)
         activations = activations._replace(kept_bytes=activations.pass_bytes)
     else:
         moments = []
     moments += step_moments.list_moments(division, rank_part, activations)
-    moments.append(_describe_optimizer_moment(cell, facts, division, rank_part))
+    moments.append(_count_optimizer_moment(cell, facts, division, rank_part))
     if facts.saved_bytes is None:
         # The memory of this model is a lower bound, so tensors that exist only for a moment do not count.
         moments = [
@@ -191,15 +191,15 @@ def _count_buffer_bytes(
     cell: Cell, division: Division, rank_part: RankPart, stage_share: StageShare, saved: SavedBytes, micro_batch_size: int
 ) -> float:
     """The bytes of the batches of a step, and of buffers that stay allocated."""
-    passes = cell.gradient_accumulation_steps
+    pass_count = cell.gradient_accumulation_steps
     buffer_sum_bytes = division.buffer_bytes * rank_part.parameters + division.bucket_bytes * division.bucket_elements
-    buffer_sum_bytes += passes * micro_batch_size * saved.inputs
+    buffer_sum_bytes += pass_count * micro_batch_size * saved.inputs
     if cell.pp > 1:
         # Each stage has a buffer for each hidden state, and for each gradient, that it receives in a step. The schedule needs
         # one batch of all micro-batches, which is a copy, and its inputs may be cast to 16 bits.
         received_tensors = 2 * cell.stages_per_rank - stage_share.has_first_stage - stage_share.has_last_stage
         cast_bytes = _count_cast_bytes(cell, saved) if precision.stream_bytes(cell.precision) == 2 else 0.0
-        buffer_sum_bytes += passes * micro_batch_size * (received_tensors * saved.block_input + saved.inputs + cast_bytes)
+        buffer_sum_bytes += pass_count * micro_batch_size * (received_tensors * saved.block_input + saved.inputs + cast_bytes)
     return buffer_sum_bytes
 
 
@@ -208,10 +208,10 @@ def _count_cast_bytes(cell: Cell, saved: SavedBytes) -> float:
     return saved.inputs / 2 if _count_element_bytes(cell) == 2 and cell.seq_len is None else 0.0
 
 
-def _describe_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, rank_part: RankPart) -> dict[str, float]:
+def _count_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, rank_part: RankPart) -> dict[str, float]:
     """The bytes of categories in the optimizer's step."""
     shard_ranks = max(1, division.optimizer_ranks)
-    is_unfused = cell.optimizer.name in STATE_TENSORS and not cell.optimizer.fused
+    is_unfused = cell.optimizer.name in STATE_TENSORS_OF and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
     # With tensor parallelism, split and whole weights are two groups.
     has_one_group = cell.tp == 1 or facts.head_share < 1
@@ -233,7 +233,7 @@ def _describe_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division
 def count_state_bytes(cell: Cell) -> int:
     """Bytes of optimizer state per parameter: torch keeps it in the dtype of the weights, DeepSpeed's copy is fp32."""
     optimizer = cell.optimizer
-    tensor_count = STATE_TENSORS.get(optimizer.name, 1 if optimizer.momentum else 0)
+    tensor_count = STATE_TENSORS_OF.get(optimizer.name, 1 if optimizer.momentum else 0)
     return tensor_count * (2 if cell.precision == "bf16-pure" else 4)
 
 
@@ -288,12 +288,12 @@ def _count_element_bytes(cell: Cell) -> int:
     return 4 if cell.precision in ("fp32", "tf32") else 2
 
 
-def _find_recomputed_units(mode: str, block_numbers: Sequence[int]) -> tuple[list[int], int]:
+def _find_recomputed_units(checkpointing_mode: str, block_numbers: Sequence[int]) -> tuple[list[int], int]:
     """Returns (for each unit of activation checkpointing, which keeps only its input, the number of its blocks; the number of
     blocks whose recomputed activations exist in addition to the saved ones).
 
-    mode: the value of the key activation_checkpointing. block_numbers: the numbers of the blocks of a rank."""
-    mode_name, _, mode_number = mode.partition("-")
+    checkpointing_mode: the value of the key activation_checkpointing. block_numbers: the numbers of the blocks of a rank."""
+    mode_name, _, mode_number = checkpointing_mode.partition("-")
     if mode_name == "none" or not block_numbers:
         return [], 0
     if mode_name == "segments":  # the last segment is not recomputed, and its activations are free when the others are

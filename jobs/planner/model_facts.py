@@ -81,7 +81,7 @@ class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @functools.cache
-def counted_networks() -> dict[str, CountedNetwork]:
+def read_counted_networks() -> dict[str, CountedNetwork]:
     """The entries of counted.yaml, which are convolutional networks, by the name of the workload."""
     yaml_bytes = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
     return msgspec.yaml.decode(yaml_bytes, type=dict[str, CountedNetwork])
@@ -141,7 +141,7 @@ def _compute_model_facts(cell: Cell) -> ModelFacts:
     compute_facts = {"gpt2": _compute_gpt2_facts, "llama": _compute_llama_facts, "vit": _compute_vit_facts}.get(model_family)
     if compute_facts is not None:
         return compute_facts(cell, workload)
-    if cell.workload in counted_networks():
+    if cell.workload in read_counted_networks():
         return _compute_convolutional_facts(cell, workload)
     return _compute_described_facts(cell, workload)
 
@@ -157,8 +157,8 @@ def _compute_gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
     return ModelFacts(
         parameters=parameters,
         block_count=model_shape.layer_count,
-        block_parameters=(block := 12 * model_shape.width**2 + 13 * model_shape.width),
-        largest_block_parameters=block,
+        block_parameters=(parameters_of_block := 12 * model_shape.width**2 + 13 * model_shape.width),
+        largest_block_parameters=parameters_of_block,
         front_parameters=(table_rows + position_count) * model_shape.width,
         back_parameters=table_rows * model_shape.width + 2 * model_shape.width,
         tied_parameters=table_rows * model_shape.width,
@@ -190,7 +190,7 @@ def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     image_size = cast("int", cell.options["image_size"])
     token_count = (image_size // patch_size) ** 2 + 1
     width = model_shape.width
-    block = 12 * width**2 + 13 * width
+    block_parameters = 12 * width**2 + 13 * width
     # patches, class token, positions
     front_parameters = vit.CHANNELS * patch_size**2 * width + width + (token_count + 1) * width
     back_parameters = 2 * width + width * class_count + class_count
@@ -205,10 +205,10 @@ def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
     input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
     return ModelFacts(
-        parameters=model_shape.layer_count * block + front_parameters + back_parameters,
+        parameters=model_shape.layer_count * block_parameters + front_parameters + back_parameters,
         block_count=model_shape.layer_count,
-        block_parameters=block,
-        largest_block_parameters=block,
+        block_parameters=block_parameters,
+        largest_block_parameters=block_parameters,
         front_parameters=front_parameters,
         back_parameters=back_parameters,
         tied_parameters=0,
@@ -269,15 +269,15 @@ def _compute_llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
     computed_bytes, stream_bytes = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width, inner_width = model_shape.width, llama.compute_inner_width(model_shape.width)
     parameters = llama.count_parameters(model_shape, vocabulary_size)
-    block = 4 * width**2 + 3 * width * inner_width + 2 * width
+    block_parameters = 4 * width**2 + 3 * width * inner_width + 2 * width
     uses_autocast = cell.precision in precision.AUTOCAST
     # under autocast, each of the five layers that read a normed hidden state casts it
     gathered_bytes = token_count * (5 if uses_autocast else 2) * width * computed_bytes
     return ModelFacts(
         parameters=parameters,
         block_count=model_shape.layer_count,
-        block_parameters=block,
-        largest_block_parameters=block,
+        block_parameters=block_parameters,
+        largest_block_parameters=block_parameters,
         front_parameters=vocabulary_size * width,
         back_parameters=vocabulary_size * width + width,
         tied_parameters=0,
@@ -309,7 +309,7 @@ AUTOCAST_FACTOR = 1.1
 
 
 def _compute_convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    network = counted_networks()[cell.workload]
+    network = read_counted_networks()[cell.workload]
     image_size = cast("int", cell.options["image_size"])
     pixel_ratio = (image_size / network.image_size) ** 2
     input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
@@ -361,8 +361,8 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     counts, all_block_sizes = workload.counts, workload.block_parameters
     block_sizes = all_block_sizes
     if (default_layers := _find_default_value(workload, LAYERS_OPTION)) is not None:
-        more_layers = cast("int", cell.options[LAYERS_OPTION]) - cast("int", default_layers)
-        block_sizes = all_block_sizes[: len(all_block_sizes) + more_layers]
+        added_layers = cast("int", cell.options[LAYERS_OPTION]) - cast("int", default_layers)
+        block_sizes = all_block_sizes[: len(all_block_sizes) + added_layers]
     has_equal_blocks, length_ratio = len(set(all_block_sizes)) <= 1, _find_length_ratio(cell, workload)
     changed_options = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
     has_other_head = workload.unit == "images" and "data" in changed_options  # the data set may have another number of classes
@@ -386,7 +386,7 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     if counts is None or (len(block_sizes) < len(all_block_sizes) and not has_equal_blocks):
         return facts
     block_share = len(block_sizes) / len(all_block_sizes) if all_block_sizes else 1.0
-    attention_flops, head_flops = block_share * counts.attention_flops * length_ratio**2, counts.other_flops * length_ratio
+    attention_flops, head_flops = (block_share * counts.attention_flops * length_ratio**2, counts.other_flops * length_ratio)
     block_flops = block_share * max(0.0, counts.block_flops - counts.attention_flops) * length_ratio + attention_flops
     facts = msgspec.structs.replace(
         facts,

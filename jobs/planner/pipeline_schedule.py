@@ -11,7 +11,7 @@ import functools
 
 import msgspec
 
-from jobs.planner.pipeline_share import count_kept_chunks, micro_batches_per_round
+from jobs.planner.pipeline_share import count_kept_chunks, count_round_micro_batches
 
 
 class PassSlot(msgspec.Struct, frozen=True):
@@ -55,15 +55,16 @@ def simulate_pipeline(
     rank_count: int,
     micro_batches: int,
     *,
-    forward: float = 1.0,
-    backward: float = 2.0,
+    forward_time: float = 1.0,
+    backward_time: float = 2.0,
     hop_time: float = 0.0,
-    per_rank: int = 1,
+    rank_stages: int = 1,
 ) -> SimulatedPipeline:
-    """Simulate one step of a pipeline. forward, backward: the time of a pass through all stages of a rank. hop_time: the time
-    of a message between two stages. per_rank: the number of stages per rank, above 1 only for the interleaved schedule."""
-    forward_time, backward_time, stage_count = forward / per_rank, backward / per_rank, rank_count * per_rank
-    pass_orders = [_order_passes(schedule, rank, rank_count, micro_batches, per_rank) for rank in range(rank_count)]
+    """Simulate one step of a pipeline. forward_time, backward_time: the time of a pass through all stages of a rank. hop_time:
+    the time of a message between two stages. rank_stages: the stages of a rank, several only if the schedule interleaves."""
+    stage_forward_time, stage_backward_time = forward_time / rank_stages, backward_time / rank_stages
+    stage_count = rank_count * rank_stages
+    pass_orders = [_order_passes(schedule, rank, rank_count, micro_batches, rank_stages) for rank in range(rank_count)]
     end_times: dict[tuple[str, int, int], float] = {}
     rank_free_at, next_index = [0.0] * rank_count, [0] * rank_count
     rank_slots: list[list[PassSlot]] = [[] for _ in range(rank_count)]
@@ -77,7 +78,7 @@ def simulate_pipeline(
                 if input_time is None:
                     break
                 start_time = max(rank_free_at[rank], input_time)
-                end_time = start_time + (forward_time if kind == "F" else backward_time)
+                end_time = start_time + (stage_forward_time if kind == "F" else stage_backward_time)
                 end_times[kind, stage, micro_batch], rank_free_at[rank] = end_time, end_time
                 rank_slots[rank].append(PassSlot(rank, kind, stage, micro_batch, start_time, end_time))
                 next_index[rank] += 1
@@ -85,7 +86,7 @@ def simulate_pipeline(
                 has_progressed = True
         assert has_progressed, f"the order of {schedule} has a cycle"
     return SimulatedPipeline(
-        tuple(map(tuple, rank_slots)), max(rank_free_at), micro_batches * (forward + backward), micro_batches
+        tuple(map(tuple, rank_slots)), max(rank_free_at), micro_batches * (forward_time + backward_time), micro_batches
     )
 
 
@@ -103,27 +104,31 @@ def _find_input_time(
     return None if end_time is None else end_time + (hop_time if previous_pass[1] != stage else 0.0)
 
 
-def _order_passes(schedule: str, rank: int, rank_count: int, micro_batches: int, per_rank: int) -> list[tuple[str, int, int]]:
+def _order_passes(
+    schedule: str, rank: int, rank_count: int, micro_batches: int, rank_stages: int
+) -> list[tuple[str, int, int]]:
     """The passes of a rank in the order of the schedule, each as (F or B, number of the stage, number of the micro-batch)."""
     forward_passes = [
-        (stage, micro_batch) for stage, micro_batch in _list_forward_passes(rank, rank_count, micro_batches, per_rank)
+        (stage, micro_batch) for stage, micro_batch in _list_forward_passes(rank, rank_count, micro_batches, rank_stages)
     ]
-    backward_passes = [(rank_count * (per_rank - 1) + 2 * rank - stage, micro_batch) for stage, micro_batch in forward_passes]
+    backward_passes = [
+        (rank_count * (rank_stages - 1) + 2 * rank - stage, micro_batch) for stage, micro_batch in forward_passes
+    ]
     if schedule == "gpipe":
         return [("F", *pass_indexes) for pass_indexes in forward_passes] + [
             ("B", *pass_indexes) for pass_indexes in backward_passes
         ]
-    warm_up_passes = count_kept_chunks(schedule, rank, rank_count, micro_batches, per_rank) - 1
+    warm_up_passes = count_kept_chunks(schedule, rank, rank_count, micro_batches, rank_stages) - 1
     pass_order: list[tuple[str, int, int]] = [("F", *pass_indexes) for pass_indexes in forward_passes[:warm_up_passes]]
     for forward_pass, backward_pass in zip(forward_passes[warm_up_passes:], backward_passes):
         pass_order += [("F", *forward_pass), ("B", *backward_pass)]
     return pass_order + [("B", *pass_indexes) for pass_indexes in backward_passes[len(forward_passes) - warm_up_passes :]]
 
 
-def _list_forward_passes(rank: int, rank_count: int, micro_batches: int, per_rank: int) -> list[tuple[int, int]]:
+def _list_forward_passes(rank: int, rank_count: int, micro_batches: int, rank_stages: int) -> list[tuple[int, int]]:
     """The forward passes of a rank in their order, each as (number of the stage, number of the micro-batch). With several
     stages per rank, each round of micro-batches passes through the rank's first stage, then its second stage, and so on."""
-    group_size = micro_batches_per_round(rank_count, micro_batches) if per_rank > 1 else micro_batches
+    group_size = count_round_micro_batches(rank_count, micro_batches) if rank_stages > 1 else micro_batches
     micro_batch_groups = [
         range(first_micro_batch, min(first_micro_batch + group_size, micro_batches))
         for first_micro_batch in range(0, micro_batches, group_size)
@@ -131,16 +136,16 @@ def _list_forward_passes(rank: int, rank_count: int, micro_batches: int, per_ran
     return [
         (rank + stage_index * rank_count, micro_batch)
         for micro_batch_group in micro_batch_groups
-        for stage_index in range(per_rank)
+        for stage_index in range(rank_stages)
         for micro_batch in micro_batch_group
     ]
 
 
 @functools.lru_cache(maxsize=4096)
-def compute_bubble_ratio(schedule: str, rank_count: int, micro_batches: int, per_rank: int) -> float:
+def compute_bubble_ratio(schedule: str, rank_count: int, micro_batches: int, rank_stages: int) -> float:
     """The time of the bubble divided by the ideal time, if backward takes twice as long as forward and messages take no
     time."""
-    pipeline = simulate_pipeline(schedule, rank_count, micro_batches, per_rank=per_rank)
+    pipeline = simulate_pipeline(schedule, rank_count, micro_batches, rank_stages=rank_stages)
     return (pipeline.total_time - pipeline.ideal_time) / pipeline.ideal_time
 
 

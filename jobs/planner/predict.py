@@ -33,7 +33,7 @@ OWN_STRATEGY_REASON = "no formula describes a strategy of the workspace"
 OWN_OPTIONS_REASON = "the size of a model of the workspace is known only with its default options"
 LARGEST_MICRO_BATCH = 1 << 20  # the largest micro-batch that is considered
 UNMEASURED_ERROR_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
-START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
+STARTUP_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
 POWER_SHARE = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
 # the number of images in the official training split
 DATA_SET_ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}
@@ -51,17 +51,17 @@ def predict_run(
     machine: PlannedMachine,
     *,
     calibration: Calibration = NO_CALIBRATION,
-    occupied: int | None = None,
+    occupied_gpus: int | None = None,
     recorded_s: float | None = None,
     rehearsal: RehearsalAnswer | None = None,
     node_bytes: float | None = None,
 ) -> Prediction:
     """The prediction of one run.
 
-    calibration: the measurements of earlier runs. occupied: the number of GPUs that nobody else can use during the run; None:
-    only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. rehearsal: the result of
-    a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
-    memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
+    calibration: the measurements of earlier runs. occupied_gpus: the number of GPUs that nobody else can use during the run;
+    None: only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. rehearsal: the
+    result of a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal.
+    node_bytes: the memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
     machine = NO_GPU_MACHINE if cell.launcher == "fork" else machine
     capacity = find_gpu_capacity(cell, machine)
@@ -73,11 +73,11 @@ def predict_run(
     step = step_time.predict_step_time(cell, machine)
     tensor_bytes = run_memory.bytes_by_category
     host_bytes = host_memory.predict_host_bytes(cell, node_bytes, on_gpu=machine.on_gpu, tensors_by_category=tensor_bytes)
-    step_s, time_note = (None, "") if step is None else calibration.correct_step_time(cell, machine.gpu_name, step)
+    step_s, time_note = (None, "") if step is None else calibration.correct_time(cell, machine.gpu_name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
-    gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
-    gpu_hours = run_time.time_s.times(gpus / 3600) if run_time is not None and gpus else None
+    counted_gpus = (cell.gpus if occupied_gpus is None else occupied_gpus) if machine.on_gpu else 0
+    gpu_hours = run_time.time_s.times(counted_gpus / 3600) if run_time is not None and counted_gpus else None
     recorded_note = "" if recorded_s is None else "run time: mean of earlier runs of this cell"
     explanations = [run_memory.how, *_explain_step_time(cell, machine, step, time_note), power_note, recorded_note]
     return Prediction(
@@ -200,7 +200,7 @@ def _predict_largest_micro_batch(
     rehearsal_ratio = (
         run_memory.total_bytes.likely / formula_memory.total_bytes.likely if run_memory.source == "rehearsal" else 1.0
     )
-    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, real_ratio=rehearsal_ratio)
+    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, memory_ratio=rehearsal_ratio)
 
 
 def _predict_without_formula(
@@ -273,7 +273,7 @@ def find_gpu_capacity(cell: Cell, machine: PlannedMachine) -> PredictedRange | N
     return PredictedRange(*(min(limit_pair) for limit_pair in limit_pairs))
 
 
-def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
+def list_names_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
     """The names of the cells that certainly do not fit the memory of a GPU or of a node. Cells that list `oom` in `expect` are
     left out, because out of memory is the result that they test."""
     return [
@@ -297,37 +297,37 @@ def judge_fit(needed_bytes: PredictedRange, capacity: PredictedRange, *, is_comp
     return "likely" if needed_bytes.likely <= capacity.likely else "unlikely"
 
 
-def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, real_ratio: float = 1.0) -> int | None:
+def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, memory_ratio: float = 1.0) -> int | None:
     """The largest micro_batch_size that is likely to fit if the number of passes per step stays the same.
 
     Returns 0 if not even one item fits, and None if the memory of activations is not known.
 
     For small micro-batches, the memory is constant; for larger micro-batches, activations decide the peak, and the memory grows
     linearly. So a line through the memory of two large micro-batches gives a first result, which is then corrected by the whole
-    formula. real_ratio: the real memory divided by the memory that the formula gives.
+    formula. memory_ratio: the real memory divided by the memory that the formula gives.
     """
 
     def predict_needed_bytes(micro_batch: int) -> float:
-        return real_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).total_bytes.likely
+        return memory_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).total_bytes.likely
 
     if not memory.predict_memory(cell, on_gpu=on_gpu).is_complete:
         return None
     if predict_needed_bytes(1) > capacity.likely:
         return 0
-    largest_needed = predict_needed_bytes(LARGEST_MICRO_BATCH)
-    bytes_per_item = (largest_needed - predict_needed_bytes(LARGEST_MICRO_BATCH // 2)) / (
+    bytes_at_largest = predict_needed_bytes(LARGEST_MICRO_BATCH)
+    bytes_per_item = (bytes_at_largest - predict_needed_bytes(LARGEST_MICRO_BATCH // 2)) / (
         LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2
     )
-    if bytes_per_item <= 0 or largest_needed <= capacity.likely:
+    if bytes_per_item <= 0 or bytes_at_largest <= capacity.likely:
         return LARGEST_MICRO_BATCH
-    guessed_size = max(
-        1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (largest_needed - capacity.likely) / bytes_per_item))
+    micro_batch = max(
+        1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (bytes_at_largest - capacity.likely) / bytes_per_item))
     )
-    while guessed_size > 1 and predict_needed_bytes(guessed_size) > capacity.likely:
-        guessed_size -= 1
-    while guessed_size < LARGEST_MICRO_BATCH and predict_needed_bytes(guessed_size + 1) <= capacity.likely:
-        guessed_size += 1
-    return guessed_size
+    while micro_batch > 1 and predict_needed_bytes(micro_batch) > capacity.likely:
+        micro_batch -= 1
+    while micro_batch < LARGEST_MICRO_BATCH and predict_needed_bytes(micro_batch + 1) <= capacity.likely:
+        micro_batch += 1
+    return micro_batch
 
 
 def _predict_rehearsed_memory(cell: Cell, rehearsal: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
@@ -362,8 +362,8 @@ def _sum_sent_bytes(rank: RehearsedRank) -> float:
     return sum(map(_count_sent_bytes, rank.collectives or ()))
 
 
-def _count_sent_bytes(call: RehearsedCollective) -> float:
-    return call.times * call.payload_bytes * FACTORS[call.op](call.ranks)
+def _count_sent_bytes(collective: RehearsedCollective) -> float:
+    return collective.times * collective.payload_bytes * FACTORS[collective.op](collective.ranks)
 
 
 def _describe_rehearsal(rehearsal: Rehearsed, *, on_gpu: bool) -> str:
@@ -413,7 +413,7 @@ def _predict_run_time(
     if recorded_s is not None:
         time_s = make_range_around(recorded_s)
     elif step_s is not None and (steps := _count_steps(cell)) is not None:
-        time_s = START_S + step_s.times(steps)
+        time_s = STARTUP_S + step_s.times(steps)
     else:
         return None
     if power_w is None:

@@ -68,12 +68,12 @@ class Activations(NamedTuple):
 
 def list_moments(division: Division, rank_part: RankPart, activations: Activations) -> list[Moment]:
     """The bytes of each moment."""
-    final_gradient_bytes = division.gradient_bytes / division.gradient_ranks + division.pass_gradient_bytes
-    block_moments = _list_block_moments(division, rank_part, activations, final_gradient_bytes - division.kept_gradient_bytes)
+    gradient_bytes = division.gradient_bytes / division.gradient_ranks + division.pass_gradient_bytes
+    block_moments = _list_block_moments(division, rank_part, activations, gradient_bytes - division.kept_gradient_bytes)
     return [
-        *_list_head_moments(division, rank_part, activations, final_gradient_bytes),
+        *_list_head_moments(division, rank_part, activations, gradient_bytes),
         *block_moments,
-        _describe_last_moment(division, rank_part, activations, final_gradient_bytes),
+        _describe_last_moment(division, rank_part, activations, gradient_bytes),
     ]
 
 
@@ -137,10 +137,10 @@ def _list_block_moments(division: Division, rank_part: RankPart, activations: Ac
     """The begin and the end of the backward of the first, the second and the last block that backward reaches. growth_bytes:
     the bytes per parameter by which the gradients grow in backward."""
     last_index = rank_part.block_count - 1
-    done_counts = sorted({0, min(1, last_index), last_index}) if rank_part.block_count else []
+    done_block_counts = sorted({0, min(1, last_index), last_index}) if rank_part.block_count else []
     return [
         _describe_block_moment(division, rank_part, activations, growth_bytes, done_blocks, computed_blocks)
-        for done_blocks in done_counts
+        for done_blocks in done_block_counts
         for computed_blocks in (0, 1)
     ]
 

@@ -150,7 +150,7 @@ def plan_matrix(
         context=msgspec.structs.replace(
             render_context, predictions=prediction_by_cell, search_by_family=planned_searches.search_by_family, retry=file.retry
         ),
-        remarks=[*remarks, *render.make_remarks(render_context)],
+        remarks=[*remarks, *render.list_own_file_remarks(render_context)],
         misfits=misfits,
         fit_advice=advice,
         predictions=prediction_by_cell,
@@ -281,7 +281,7 @@ def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountS
     if cluster.login is None or not inventory.inventory_path(workspace).exists():
         return []
     login_address, _ = inventory.find_controller(workspace, cluster)
-    return share.read_site_shares(login_address, cluster.slurm.account, cluster.slurm.cluster)
+    return share.read_shares_over_ssh(login_address, cluster.slurm.account, cluster.slurm.cluster)
 
 
 def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]]:
@@ -289,7 +289,7 @@ def leave_out_cells_over_memory(plan: MatrixPlan) -> tuple[MatrixPlan, list[str]
 
     Returns (the plan without these cells, the names of these cells).
     """
-    left_out_names = predict.list_cells_over_memory(
+    left_out_names = predict.list_names_over_memory(
         {cell.name(): cell for cell in select_trainings(plan.cells)}, plan.predictions
     )
     fitting_cells = [cell for cell in plan.cells if cell.name() not in left_out_names]

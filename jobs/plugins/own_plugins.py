@@ -41,27 +41,27 @@ class PluginSet(msgspec.Struct, Generic[Description]):
     """Why a file defines no plug-ins, by each name that was looked for in the file; if no names were given, by the name of the
     file."""
 
-    def find_plugin(self, name: str, code: str | None) -> Description | None:
-        """The plug-in with this name; None if `code`, the digest of its code in a cell, is None, because it ships with
+    def find_plugin(self, name: str, code_digest: str | None) -> Description | None:
+        """The plug-in with this name; None if `code_digest`, the digest of its code in a cell, is None, because it ships with
         shardlab."""
-        return None if code is None else self.by_name[name]
+        return None if code_digest is None else self.by_name[name]
 
     def add_file(
         self,
         kind: PluginKind[PluginDescription[Description]],
         source: PluginSource,
-        plugins: list[Description],
+        added_plugins: list[Description],
         shipped_names: Collection[str],
     ) -> None:
         """Add the plug-ins that a file defines. Raises InputError if the name of a plug-in is taken; then none is added.
 
         shipped_names: the names of the plug-ins of this kind that ship with shardlab.
         """
-        files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
-        for plugin in plugins:
-            kind.must_be_new(source.file, plugin.name, shipped_names, files_by_name)
+        file_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
+        for plugin in added_plugins:
+            kind.must_be_new(source.file, plugin.name, shipped_names, file_by_name)
         self.source_by_digest[source.digest] = source
-        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in plugins})
+        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in added_plugins})
 
 
 class OwnPlugins(msgspec.Struct, frozen=True):
@@ -90,19 +90,19 @@ class OwnPlugins(msgspec.Struct, frozen=True):
     def make_workload_menu(self) -> dict[str, Workload]:
         """Every workload by name: the shipped workloads and the workspace's own workloads, which are registered, so that
         `menu.find_workload_of_cell` finds them from now on."""
-        own_entries = {
+        own_entry_by_name = {
             name: menu.add_own_workload(own_workload, Path(own_workload.file))
             for name, own_workload in self.workloads.by_name.items()
         }
-        return menu.load_workloads() | own_entries
+        return menu.load_workloads() | own_entry_by_name
 
     def make_strategy_menu(self) -> dict[str, Strategy]:
         """Every strategy by name: the shipped strategies and the workspace's own strategies, which are registered, so that
         `menu.find_strategy_of_cell` finds them from now on."""
-        own_entries = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
-        for menu_entry in own_entries.values():
+        own_entry_by_name = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
+        for menu_entry in own_entry_by_name.values():
             menu.add_own_strategy(menu_entry)
-        return menu.load_strategies() | own_entries
+        return menu.load_strategies() | own_entry_by_name
 
     def close(self) -> None:
         """End the processes that were asked which cells are refused."""
@@ -123,16 +123,16 @@ def find_plugins(
     workspace: Workspace,
     workload_names: Collection[str],
     strategy_names: Collection[str],
-    models: Mapping[str, ModelFile],
-    interpreters: Mapping[str, str] = {},
+    model_by_name: Mapping[str, ModelFile],
+    interpreter_by_plugin: Mapping[str, str] = {},
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
-    workload_names, strategy_names: the names. models: the models that a matrix describes by a configuration file, by name.
-    interpreters: as for `find_plugin_set`. Raises WorkspaceError.
+    workload_names, strategy_names: the names. model_by_name: the models that a matrix describes by a configuration file, by
+    name. interpreter_by_plugin: as for `find_plugin_set`. Raises WorkspaceError.
     """
-    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workload_names, interpreters)
-    add_models(workspace, own_workloads, models)
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workload_names, interpreter_by_plugin)
+    add_models(workspace, own_workloads, model_by_name)
     return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.load_strategies(), strategy_names))
 
 
@@ -141,16 +141,16 @@ def find_plugin_set(
     kind: PluginKind[PluginDescription[Description]],
     shipped: Collection[str],
     names: Collection[str] | None = None,
-    interpreters: Mapping[str, str] = {},
+    interpreter_by_plugin: Mapping[str, str] = {},
 ) -> PluginSet[Description]:
     """Find the plug-ins of one kind that the workspace defines.
 
     Files that cannot define any of the names are not executed. If this user may not act in the workspace
     (shardlab.workspace.workspace_trust), no file is executed, and each file is reported as a fault.
 
-    shipped: the names of the plug-ins of this kind that ship with shardlab. names: the names to look for; None: all plug-ins.
-    interpreters: the interpreters that execute files instead of this process's interpreter, by the names of plug-ins. Raises
-    WorkspaceError.
+    shipped: the names of the plug-ins of this kind that ship with shardlab. names: the names to look for; None:
+    all plug-ins. interpreter_by_plugin: the interpreters that execute files instead of this process's interpreter, by the names
+    of plug-ins. Raises WorkspaceError.
     """
     plugins = PluginSet[Description]()
     for plugin_file in plugin_source.plugin_files(workspace.path / kind.folder):
@@ -163,7 +163,7 @@ def find_plugin_set(
             workspace_trust.must_be_allowed(workspace, f"execute {plugin_file}")
             if kind.folder == STRATEGIES.folder:
                 _must_not_share_helpers(workspace, read_source)
-            interpreter = next((interpreters[name] for name in sought_names if name in interpreters), None)
+            interpreter = next((interpreter_by_plugin[name] for name in sought_names if name in interpreter_by_plugin), None)
             plugins.add_file(
                 kind, read_source, plugin_store.describe_plugins(workspace, kind, read_source, python=interpreter), shipped
             )
@@ -180,10 +180,10 @@ def freeze_plugins(workspace: Workspace, plugins: OwnPlugins) -> None:
     command_folder.freeze_folders(workspace, [*plugins.command_folders.values()])
 
 
-def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: Mapping[str, ModelFile]) -> None:
+def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], model_by_name: Mapping[str, ModelFile]) -> None:
     """Add the models that a matrix describes by a configuration to the workspace's own workloads. No code of the workspace is
     executed for them. Raises WorkspaceError."""
-    for model in models.values():
+    for model in model_by_name.values():
         try:
             if (workspace.path / WORKLOADS.folder / f"{model.name}.py").exists():
                 raise InputError(
@@ -220,7 +220,7 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
     """
     workloads, strategies = PluginSet[OwnWorkload](), PluginSet[OwnStrategy]()
     if run.cell.command is not None and run.cell.workload_code is not None:
-        command_folder.must_be_frozen(plugin_store.find_store(workspace), run.cell.workload_code)
+        command_folder.must_have_frozen_copy(plugin_store.find_store(workspace), run.cell.workload_code)
     if (workload := run.own_workload) is not None and run.cell.workload_code is not None:
         carried_sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
         workloads = PluginSet({workload.name: workload}, carried_sources)

@@ -21,7 +21,7 @@ from jobs.plugins.own_plugins import OwnPlugins
 from jobs.rendering import frozen_source, run_environment, sbatch_options, scripts
 from jobs.rendering.preview import Preview
 from jobs.rendering.run_environment import PythonEnvironment
-from jobs.scheduler import scheduler
+from jobs.scheduler import find_scheduler
 from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
 from shardlab.cluster import container, tool_caches
@@ -110,9 +110,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         if name is None or self.workspace is None or self.preview is not None:
             return default_environment
         if name not in self._environments:
-            named = run_environment.read_environment(self.workspace, self.cluster, name)
+            environment = run_environment.read_environment(self.workspace, self.cluster, name)
             shardlab_version = {"shardlab": __version__}
-            self._environments[name] = msgspec.structs.replace(named, versions=named.versions | shardlab_version)
+            self._environments[name] = msgspec.structs.replace(environment, versions=environment.versions | shardlab_version)
         return self._environments[name]
 
     @cached_property
@@ -151,7 +151,7 @@ def make_render_context(
     scheduler_name = "allocation" if in_allocation else scheduler_name
     template_names = dict.fromkeys(
         name
-        for name in scheduler(scheduler_name).TEMPLATES
+        for name in find_scheduler(scheduler_name).TEMPLATES
         for name in templates.list_template_names(name, workspace.own_templates)
     )
     return RenderContext(
@@ -187,7 +187,7 @@ def render_for_reading(context: RenderContext, preview: Preview) -> RenderContex
     )
 
 
-def make_remarks(context: RenderContext) -> list[str]:
+def list_own_file_remarks(context: RenderContext) -> list[str]:
     """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
     them."""
     templates_folder = context.own_templates
@@ -292,7 +292,7 @@ def render_script(
         "folder": run_folder,
         "python": python,
         "unknown": unknown_notes,
-        "caches": _cache_variables(cluster),
+        "caches": _list_cache_variables(cluster),
     }
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(run_folder), node_disk=run.data_stage == "node")
@@ -307,10 +307,10 @@ def render_script(
     else:
         template_values["command"] = run_launcher.make_srun_argv(run, rank_python, container_options=container_options)
         template_values["options"] = sbatch_options.list_sbatch_options(run, cluster)
-    return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **template_values)
+    return scripts.render_template(find_scheduler(run.scheduler).TEMPLATE, own_templates, **template_values)
 
 
-def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
+def _list_cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
     folder: home folders are on NFS over the control network, which is meant only for logins."""
     return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
@@ -344,7 +344,7 @@ def write_run_folder(
             files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         script_text = render_script(run, final_folder.path, context.cluster, context.own_templates, context.preview)
-        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)
+        files.write_new(run_dir.path / find_scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
             files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.cluster))
         run_dir.write_event("controller", "rendered", sync=False)
@@ -361,12 +361,12 @@ def write_run_folder(
     return final_folder
 
 
-def keep_expansion(
-    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[AnyCell], repeats: Mapping[str, int]
+def store_expansion(
+    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[AnyCell], repeats_by_cell: Mapping[str, int]
 ) -> None:
     """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
 
-    cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
+    cells: all cells of the matrix. repeats_by_cell: the number of runs of each cell, by the name of the cell.
     """
     is_tiny = any(cell.rehearses for cell in cells)
     workspace.store_expansion(
@@ -379,7 +379,7 @@ def keep_expansion(
                 ExpandedCell(
                     cell.name(),
                     cell,
-                    [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
+                    [run_id(cell, repeat) for repeat in range(1, repeats_by_cell[cell.name()] + 1)],
                     context.find_search(cell),
                 )
                 for cell in cells

@@ -8,7 +8,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm import states
-from jobs.slurm.commands import call_slurm, own_cluster
+from jobs.slurm.commands import call_slurm, read_own_cluster
 from shardlab.errors import InputError
 
 _NODES_PATTERN = re.compile(r"\bNumNodes=(\d+)")
@@ -31,21 +31,21 @@ def read_own_allocation() -> Allocation:
             "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
             "notebook's job, or leave --in-allocation out."
         )
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", claim.read_own_job_id()], cluster=own_cluster())
-    allocation = parse_allocation(answer.stdout)
-    if answer.exit_code != 0 or allocation is None:
+    output = call_slurm(["scontrol", "--oneliner", "show", "job", claim.read_own_job_id()], cluster=read_own_cluster())
+    allocation = parse_allocation(output.stdout)
+    if output.exit_code != 0 or allocation is None:
         raise InputError(
-            f"--in-allocation: Slurm does not say what the job {claim.read_own_job_id()} has: {answer.error_line}."
+            f"--in-allocation: Slurm does not say what the job {claim.read_own_job_id()} has: {output.error_line}."
         )
     return allocation
 
 
-def has_ended(job: str) -> bool:
+def has_ended(job_id: str) -> bool:
     """Whether an allocation has ended or is ending. False if Slurm does not answer."""
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", job], cluster=own_cluster())
-    if answer.exit_code != 0:
-        return _UNKNOWN_JOB in answer.stderr
-    state_match = _STATE_PATTERN.search(answer.stdout)
+    output = call_slurm(["scontrol", "--oneliner", "show", "job", job_id], cluster=read_own_cluster())
+    if output.exit_code != 0:
+        return _UNKNOWN_JOB in output.stderr
+    state_match = _STATE_PATTERN.search(output.stdout)
     return state_match is not None and (state_match[1] in states.RUN_STATE_BY_END or state_match[1] == "COMPLETING")
 
 

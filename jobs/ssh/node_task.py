@@ -83,10 +83,10 @@ def main() -> int:
         if not rendezvous:  # the supervisor sends no rendezvous, because another node is not ready
             return 1
         os.chdir(request.folder)
-        task = _start_task(request, rendezvous)
+        task_process = _start_task(request, rendezvous)
         # starts a thread, so it must come after the fork of the task
         record_sender = RecordSender(Path(request.folder)) if _has_own_folder(request) else None
-        exit_code = _supervise_task(task)
+        exit_code = _supervise_task(task_process)
         # Ends the processes that jobs.supervisor.step_task marked with this text, in case jobs.supervisor.step_task was killed
         # before it could end its ranks.
         node_processes.kill_marked_processes(f"{request.folder}#{request.node_number}.0")
@@ -147,47 +147,47 @@ def _start_task(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes
     return node_processes.start_process(task_argv, sys.stderr.fileno(), environment)
 
 
-def _supervise_task(task: subprocess.Popen[bytes]) -> int:
+def _supervise_task(task_process: subprocess.Popen[bytes]) -> int:
     """Wait until the task ends, or end it if the supervisor asks for this or is lost. Returns the exit code of the task."""
     received_signals: list[int] = []
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_number, lambda signal_number, _frame: received_signals.append(signal_number))
-    last_heard = time.monotonic()
+    last_heard_s = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.buffer, selectors.EVENT_READ)
-        while (exit_code := task.poll()) is None:
+        while (exit_code := task_process.poll()) is None:
             if selector.select(timeout=0.1):
                 if not os.read(sys.stdin.fileno(), 4096):
                     break
-                last_heard = time.monotonic()
-            if received_signals or time.monotonic() > last_heard + MOST_SILENT_S:
+                last_heard_s = time.monotonic()
+            if received_signals or time.monotonic() > last_heard_s + MOST_SILENT_S:
                 break
     # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
     if exit_code is None:
-        exit_code = node_processes.end_process(task, signal.SIGTERM, node_processes.GRACE_S + 5)
+        exit_code = node_processes.end_process(task_process, signal.SIGTERM, node_processes.GRACE_S + 5)
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
-def _wait_for_lock(lock: int) -> None:
+def _wait_for_lock(lock_descriptor: int) -> None:
     """Wait for the lock of this node until another run on the node has ended. Raises ShardlabError if that run does not end."""
-    deadline = time.monotonic() + MOST_BUSY_S
-    while time.monotonic() < deadline:
+    deadline_s = time.monotonic() + MOST_BUSY_S
+    while time.monotonic() < deadline_s:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             time.sleep(0.2)
-    holder_text = node_lock.find_lock_holder(lock)[1]
-    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {holder_text}.")
+    holder = node_lock.find_lock_holder(lock_descriptor)[1]
+    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {holder}.")
 
 
 def _find_free_address(host: str) -> str:
     """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises
     RendezvousError."""
     try:
-        family, socket_kind, _, _, socket_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, socket_kind, _, _, address_to_bind = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket_kind) as listener:
-            listener.bind(socket_address)
+            listener.bind(address_to_bind)
             address, port = listener.getsockname()[:2]
     except OSError as error:
         raise RendezvousError(f"{socket.gethostname()}: cannot listen at its address {host} ({error.strerror}).") from None

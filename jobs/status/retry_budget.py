@@ -86,14 +86,14 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
     """
     attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     if run.cell.command is not None:
-        saved = (
+        folder_checkpoints = (
             (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders
         )
-        return [(folder.name, command_run.read_number(path)) for folder, path in saved if path is not None]
+        return [(folder.name, command_run.read_number(path)) for folder, path in folder_checkpoints if path is not None]
     saved_runs = [
-        (attempt_folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
-        for attempt_folder in attempt_folders
-        if (checkpoints := checkpoint.complete_checkpoints(attempt_folder))
+        (folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
+        for folder in attempt_folders
+        if (checkpoints := checkpoint.complete_checkpoints(folder))
     ]
     return sorted(saved_runs, key=lambda saved_run: saved_run[1], reverse=True)
 
@@ -109,5 +109,5 @@ def describe_retry(run: Run, events: Sequence[Event]) -> str:
     if not retried_states:
         return ""
     start_kind = "started again" if any(event.event == REQUEUED_EVENT for event in events) else f"attempt {run.attempt}"
-    last_state, count = retried_states[-1], retried_states.count(retried_states[-1])
-    return f"{start_kind} after {last_state} (retry {count} of {run.retries_after(last_state)})"
+    last_state, retry_count = retried_states[-1], retried_states.count(retried_states[-1])
+    return f"{start_kind} after {last_state} (retry {retry_count} of {run.retries_after(last_state)})"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
+from jobs.scheduler import SchedulerFull, SubmitOptions, find_scheduler
 from jobs.slurm.commands import ControllerUnreachable
 from jobs.status.reconcile import Status, find_blocking_status
 from jobs.submission import lease_schedule
@@ -29,15 +29,15 @@ class Backlog:
     submission after which it is unknown whether Slurm accepted the job; None if there is no such submission.
     """
 
-    def __init__(self, workspace: Workspace, name: str, submit_options: SubmitOptions, full: SchedulerFull) -> None:
+    def __init__(self, workspace: Workspace, scheduler_name: str, submit_options: SubmitOptions, full: SchedulerFull) -> None:
         """Take over the runs that a scheduler did not accept.
 
-        name: the name of the scheduler. submit_options: the options with which the runs are submitted. full: the exception that
-        the scheduler raised, with the runs that it did not accept."""
+        scheduler_name: the name of the scheduler. submit_options: the options with which the runs are submitted. full_error:
+        the exception that the scheduler raised, with the runs that it did not accept."""
         self.folders = full.unsubmitted
         self.problem = full.why
         self._workspace = workspace
-        self._scheduler = scheduler(name)
+        self._scheduler = find_scheduler(scheduler_name)
         self._options = submit_options
         self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
@@ -49,23 +49,23 @@ class Backlog:
     def __bool__(self) -> bool:
         return (bool(self.folders) or self.unanswered is not None) and not self._given_up
 
-    def submit_more_runs(self, runs: Sequence[Status]) -> None:
+    def submit_more_runs(self, statuses: Sequence[Status]) -> None:
         """Submit as many runs as have ended since the last call. From time to time, try to submit further runs, because jobs of
         other users may have ended too. At most `at_once` runs are submitted and unfinished at a time.
 
-        runs: the status of all runs of this command.
+        statuses: the status of all runs of this command.
         """
         # another command may have submitted or cancelled the other runs
-        planned_ids = {run.id for run in runs if run.state == "planned"}
+        planned_ids = {status.id for status in statuses if status.state == "planned"}
         self.folders = [run_dir for run_dir in self.folders if run_dir.run_id in planned_ids]
-        ended_count = sum(run.state in FINAL_STATES for run in runs)
+        ended_count = sum(status.state in FINAL_STATES for status in statuses)
         self._freed_places += ended_count - (ended_count if self._ended_count is None else self._ended_count)
         self._ended_count = ended_count
         most_new_runs = len(self.folders)
         if self._options.is_packed:
             self._freed_places, self._guessed_places = 0, most_new_runs  # with --pack, all runs together need only one job
         elif self._options.most_runs is not None:
-            unfinished_count = sum(run.state in ("pending", "running") for run in runs)
+            unfinished_count = sum(status.state in ("pending", "running") for status in statuses)
             most_new_runs = max(0, min(most_new_runs, self._options.most_runs - unfinished_count))
         if (target_count := min(self._freed_places, most_new_runs)) > 0 and self._freed_pause.is_over():
             sent_count = self._submit_next_runs(target_count)

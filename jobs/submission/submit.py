@@ -11,7 +11,7 @@ import msgspec
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.plugins import own_plugins, plugin_store
 from jobs.rendering import frozen_source, render
-from jobs.scheduler import SubmitOptions, scheduler
+from jobs.scheduler import SubmitOptions, find_scheduler
 from jobs.status import retry_budget
 from jobs.status.reconcile import Status, find_blocking_status, read_statuses, select_last_attempts
 from jobs.supervisor import hold
@@ -55,35 +55,35 @@ class RunDecision(msgspec.Struct, frozen=True):
 def check_runs(
     workspace: Workspace,
     cells: Sequence[AnyCell],
-    repeats: Mapping[str, int],
+    repeats_by_cell: Mapping[str, int],
     context: render.RenderContext,
     resume_from: str | None = None,
 ) -> None:
     """Check the runs of the workspace before anything is changed.
 
     Raises InputError if one of these runs was submitted to another cluster, or if the cells cannot resume from the checkpoint
-    of the run `resume_from`. repeats: the number of runs of each cell, by the name of the cell.
+    of the run `resume_from`. repeats_by_cell: the number of runs of each cell, by the name of the cell.
     """
     if resume_from:
         _must_be_resumable(workspace.find_run(resume_from), cells)
-    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, context)).values():
+    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats_by_cell, context)).values():
         must_be_of_cluster(folder, context)
 
 
 def decide_runs(
     workspace: Workspace,
     cells: Sequence[AnyCell],
-    repeats: Mapping[str, int],
+    repeats_by_cell: Mapping[str, int],
     context: render.RenderContext,
     resume_from: str | None = None,
 ) -> list[RunDecision]:
     """The decision on every repeat of every cell, in the order in which the runs are submitted.
 
-    repeats: the number of runs of each cell, by the name of the cell. resume_from: the id of the run from whose checkpoint new
-    runs resume; None: they start from step 0.
+    repeats_by_cell: the number of runs of each cell, by the name of the cell. resume_from: the id of the run from whose
+    checkpoint new runs resume; None: they start from step 0.
     """
     resume_ids = [resume_from] if resume_from else []
-    wanted_runs = _list_wanted_runs(workspace, cells, repeats, context)
+    wanted_runs = _list_wanted_runs(workspace, cells, repeats_by_cell, context)
     last_folders = _find_last_folders(workspace, wanted_runs)
     statuses_by_id = {split_attempt(status.id)[0]: status for status in read_statuses(workspace, list(last_folders.values()))}
     decisions = []
@@ -119,12 +119,12 @@ def decide_runs(
 
 
 def _list_wanted_runs(
-    workspace: Workspace, cells: Sequence[AnyCell], repeats: Mapping[str, int], context: render.RenderContext
+    workspace: Workspace, cells: Sequence[AnyCell], repeats_by_cell: Mapping[str, int], context: render.RenderContext
 ) -> list[tuple[AnyCell, int, SearchPath | None]]:
     """Each run as (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of a cell
     is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
     wanted_runs: list[tuple[AnyCell, int, SearchPath | None]] = []
-    for cell, repeat in order_runs_by_repeat(cells, repeats):
+    for cell, repeat in order_runs_by_repeat(cells, repeats_by_cell):
         search = context.find_search(cell)
         path = (
             search_path.follow_search(workspace.runs, cell.require_training(), search, repeat) if search is not None else None
@@ -165,7 +165,7 @@ def send_runs(
         render.write_run_folder(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
     run_dirs = [render.write_run_folder(run, workspace.runs, context) for run in new_runs]
     if run_dirs:
-        scheduler(context.scheduler).submit(workspace, run_dirs, submit_options)
+        find_scheduler(context.scheduler).submit(workspace, run_dirs, submit_options)
         frozen_source.remove_unused_copies(workspace, Path(context.source))
 
 
@@ -221,13 +221,11 @@ def decide_retries(
     return decisions
 
 
-def _make_context_of_run(
-    render_source: render.RenderContext, old_run: Run, plugins: own_plugins.OwnPlugins
-) -> render.RenderContext:
+def _make_context_of_run(context: render.RenderContext, old_run: Run, plugins: own_plugins.OwnPlugins) -> render.RenderContext:
     """The context with which a new attempt at a run is rendered. plugins: the plug-ins of the run."""
     search, traces = old_run.search, old_run.traces
     return msgspec.structs.replace(
-        render_source,
+        context,
         matrix=old_run.matrix,
         track=old_run.track,
         plugins=plugins,
@@ -286,8 +284,8 @@ def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
         host: max((sample.wall_s for sample in read_lines(run_dir.samples_file(host), Sample).records), default=None)
         for host in hosts
     }
-    latest_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
-    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < latest_s - LOST_AFTER_S]
+    newest_sample_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
+    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < newest_sample_s - LOST_AFTER_S]
 
 
 def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) -> Run:

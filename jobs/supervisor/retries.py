@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from jobs import claim
-from jobs.slurm.commands import ENDED_S, call_slurm, own_cluster
+from jobs.slurm.commands import ENDED_S, call_slurm, read_own_cluster
 from jobs.status.retry_budget import REQUEUED_EVENT, list_resumable_attempts, list_retried_states, read_lost_nodes
 from shardlab.errors import ShardlabError
 from shardlab.runs import prediction
@@ -66,7 +66,7 @@ def requeue_job(run_dir: RunDir, run: Run, state: str) -> str:
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job_id, cluster, events = claim.read_own_job_id(), own_cluster(), run_dir.events()
+    job_id, cluster, events = claim.read_own_job_id(), read_own_cluster(), run_dir.events()
     used_retries = list_retried_states(run, events).count(state) + 1
     retry_text = f"retry {used_retries} of {run.retries_after(state)} after {state}"
     run_dir.write_event("attempt", REQUEUED_EVENT, after=state, why=retry_text)

@@ -30,7 +30,7 @@ MOST_COLUMNS = 130  # columns of the file
 PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
 
 
-def add_adapt(parser: Parser) -> None:
+def add_adapt_option(parser: Parser) -> None:
     """Add the option --adapt."""
     adapt_help = "use the nearest matrix whose cells all fit the cluster, and write it to a file, with every change"
     parser.add_argument("--adapt", action="store_true", help=adapt_help)

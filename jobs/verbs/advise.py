@@ -55,8 +55,8 @@ class AdviseVerb(JobsVerb):
         parser.add_argument("--link", metavar="LINK", help="link between the GPUs of a node (default: that of the GPU)")
         parser.add_argument("--between-nodes", metavar="LINK", help="link of a network card of a node to other nodes")
         parser.add_argument("--cards-per-node", type=int, metavar="N", help="such network cards of a node (default: one)")
-        shared_options.add_cluster(parser)
-        matrix_plan.add_rehearse(parser)
+        shared_options.add_cluster_option(parser)
+        matrix_plan.add_rehearse_options(parser)
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
@@ -78,7 +78,7 @@ class AdviseVerb(JobsVerb):
             return new_answers
 
         report = advise.rank_strategies(question, alternatives, collect_answers)
-        for sentence in rehearsals.describe_refused(all_answers):
+        for sentence in rehearsals.describe_refused_rehearsals(all_answers):
             out.print_remark(sentence, style="yellow")
         advice_text.print_advice(out, question, report, is_default_batch=args.global_batch is None)
         is_rehearsed = any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked)
@@ -118,11 +118,11 @@ def _read_cluster(invocation: Invocation) -> Cluster:
         if (number := getattr(args, option)) is not None and not 1 <= number <= MOST_GPUS:
             raise InputError(f"--{option.replace('_', '-')}: found {number}. Allowed: 1 to {MOST_GPUS}.")
     for option in ("link", "between_nodes"):
-        if (name := getattr(args, option)) not in (None, *link.link_entries()):
-            raise UnknownName("link", name, link.link_entries(), place=f"--{option.replace('_', '-')}")
+        if (name := getattr(args, option)) not in (None, *link.read_link_entries()):
+            raise UnknownName("link", name, link.read_link_entries(), place=f"--{option.replace('_', '-')}")
     cluster = invocation.cluster
     if args.gpu is not None:
-        gpu.must_find_model(args.gpu)
+        gpu.must_find_gpu_model(args.gpu)
         cluster = Cluster(schema=1, name="advise", provider="slurm", gpus=Gpus(per_node=args.gpus, type=args.gpu))
     keys = {key: getattr(args, key) for key in ("link", "between_nodes", "cards_per_node")}
     network = msgspec.structs.replace(cluster.network, **{key: value for key, value in keys.items() if value is not None})

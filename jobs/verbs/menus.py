@@ -155,8 +155,8 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
     names_by_default: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in entries:
         for option in entry.options:
-            defaults = names_by_default.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
-            defaults.setdefault(_format_yaml(option.default), []).append(entry.name)
+            names_by_value = names_by_default.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
+            names_by_value.setdefault(_format_yaml(option.default), []).append(entry.name)
     table_rows = [
         [
             name if is_first_row else "",
@@ -164,8 +164,8 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
             summary if is_first_row else "",
             _shorten_names(names, [entry.name for entry in entries]),
         ]
-        for (name, summary), defaults in names_by_default.items()
-        for is_first_row, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
+        for (name, summary), names_by_value in names_by_default.items()
+        for is_first_row, (default, names) in zip([True, *[False] * len(names_by_value)], names_by_value.items())
     ]
     out.print_table("options", ["option", "default", "what it is", "available for"], table_rows, priorities={"default": 1})
 

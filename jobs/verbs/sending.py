@@ -13,7 +13,7 @@ from jobs.planning.plan import MatrixPlan, estimate_hours, must_run_here
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
 from jobs.rendering.render import RenderContext, make_run, render_script
-from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
+from jobs.scheduler import SchedulerFull, SubmitOptions, find_scheduler
 from jobs.status import stale_jobs
 from jobs.status.reconcile import Status
 from jobs.submission import lease_schedule, preflight, submit
@@ -67,13 +67,13 @@ def submit_runs(
         all_readable = _finish_interrupted(invocation, context)
         submit_plan = _plan_submission(invocation, decide(), context, options, plan)
         if plan is not None:
-            render.keep_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats_by_cell)
+            render.store_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats_by_cell)
         try:
             submit.send_runs(workspace, submit_plan.decisions, context, options)
-        except SchedulerFull as full:
+        except SchedulerFull as full_error:
             if not arguments.wait:
                 raise
-            backlog = Backlog(workspace, context.scheduler, options, full)
+            backlog = Backlog(workspace, context.scheduler, options, full_error)
     _print_decisions(out, submit_plan, backlog)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
@@ -100,28 +100,28 @@ def _plan_submission(
     plan: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
     GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
     """
-    leased = inventory.read_leased_inventory(invocation.workspace, context.cluster.name)
-    if leased is not None and not options.ignore_lease:
-        decisions = lease_schedule.hold_late_runs(invocation.workspace, leased, decisions, context, options)
+    leased_inventory = inventory.read_leased_inventory(invocation.workspace, context.cluster.name)
+    if leased_inventory is not None and not options.ignore_lease:
+        decisions = lease_schedule.hold_back_late_runs(invocation.workspace, leased_inventory, decisions, context, options)
     runs = [decision.run for decision in decisions if decision.is_sent]
-    if plan is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
-        if not (0 < bound < 1e9):
-            raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
+    if plan is not None and (most_hours := invocation.arguments.max_gpu_hours) is not None:
+        if not (0 < most_hours < 1e9):
+            raise InputError(f"--max-gpu-hours: found {most_hours:.12g}. Allowed: a number above 0.")
         counts = Counter(plan.find_planned_name(run.cell) for run in runs)
-        must_be_within_gpu_hours(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
+        must_be_within_gpu_hours(most_hours, [hours for hours in estimate_hours(plan, counts) if counts[hours.cell.name()]])
     if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
         preflight.must_be_accepted(runs, context, pack=options.is_packed)
     remarks = plan.remarks if plan is not None else ()
-    return SubmitPlan(decisions, context, remarks, leased.lease if leased is not None else None)
+    return SubmitPlan(decisions, context, remarks, leased_inventory.lease if leased_inventory is not None else None)
 
 
 def must_have_data(out: Output, workspace: Workspace, cells: Sequence[AnyCell], context: RenderContext) -> None:
     """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
     sets."""
-    data_sets = datasets.find_missing_data(cells, context, workspace)
-    if data_sets.unknown:
-        out.print_remark(f"note: {data_sets.unknown}")
-    datasets.must_have_data(data_sets)
+    missing_data = datasets.find_missing_data(cells, context, workspace)
+    if missing_data.unknown:
+        out.print_remark(f"note: {missing_data.unknown}")
+    datasets.must_have_data(missing_data)
 
 
 def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
@@ -129,12 +129,12 @@ def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
 
     Returns whether every record of the scheduler can be read.
     """
-    for sentence in scheduler(context.scheduler).finish_interrupted(invocation.workspace):
+    for sentence in find_scheduler(context.scheduler).finish_interrupted(invocation.workspace):
         invocation.out.print_remark(sentence)
-    damaged = scheduler(context.scheduler).describe_damaged_records(invocation.workspace)
-    for sentence in damaged:
+    damage_sentences = find_scheduler(context.scheduler).describe_damaged_records(invocation.workspace)
+    for sentence in damage_sentences:
         invocation.out.print_remark(sentence, style="red")
-    return not damaged
+    return not damage_sentences
 
 
 def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
@@ -146,12 +146,14 @@ def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_s
     cancelled = stale_jobs.cancel_stale_jobs(runs if workspace_trust.is_allowed(workspace) else [])
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
-    names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
+    scheduler_names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
     unreadable_runs = print_unreadable(out, runs)
-    damaged = [sentence for name in sorted(names) for sentence in scheduler(name).describe_damaged_records(workspace)]
-    for sentence in damaged:
+    damage_sentences = [
+        sentence for name in sorted(scheduler_names) for sentence in find_scheduler(name).describe_damaged_records(workspace)
+    ]
+    for sentence in damage_sentences:
         out.print_remark(sentence, style="red")
-    return cancelled.are_all_cancelled and not unreadable_runs and not damaged
+    return cancelled.are_all_cancelled and not unreadable_runs and not damage_sentences
 
 
 def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
@@ -167,14 +169,14 @@ def _print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
     be read."""
     out, decisions = invocation.out, submit_plan.decisions
     _print_decisions(out, submit_plan, would_be="would be ")
-    skipped = print_unreadable(out, [decision.status for decision in decisions if decision.status is not None])
+    unreadable_count = print_unreadable(out, [decision.status for decision in decisions if decision.status is not None])
     if out.verbose:
         _print_scripts(invocation, [decision.run for decision in decisions if decision.is_sent], submit_plan.context)
     _print_preview_note(out, submit_plan.context)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
     out.print_document([{"id": decision.run.run_id, "send": decision.is_sent, "why": decision.why} for decision in decisions])
-    return int(skipped > 0)
+    return int(unreadable_count > 0)
 
 
 def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
@@ -189,23 +191,23 @@ def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
     return 0
 
 
-def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderContext) -> list[str]:
+def _print_scripts(invocation: Invocation, runs: Sequence[Run], context: RenderContext) -> list[str]:
     """Print the script of each run after the path that the script will have. Returns the paths of the runs' folders."""
-    runs_folder = invocation.workspace.runs if source.preview is None else source.preview.workspace_path / "runs"
+    runs_folder = invocation.workspace.runs if context.preview is None else context.preview.workspace_path / "runs"
     for run in runs:
-        folder = runs_folder / run.run_id
-        script = render_script(run, folder, source.cluster, source.own_templates, source.preview)
-        commented_script = f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}"
+        run_folder = runs_folder / run.run_id
+        script = render_script(run, run_folder, context.cluster, context.own_templates, context.preview)
+        commented_script = f"\n# {run_folder}/{find_scheduler(context.scheduler).SCRIPT}\n{script}"
         if not invocation.out.print_script(commented_script):
             invocation.out.print_line(commented_script)  # with its unprintable characters replaced
     return [str(runs_folder / run.run_id) for run in runs]
 
 
-def _print_preview_note(out: Output, source: RenderContext) -> None:
-    if source.preview is not None:
-        further_clause = ", and asks Slurm whether it accepts the requests" if source.scheduler == "slurm" else ""
+def _print_preview_note(out: Output, context: RenderContext) -> None:
+    if context.preview is not None:
+        further_clause = ", and asks Slurm whether it accepts the requests" if context.scheduler == "slurm" else ""
         out.print_remark(
-            f"note: made from the cluster file, without asking {source.cluster.name}: `jobs submit` asks it for the data sets"
+            f"note: made from the cluster file, without asking {context.cluster.name}: `jobs submit` asks it for the data sets"
             f"{further_clause}."
         )
 

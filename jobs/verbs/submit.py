@@ -28,8 +28,8 @@ class SubmitVerb(JobsVerb):
 
     def add_options(self, parser: Parser) -> None:
         shared_options.add_matrix_options(parser, archives=True)
-        adapted_matrix.add_adapt(parser)
-        shared_options.add_wait(parser)
+        adapted_matrix.add_adapt_option(parser)
+        shared_options.add_wait_option(parser)
         after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
         completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
         dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
@@ -73,7 +73,7 @@ class SubmitVerb(JobsVerb):
         render_context = planned.context
         options = shared_options.read_submit_options(invocation, render_context)
         if not is_preview:
-            on_controller.must_suit_cluster(render_context.cluster, workspace)
+            on_controller.must_suit_workspace(render_context.cluster, workspace)
             sending.must_have_data(out, workspace, planned.cells, render_context)
         submit.check_runs(workspace, planned.cells, planned.repeats_by_cell, render_context, arguments.resume_from)
         resumed_run = arguments.resume_from

@@ -53,10 +53,10 @@ class TraceRunsVerb(JobsVerb):
     def add_options(self, parser: Parser) -> None:
         folder_help = "folder of Chrome traces, *.json or *.json.gz, that all nodes can read"
         parser.add_argument("folder", metavar="FOLDER", help=folder_help)
-        shared_options.add_cluster(parser)
+        shared_options.add_cluster_option(parser)
         per_run_help = f"number of trace files that one run analyses (default: {DEFAULT_FILES_PER_RUN})"
         parser.add_argument("--per-run", type=int, default=DEFAULT_FILES_PER_RUN, metavar="N", help=per_run_help)
-        shared_options.add_wait(parser)
+        shared_options.add_wait_option(parser)
         shared_options.add_sharing_options(parser)
         console.add_trust_option(parser)
 
@@ -69,7 +69,7 @@ class TraceRunsVerb(JobsVerb):
             render.make_render_context(runs.matrix_name, invocation.cluster, workspace), trace_part_by_cell=parts_by_cell
         )
         options = shared_options.read_submit_options(invocation, render_context)
-        on_controller.must_suit_cluster(render_context.cluster, workspace)
+        on_controller.must_suit_workspace(render_context.cluster, workspace)
         submit.check_runs(workspace, cells, repeats, render_context)
         decide = partial(submit.decide_runs, workspace, cells, repeats, render_context)
         exit_code = sending.submit_runs(invocation, render_context, options, decide, has_training=False)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jobs.scheduler import group_by_scheduler, scheduler
+from jobs.scheduler import find_scheduler, group_by_scheduler
 from jobs.status import search_runs, stale_jobs
 from jobs.status.reconcile import Status, read_run_on_disk, read_statuses, select_last_attempts
 from jobs.submission.backlog import Backlog
@@ -59,13 +59,13 @@ def wait_and_report(
     for search_path in search_runs.read_search_paths(workspace, ended_runs):
         hint = " No process goes on with it: `jobs submit` does." if search_path in stopped_searches else ""
         out.print_line(f"{search_runs.describe_search(search_path)}{hint}", style="red" if hint else None)
-    not_started: dict[str, list[str]] = {}
+    ids_by_reason: dict[str, list[str]] = {}
     for run in ended_runs:
         if (run.state == "planned" or run.held) and run.why:
-            not_started.setdefault(run.why, []).append(run.id)
+            ids_by_reason.setdefault(run.why, []).append(run.id)
         elif not run.expected and not run.is_unreadable:  # runs with unreadable records have been printed already
             out.print_line(f"{run.id}: {run.state}: {run.why}", style="red")
-    for reason, runs in not_started.items():
+    for reason, runs in ids_by_reason.items():
         run_names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
         out.print_line(f"{len(runs)} run(s) did not start ({run_names}): {reason}.", style="red")
     cancelled = stale_jobs.cancel_stale_jobs(ended_runs)
@@ -89,16 +89,16 @@ def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
     """Cancel runs, wait until they have ended (at most MOST_CANCEL_S seconds), and return their statuses."""
     run_dirs = [RunDir(workspace.runs / run.id) for run in runs]
     for name, runs_on_disk in group_by_scheduler(read_run_on_disk(run_dir) for run_dir in run_dirs).items():
-        scheduler(name).cancel(workspace, runs_on_disk)
+        find_scheduler(name).cancel(workspace, runs_on_disk)
     deadline = time.monotonic() + MOST_CANCEL_S
     while True:
         current_statuses = read_statuses(workspace, run_dirs)
         if all(run.state in FINAL_STATES for run in current_statuses):
             last_folders = _find_last_attempts(workspace, [run.id for run in current_statuses])
             tried_runs = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
-            unfinished = [run for run in tried_runs if run.state not in FINAL_STATES and run.cell is not None]
+            unfinished_tries = [run for run in tried_runs if run.state not in FINAL_STATES and run.cell is not None]
             # the second list: tries and attempts that began in the meantime
-            return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
+            return [*current_statuses, *(cancel_runs(workspace, unfinished_tries) if unfinished_tries else [])]
         if time.monotonic() > deadline:
             return current_statuses
         time.sleep(_find_poll_s(current_statuses))
@@ -198,14 +198,14 @@ def _have_ended(runs: Sequence[Status]) -> bool:
 def _wait_to_poll(workspace: Workspace, runs: Sequence[Status], *, restarts_runners: bool) -> None:
     if restarts_runners and any(run.state == "pending" for run in runs):
         for name in {run.scheduler["name"] for run in runs if run.state == "pending"}:
-            scheduler(name).restart_lost_runner(workspace)
+            find_scheduler(name).restart_lost_runner(workspace)
     time.sleep(_find_poll_s(runs))
 
 
 def _find_poll_s(runs: Sequence[Status]) -> float:
     """The seconds between two questions about these runs: the longest interval (POLL_S) of their schedulers."""
     scheduler_names = {run.scheduler["name"] for run in runs} - {"-"}
-    return max((scheduler(scheduler_name).POLL_S for scheduler_name in scheduler_names), default=LEAST_POLL_S)
+    return max((find_scheduler(scheduler_name).POLL_S for scheduler_name in scheduler_names), default=LEAST_POLL_S)
 
 
 def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:

@@ -132,8 +132,8 @@ def test_the_pause_after_failed_tries_doubles_up_to_ten_minutes():
 
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
-    assert hang_detection._name_ranks(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
-    assert hang_detection._name_ranks(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
+    assert hang_detection._format_ranks(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert hang_detection._format_ranks(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     runs = [SimpleNamespace(cell=SimpleNamespace(name=lambda number=number: f"cell{number}")) for number in range(6)]
     assert "(cell0, cell1, cell2, cell3, cell4): no." in preflight.describe_rejection(runs[:5], "no")
     assert "(cell0, cell1, cell2, cell3, cell4 and 1 more): no." in preflight.describe_rejection(runs, "no")

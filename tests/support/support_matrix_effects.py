@@ -69,14 +69,14 @@ def record(path: Path, workspace: Workspace) -> str:
 def expansion(path: Path, workspace: Workspace) -> str:
     """The expansion that a workspace keeps, from which `collect` reads everything about the study."""
     made = _planned(path, workspace)
-    render.keep_expansion(workspace, made.context, made.matrix, made.all_cells, made.repeats_by_cell)
+    render.store_expansion(workspace, made.context, made.matrix, made.all_cells, made.repeats_by_cell)
     return msgspec.json.encode(msgspec.structs.replace(workspace.read_expansion(made.context.matrix), path="")).decode()
 
 
 def report(path: Path, workspace: Workspace) -> str:
     """The page of the report without its figures, and the output of `collect verdicts`; `measure` wrote the runs before."""
     made = _planned(path, workspace)
-    render.keep_expansion(workspace, made.context, made.matrix, made.all_cells, made.repeats_by_cell)
+    render.store_expansion(workspace, made.context, made.matrix, made.all_cells, made.repeats_by_cell)
     loaded = load.load_matrix(workspace, made.context.matrix)
     shown = summary.summarize(loaded, loaded.expansion.baseline)
     with pytest.MonkeyPatch.context() as patch:

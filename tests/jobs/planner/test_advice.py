@@ -17,7 +17,7 @@ from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 from trainers import menu
 
-A100 = gpu.must_find_model("a100-80gb")
+A100 = gpu.must_find_gpu_model("a100-80gb")
 MACHINE = PlannedMachine(
     True,
     "a100-80gb",
@@ -139,7 +139,7 @@ def test_of_the_fastest_micro_batches_the_largest_that_surely_fits_is_chosen(mon
         times = {micro: time({"compute": exact_range(limits[micro])}, exact_range(0.0), ()) for micro in limits}
         monkeypatch.setattr(advise.step_time, "predict_step_time", lambda one, _: times[one.micro_batch_size])
         monkeypatch.setattr(advise, "_advise_on_cell", lambda one, _: one.micro_batch_size)
-        return advise._choose_micro_batch(cells, ask("gpt2", 8, global_batch=128))
+        return advise._advise_on_variants(cells, ask("gpt2", 8, global_batch=128))
 
     assert choose(seconds) == 2
     assert choose(seconds | {4: 0.9}) == 4  # clearly faster, and likely to fit

@@ -9,7 +9,7 @@ from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts, SavedBytes
 from shardlab.cluster.cluster_keys import CardBandwidth, Network
 
-H100, A100 = gpu.must_find_model("h100-80gb-hbm3"), gpu.must_find_model("a100-sxm4-80gb")
+H100, A100 = gpu.must_find_gpu_model("h100-80gb-hbm3"), gpu.must_find_gpu_model("a100-sxm4-80gb")
 # A model with round numbers: 2 blocks; of 60 TFLOP per item, 12 are in attention and 6 in the head.
 SAVED = SavedBytes(block_whole=2e9, block_split=4e9, block_input=1e9, head=1e9, logits=1e9)
 FACTS = ModelFacts(
@@ -103,13 +103,13 @@ def test_compilation_moves_fewer_bytes():
     ],
 )
 def test_the_network_of_a_node_is_that_of_its_cards_together(network, gb_per_s):
-    assert link.find_network(network, None).bytes_per_s.likely == pytest.approx(gb_per_s * 1e9)
+    assert link.find_network_link(network, None).bytes_per_s.likely == pytest.approx(gb_per_s * 1e9)
 
 
 def bandwidths(between, strategy="fsdp2", gpus=16, nodes=2, axis="dp", **keys):
     """The likely bandwidth in GB/s of a group of ranks along an axis. Within a node, a link has 240 GB/s."""
     one = cell("gpt2-large", strategy, gpus, precision="bf16", nnodes=nodes, **keys)
-    network = link.find_network(between, None)
+    network = link.find_network_link(between, None)
     planned = machine.PlannedMachine(True, "a100", A100, None, link.make_data_sheet_link(A100), network)
     return step_time.find_group_link(one, axis, planned).bytes_per_s.likely / 1e9
 

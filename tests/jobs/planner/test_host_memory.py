@@ -104,7 +104,7 @@ def test_a_cell_above_the_memory_of_a_node_is_left_out_and_one_near_it_is_named(
         (None, [], None),
     ):
         found = {one.name(): predict.predict_run(one, GPU, node_bytes=node_bytes)}
-        assert predict.list_cells_over_memory({one.name(): one}, found) == left_out
+        assert predict.list_names_over_memory({one.name(): one}, found) == left_out
         sentences = planner_table.describe_host_memory(found)
         assert len(sentences) == (words is not None)
         assert all(words in sentence for sentence in sentences)
@@ -112,7 +112,7 @@ def test_a_cell_above_the_memory_of_a_node_is_left_out_and_one_near_it_is_named(
     assert planner_table.describe_missing_memory(found[one.name()]).endswith("of a node's 1.0 GiB")
     assert host_memory.exceeds_node(found[one.name()])
     expects_oom = cell("gpt2-large", "ddp", 8, precision="bf16", expect=("oom",))
-    assert predict.list_cells_over_memory({one.name(): expects_oom}, found) == []
+    assert predict.list_names_over_memory({one.name(): expects_oom}, found) == []
 
 
 WORKERS = [

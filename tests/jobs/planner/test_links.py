@@ -48,7 +48,7 @@ def measured(seconds, *, nodes=("a", "b"), ranks=2, backend="gloo", gpu=None, si
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_the_latency_and_bandwidth_of_a_ring_are_found_again(ranks):
-    found = link_fit.fit_measurement(measured(lambda size: ring_s(ranks, size, 40e-6, 1.1e9), ranks=ranks))
+    found = link_fit.fit_all_reduce(measured(lambda size: ring_s(ranks, size, 40e-6, 1.1e9), ranks=ranks))
     assert (found.alpha_s, found.bytes_per_s) == (pytest.approx(40e-6), pytest.approx(1.1e9))
     assert found.relative_spread == 0.10  # the smallest spread that a fit reports
 
@@ -57,7 +57,7 @@ def test_nccl_uses_a_tree_for_small_tensors_of_many_ranks():
     def seconds(size):
         return min(ring_s(32, size, 10e-6, 20e9), tree_s(32, size, 10e-6, 20e9))
 
-    found = link_fit.fit_measurement(measured(seconds, ranks=32, backend="nccl", sizes=(16 * KIB, 16 * MIB, 128 * MIB)))
+    found = link_fit.fit_all_reduce(measured(seconds, ranks=32, backend="nccl", sizes=(16 * KIB, 16 * MIB, 128 * MIB)))
     assert (found.alpha_s, found.bytes_per_s) == (pytest.approx(10e-6), pytest.approx(20e9))
 
 
@@ -87,7 +87,7 @@ def test_the_link_of_several_nodes_has_their_median_and_full_range():
     ids=["one size", "large tensors are faster than small ones"],
 )
 def test_times_that_show_no_bandwidth_give_no_link(one):
-    assert link_fit.fit_measurement(one) is None
+    assert link_fit.fit_all_reduce(one) is None
     assert link_fit.fit_link("network", [one]) is None
 
 

@@ -20,7 +20,7 @@ from trainers.task import Batch
 GB = 1e9
 SGD = Optimizer(name="sgd", lr=0.1)
 TRANSFORMERS = ("gpt2-tiny", "gpt2-large-tiny", "llm-1.3b-tiny", "llm-7b-tiny", "vit-tiny", "vit-b-32-tiny")
-COUNTED = sorted(model_facts.counted_networks())
+COUNTED = sorted(model_facts.read_counted_networks())
 LARGE = [name for name in COUNTED if not name.endswith("-tiny")]
 
 
@@ -190,7 +190,7 @@ def test_unfused_gelu_saves_twelve_more_widths_a_token():
 
 @pytest.mark.parametrize("workload", COUNTED if LONG else [name for name in COUNTED if name not in LARGE])
 def test_counted_networks_save_what_the_table_says(workload):
-    entry = model_facts.counted_networks()[workload]
+    entry = model_facts.read_counted_networks()[workload]
     for precision, expected in (("fp32", entry.fp32), ("bf16", entry.half)):
         per_image = (_saved(workload, precision, 4) - _saved(workload, precision, 2)) / 2
         assert per_image == expected
@@ -336,8 +336,8 @@ def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, exp
 
 
 def test_each_gpu_name_in_messages_is_a_known_model():
-    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_model_names())
-    assert all(gpu.find_gpu_model(name) is not None for name in gpu.list_model_names())
+    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_gpu_names())
+    assert all(gpu.find_gpu_model(name) is not None for name in gpu.list_gpu_names())
 
 
 @pytest.mark.parametrize(

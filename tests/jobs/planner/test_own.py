@@ -24,9 +24,9 @@ GIB = 1 << 30
 A100 = PlannedMachine(
     True,
     "a100-80gb",
-    gpu.must_find_model("a100-80gb"),
+    gpu.must_find_gpu_model("a100-80gb"),
     exact_range(80 * GIB),
-    link.make_data_sheet_link(gpu.must_find_model("a100-80gb")),
+    link.make_data_sheet_link(gpu.must_find_gpu_model("a100-80gb")),
 )
 SHARED = """\
 "Two blocks, used in turns."
@@ -118,7 +118,7 @@ def test_a_model_without_a_known_reason_is_not_left_out(strategy):
     found = predict.predict_run(one, A100)
     whole = menu.find_strategy(strategy).cuts == () or "no-shard" in strategy or strategy in ("zero0", "zero1")
     if not whole and not mesh(strategy) and not menu.find_strategy(strategy).servers:
-        assert (found.fits, predict.list_cells_over_memory({one.name(): one}, {one.name(): found})) == (None, [])
+        assert (found.fits, predict.list_names_over_memory({one.name(): one}, {one.name(): found})) == (None, [])
     elif strategy in ("ddp", "single"):
         assert found.fits == "no"
     assert found.largest_micro_batch is None

@@ -30,9 +30,9 @@ def machine(name, memory_gib):
     return PlannedMachine(
         True,
         name,
-        gpu.must_find_model(name),
+        gpu.must_find_gpu_model(name),
         exact_range(memory_gib * GIB),
-        link.make_data_sheet_link(gpu.must_find_model(name)),
+        link.make_data_sheet_link(gpu.must_find_gpu_model(name)),
     )
 
 

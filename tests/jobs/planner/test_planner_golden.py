@@ -99,7 +99,7 @@ def test_every_cell_can_run_and_every_strategy_has_a_cell():
 
 
 def make_machine(name, inside=None, between=None, price=None):
-    model = gpu.must_find_model(name)
+    model = gpu.must_find_gpu_model(name)
     links = (inside and link.find_link(inside, model)) or link.make_data_sheet_link(model)
     return PlannedMachine(
         True, name, model, gpu.find_gpu_memory(model, None), links, between and link.find_link(between, model), price
@@ -169,8 +169,8 @@ def test_gpus_and_links_have_their_golden_numbers():
             lines += describe(f"{model.name}, {precision}", device_profile.find_rates(model, precision))
         lines += describe(f"{model.name}, link", link.make_data_sheet_link(model))
         lines += describe(f"{model.name}, capacity", gpu.find_gpu_memory(model, None))
-    for name in link.link_entries():
-        lines += describe(name, link.link_entries()[name])
+    for name in link.read_link_entries():
+        lines += describe(name, link.read_link_entries()[name])
         lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_gpu_model("a100")))
     lines += describe("terms of memory", memory.read_memory_terms())
     for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"):
@@ -239,7 +239,7 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
     calibration = build_calibration(ratios[:2], fallback=build_calibration(ratios[2:], "result(s) in docs/results"))
     for name in ("ddp of a network", "single of a network", "ddp"):
         lines += describe(f"{name}, calibrated", predict.predict_run(CELLS[name], machine, calibration=calibration))
-    lines += describe("occupied", predict.predict_run(planned, machine, occupied=8, recorded_s=1800.0))
+    lines += describe("occupied", predict.predict_run(planned, machine, occupied_gpus=8, recorded_s=1800.0))
     lines += describe("on a CPU", predict.predict_run(planned, NO_GPU_MACHINE))
     lines += describe("rehearsed", predict.predict_run(planned, machine, rehearsal=make_answer(planned)))
     lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU_MACHINE, rehearsal=make_answer(planned)))

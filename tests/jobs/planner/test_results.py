@@ -20,7 +20,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def machine(name):
-    found = gpu.must_find_model(name)
+    found = gpu.must_find_gpu_model(name)
     return PlannedMachine(True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found))
 
 
@@ -54,12 +54,12 @@ def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, mon
     formula = step_time.predict_step_time(ONE, machine(A100))
     results(tmp_path, record(step_ms=1300 * formula.step_s.likely))
     earlier = plan_predictions.load_calibration(Workspace(tmp_path))
-    span, how = earlier.correct_step_time(ONE, "a100-80gb", formula)  # the GPU's name in a cluster file
+    span, how = earlier.correct_time(ONE, "a100-80gb", formula)  # the GPU's name in a cluster file
     assert span.likely == pytest.approx(1.3 * formula.step_s.likely)
     assert how == ", calibrated by 1 result(s) in docs/results of this step"
-    assert earlier.correct_step_time(ONE, "h100", formula) == (formula.step_s, "")
+    assert earlier.correct_time(ONE, "h100", formula) == (formula.step_s, "")
     own = calibration.build_calibration([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
-    span, how = own.correct_step_time(ONE, A100, formula)
+    span, how = own.correct_time(ONE, A100, formula)
     assert (span.likely, how) == (pytest.approx(1.1 * formula.step_s.likely), ", calibrated by 1 run(s) of this step")
 
 

@@ -61,7 +61,7 @@ def test_an_odd_vocabulary_is_slow_in_16_bits_only():
 
 
 def machine(name="a100-80gb", **links):
-    found = gpu.must_find_model(name)
+    found = gpu.must_find_gpu_model(name)
     return PlannedMachine(
         True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found), links.get("between"), 2.0
     )
@@ -78,7 +78,7 @@ def test_the_simulation_reproduces_study_4s_table(stages, micro_batches, bubble,
 @pytest.mark.parametrize("per_rank", [2, 4])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32)])
 def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ranks, micro_batches, per_rank):
-    step = simulate_pipeline("interleaved", ranks, micro_batches, per_rank=per_rank)
+    step = simulate_pipeline("interleaved", ranks, micro_batches, rank_stages=per_rank)
     # The expected value is the formula of Narayanan et al., 2021, section 2.2.
     assert step.total_time - step.ideal_time == pytest.approx(3 * (ranks - 1) / per_rank)
 
@@ -87,7 +87,7 @@ def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ran
 def test_an_interleaved_schedule_divides_micro_batches_into_rounds_as_torch_does(ranks, micro_batches, per_round):
     """A rank passes a round through its first stage, then through its second stage. Torch makes micro_batches // ranks rounds,
     one at least, so a round may have more micro-batches than there are ranks."""
-    step = simulate_pipeline("interleaved", ranks, micro_batches, per_rank=2)
+    step = simulate_pipeline("interleaved", ranks, micro_batches, rank_stages=2)
     for rank, slots in enumerate(step.slots):
         forwards = [(slot.stage, slot.micro_batch) for slot in slots if slot.kind == "F"]
         rounds = [range(first, first + per_round) for first in range(0, micro_batches, per_round)]
@@ -98,7 +98,7 @@ def test_an_interleaved_schedule_divides_micro_batches_into_rounds_as_torch_does
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
     per_rank = 2 if schedule == "interleaved" else 1
-    step = simulate_pipeline(schedule, 4, 8, hop_time=0.25, per_rank=per_rank)
+    step = simulate_pipeline(schedule, 4, 8, hop_time=0.25, rank_stages=per_rank)
     ends = {(slot.kind, slot.stage, slot.micro_batch): slot.end_time for slots in step.slots for slot in slots}
     assert len(ends) == 2 * 4 * 8 * per_rank
     for slots in step.slots:
@@ -153,8 +153,8 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
 )
 def test_the_data_sheet_of_a_gpu_says_how_the_gpus_of_a_node_exchange_data(name, family, line_gb_per_s):
     """GeForce cards have no peer-to-peer access, so their data goes through the memory of the host."""
-    found = link.make_data_sheet_link(gpu.must_find_model(name))
-    entry = link.link_entries()[family]
+    found = link.make_data_sheet_link(gpu.must_find_gpu_model(name))
+    entry = link.read_link_entries()[family]
     assert found.bytes_per_s.likely == pytest.approx(line_gb_per_s * 1e9 * entry.achieved[1])
     assert found.alpha_s.likely == pytest.approx(1e-6 * entry.alpha_us[1])
 
@@ -283,7 +283,7 @@ def test_a_run_of_another_step_scales_only_computing_and_narrows_no_range(keys, 
     other = msgspec.structs.replace(one, options=options, **keys)
     between = link.find_link("infiniband-ndr", None)
     plain = step_time.predict_step_time(other, machine(between=between))
-    corrected, how = earlier.correct_step_time(other, "a100-80gb", plain)
+    corrected, how = earlier.correct_time(other, "a100-80gb", plain)
     added = (1.4 / 0.9 - 1) * plain.parts_s["compute"].likely if is_scaled else 0.0
     assert corrected.likely - plain.step_s.likely == pytest.approx(added)
     assert corrected.high - corrected.low >= plain.step_s.high - plain.step_s.low

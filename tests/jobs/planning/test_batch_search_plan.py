@@ -138,7 +138,7 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
     earlier = msgspec.structs.replace(search, start=4)
     source = msgspec.structs.replace(found.context, search_by_family={batch_search.search_family_hash(cell): earlier})
     first = [batch_search.try_cell(cell, 4)]
-    render.keep_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
+    render.store_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
     assert searches(planned(tmp_path, BASE)) == [earlier]
     assert searches(planned(tmp_path, BASE.replace("at_most: 8", "at_most: 2")))[0].start == 1
 
