@@ -104,12 +104,12 @@ class Scheduler(ABC):
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs that wait or run. Runs that have ended are not changed."""
 
-    def cancel_jobs(self, jobs: Sequence[str]) -> str:
+    def cancel_jobs(self, job_ids: Sequence[str]) -> str:
         """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if the scheduler did not cancel the
         jobs."""
         return ""
 
-    def hold_jobs(self, jobs: Mapping[str, str]) -> str:
+    def hold_jobs(self, token_by_job: Mapping[str, str]) -> str:
         """Hold pending jobs, given as {number: token of the submission}, so that they do not start, and requeue the job of this
         process as a held job.
 
@@ -117,7 +117,7 @@ class Scheduler(ABC):
         job."""
         return ""
 
-    def release_jobs(self, jobs: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
+    def release_jobs(self, token_by_job: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
         """Let held jobs start, given as for `hold`. Raises ShardlabError."""
 
     def describe_damaged_records(self, workspace: Workspace) -> list[str]:
@@ -128,9 +128,9 @@ class Scheduler(ABC):
         """Called from time to time while a command waits for runs: starts a new runner if the runner of the queue is gone."""
 
 
-def find_scheduler(name: str) -> Scheduler:
+def find_scheduler(scheduler_name: str) -> Scheduler:
     """The scheduler with this name. Raises UnknownName."""
-    return cast(Scheduler, registry.load_plugin("jobs.schedulers", name, "scheduler").SCHEDULER)
+    return cast(Scheduler, registry.load_plugin("jobs.schedulers", scheduler_name, "scheduler").SCHEDULER)
 
 
 def group_by_scheduler(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:

@@ -111,9 +111,9 @@ def build_calibration(
             (calibration.memory_ratios, ratio.memory_ratio, [step_key, _make_memory_key(ratio.cell, ratio.gpu_name)]),
             (calibration.watts_by_key, ratio.power_w, _list_power_keys(ratio.cell, ratio.gpu_name)),
         )
-        for values_by_key, measured_value, keys in measured_values:
-            for key in keys if measured_value is not None else ():
-                values_by_key.setdefault(key, []).append(cast("float", measured_value))
+        for values_by_key, measured_value, calibration_keys in measured_values:
+            for calibration_key in calibration_keys if measured_value is not None else ():
+                values_by_key.setdefault(calibration_key, []).append(cast("float", measured_value))
     return calibration
 
 

@@ -85,5 +85,5 @@ def find_gpu_memory(gpu_model: GpuModel | None, memory_gib: float | None) -> Pre
     return None if gpu_model is None else read_memory_terms()["usable"].scale(gpu_model.memory_gb * GIB)
 
 
-def _split_words(name: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", name.lower())
+def _split_words(gpu_name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", gpu_name.lower())

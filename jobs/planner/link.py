@@ -56,15 +56,15 @@ def read_link_entries() -> dict[str, LinkEntry]:
     return msgspec.yaml.decode(yaml_bytes, type=dict[str, LinkEntry])
 
 
-def find_link(name: str, gpu: GpuModel | None) -> PlannedLink | None:
+def find_link(link_name: str, gpu: GpuModel | None) -> PlannedLink | None:
     """The link with this name in links.yaml; None if its bandwidth is not known.
 
     gpu: the GPU model, whose data sheet has the bandwidth of NVLink and Infinity Fabric. Without a GPU model, the
     bandwidth of `nvlink` and `infinity-fabric` is not known.
     """
-    entry = read_link_entries()[name]
+    entry = read_link_entries()[link_name]
     line_gb_per_s = entry.gb_per_s if entry.gb_per_s is not None else gpu.link_gb_per_s / 2 if gpu is not None else None
-    return None if line_gb_per_s is None else _make_link(name, line_gb_per_s, entry)
+    return None if line_gb_per_s is None else _make_link(link_name, line_gb_per_s, entry)
 
 
 # the entry whose latency and achieved share a network gets of which only the bandwidth is known
@@ -101,9 +101,11 @@ def make_data_sheet_link(gpu: GpuModel) -> PlannedLink:
     return _make_link(gpu.link, gpu.link_gb_per_s / 2, read_link_entries()[entry_name])
 
 
-def _make_link(name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
+def _make_link(link_name: str, line_gb_per_s: float, entry: LinkEntry) -> PlannedLink:
     low_rate, likely_rate, high_rate = (line_gb_per_s * 1e9 * achieved_share for achieved_share in entry.achieved)
-    return PlannedLink(name, PredictedRange(low_rate, likely_rate, high_rate), _make_latency_range(entry), "by its data sheet")
+    return PlannedLink(
+        link_name, PredictedRange(low_rate, likely_rate, high_rate), _make_latency_range(entry), "by its data sheet"
+    )
 
 
 def _make_latency_range(entry: LinkEntry) -> PredictedRange:

@@ -70,7 +70,7 @@ def fit_all_reduce(all_reduce: MeasuredAllReduce) -> FittedLink | None:
     return FittedLink(alpha_beta[0], 1 / alpha_beta[1], max(LEAST_SPREAD, *relative_errors))
 
 
-def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
+def fit_link(link_name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
     """A link with the latency and bandwidth of these measurements; None if no measurement can be fitted.
 
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
@@ -99,7 +99,7 @@ def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink
     source_text = (
         f"measured by provision's all-reduce of {ranks_text} ({median_measurement.backend}, {median_measurement.measured[:10]})"
     )
-    return PlannedLink(name, bytes_per_s, alpha_s, source_text)
+    return PlannedLink(link_name, bytes_per_s, alpha_s, source_text)
 
 
 def _compute_time_factors(group_size: int, tensor_bytes: int, uses_tree: bool) -> tuple[float, float]:

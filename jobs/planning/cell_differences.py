@@ -28,10 +28,10 @@ def describe_differences(cells: Sequence[AnyCell]) -> list[str]:
     """
     values_of_cells = [_flatten_cell(cell) for cell in cells]
     default_values_of_cells = [_collect_default_values(cell) for cell in cells]
-    keys = dict.fromkeys(key for value_by_key in values_of_cells for key in value_by_key if key not in COLUMN_KEYS)
+    compared_keys = dict.fromkeys(key for value_by_key in values_of_cells for key in value_by_key if key not in COLUMN_KEYS)
     differing_keys = [
         key
-        for key in keys
+        for key in compared_keys
         if len({_format_value(value_by_key[key]) for value_by_key in values_of_cells if key in value_by_key}) > 1
         and any(
             key in value_by_key and value_by_key[key] != default_by_key.get(key, ...)

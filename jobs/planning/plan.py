@@ -21,7 +21,7 @@ from jobs.planning.repeats import EstimatedCost
 from jobs.planning.resolve import Capacity, Misfit, find_misfits, resolve_cells
 from jobs.plugins import command_folder, own_plugins
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.rendering import frozen_source, render, run_environment
+from jobs.rendering import frozen_source, python_environment, render
 from jobs.slurm import allocation, share
 from jobs.slurm.share import AccountShare
 from jobs.status.reconcile import Status, find_blocking_status
@@ -136,7 +136,7 @@ def plan_matrix(
         plugins.command_folders
     )
     remarks += _make_plan_remarks(selected_cells, capacity, cluster, len(rehearsed_names))
-    remarks += run_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells})
+    remarks += python_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells})
     advice = (
         [*suggest_options(requested_matrix, cells, selected_cells, capacity, where, plugins), ADAPT_HINT] if misfits else []
     )
@@ -183,7 +183,7 @@ def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cl
     interpreter_by_workload = {
         workload_name: interpreter
         for workload_name, environment in environment_by_workload.items()
-        if (interpreter := run_environment.find_interpreter(workspace, cluster, environment)) is not None
+        if (interpreter := python_environment.find_interpreter(workspace, cluster, environment)) is not None
     }
     workload_names = {str(point.keys.get("workload")) for point in requested_matrix.points}
     model_by_workload = {

@@ -57,8 +57,8 @@ class Rehearsals:
         ]()  # by key of the answer: cells that need this answer because their steps are equal
         for cell in select_trainings(cells):
             request = self._make_request(cell)
-            if (answer := self._read_stored(request)) is not None:
-                answer_by_cell[cell.name()] = answer
+            if (stored_answer := self._read_stored(request)) is not None:
+                answer_by_cell[cell.name()] = stored_answer
             elif self._makes_missing:
                 cells_by_missing_key.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
         begin_s = time.monotonic()

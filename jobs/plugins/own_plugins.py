@@ -41,14 +41,14 @@ class PluginSet(msgspec.Struct, Generic[Description]):
     """Why a file defines no plug-ins, by each name that was looked for in the file; if no names were given, by the name of the
     file."""
 
-    def find_plugin(self, name: str, code_digest: str | None) -> Description | None:
+    def find_plugin(self, plugin_name: str, code_digest: str | None) -> Description | None:
         """The plug-in with this name; None if `code_digest`, the digest of its code in a cell, is None, because it ships with
         shardlab."""
-        return None if code_digest is None else self.by_name[name]
+        return None if code_digest is None else self.by_name[plugin_name]
 
     def add_file(
         self,
-        kind: PluginKind[PluginDescription[Description]],
+        plugin_kind: PluginKind[PluginDescription[Description]],
         source: PluginSource,
         added_plugins: list[Description],
         shipped_names: Collection[str],
@@ -59,7 +59,7 @@ class PluginSet(msgspec.Struct, Generic[Description]):
         """
         file_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
         for plugin in added_plugins:
-            kind.must_be_new(source.file, plugin.name, shipped_names, file_by_name)
+            plugin_kind.must_be_new(source.file, plugin.name, shipped_names, file_by_name)
         self.source_by_digest[source.digest] = source
         self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in added_plugins})
 
@@ -235,7 +235,7 @@ def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
     ShardlabError if a copy is missing or damaged."""
     if run.cell.command is not None and run.cell.workload_code is not None:
         command_folder.copy_into_run(store_folder, run.cell.workload_code, run_folder)
-    for kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
+    for plugin_kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
         if plugin is None:
             continue
         frozen_copy = plugin_store.read_copy(store_folder / plugin.code, plugin.file, plugin.code)
@@ -243,7 +243,7 @@ def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
             raise ShardlabError(
                 f"{store_folder / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
             )
-        plugin_source.write_plugin(run_folder / kind.folder, frozen_copy)
+        plugin_source.write_plugin(run_folder / plugin_kind.folder, frozen_copy)
 
 
 def _read_carried_code(

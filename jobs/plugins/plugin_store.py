@@ -68,7 +68,7 @@ def describe_plugins(
 
 
 def _ask_process(
-    kind: PluginKind[PluginDescription[Description]], source: PluginSource, seq_len: int | None, interpreter: str | None
+    plugin_kind: PluginKind[PluginDescription[Description]], source: PluginSource, seq_len: int | None, interpreter: str | None
 ) -> PluginDescription[Description]:
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as code_folder:
@@ -79,7 +79,7 @@ def _ask_process(
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
         command_words = ["trainers", "describe", str(plugin_path), *length_options]
-        description = plugin_process.ask_process(command_words, source.file, kind.answer, ANSWER_S, interpreter)
+        description = plugin_process.ask_process(command_words, source.file, plugin_kind.answer, ANSWER_S, interpreter)
     if any(plugin.code != source.digest for plugin in description.plugins):
         raise InputError(f"{source.file}: changed while it was read; run the command again.")
     return description
@@ -91,11 +91,11 @@ def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> Non
         for temporary_folder in find_store(workspace).glob(".*.tmp"):  # left by a command that was killed
             if time.time() - temporary_folder.stat().st_mtime > OUTDATED_S:
                 shutil.rmtree(temporary_folder, ignore_errors=True)
-    for source in sources:
-        is_intact = partial(_has_copy, source)
-        if not is_intact(final_folder := find_store(workspace) / source.digest):
-            with open_new_copy(final_folder, is_intact, f"{final_folder}: differs from {source.file}") as new_folder:
-                plugin_source.write_plugin(new_folder, source)
+    for plugin in sources:
+        is_intact = partial(_has_copy, plugin)
+        if not is_intact(final_folder := find_store(workspace) / plugin.digest):
+            with open_new_copy(final_folder, is_intact, f"{final_folder}: differs from {plugin.file}") as new_folder:
+                plugin_source.write_plugin(new_folder, plugin)
 
 
 def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | None:

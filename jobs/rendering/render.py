@@ -18,9 +18,9 @@ from jobs.launcher import find_launcher
 from jobs.planner import machine as planned_machine
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.rendering import frozen_source, run_environment, sbatch_options, scripts
+from jobs.rendering import frozen_source, python_environment, sbatch_options, scripts
 from jobs.rendering.preview import Preview
-from jobs.rendering.run_environment import PythonEnvironment
+from jobs.rendering.python_environment import PythonEnvironment
 from jobs.scheduler import find_scheduler
 from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
@@ -110,7 +110,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         if name is None or self.workspace is None or self.preview is not None:
             return default_environment
         if name not in self._environments:
-            environment = run_environment.read_environment(self.workspace, self.cluster, name)
+            environment = python_environment.read_environment(self.workspace, self.cluster, name)
             shardlab_version = {"shardlab": __version__}
             self._environments[name] = msgspec.structs.replace(environment, versions=environment.versions | shardlab_version)
         return self._environments[name]

@@ -171,18 +171,18 @@ class SlurmScheduler(Scheduler):
                 "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
             ) from None
 
-    def cancel_jobs(self, jobs: Sequence[str]) -> str:
+    def cancel_jobs(self, job_ids: Sequence[str]) -> str:
         """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if it cancelled none."""
         outputs = [
-            call_slurm(["scancel", *job_numbers], cluster=cluster) for cluster, job_numbers in query.split_by_command(jobs)
+            call_slurm(["scancel", *job_numbers], cluster=cluster) for cluster, job_numbers in query.split_by_command(job_ids)
         ]
         return next((output.error_line for output in outputs if output.exit_code != 0), "")
 
-    def hold_jobs(self, jobs: Mapping[str, str]) -> str:
+    def hold_jobs(self, token_by_job: Mapping[str, str]) -> str:
         """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words
         if Slurm did not requeue the job."""
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-            for cluster, job_numbers in query.select_own_jobs(jobs):
+            for cluster, job_numbers in query.select_own_jobs(token_by_job):
                 call_slurm(["scontrol", "hold", ",".join(job_numbers)], cluster=cluster)
         own_job = claim.read_own_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
@@ -193,9 +193,9 @@ class SlurmScheduler(Scheduler):
         time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
         return "" if output.exit_code == 0 else output.error_line
 
-    def release_jobs(self, jobs: Mapping[str, str]) -> None:
+    def release_jobs(self, token_by_job: Mapping[str, str]) -> None:
         """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-        for cluster, job_numbers in query.select_own_jobs(jobs):
+        for cluster, job_numbers in query.select_own_jobs(token_by_job):
             output = call_slurm(["scontrol", "release", ",".join(job_numbers)], cluster=cluster)
             if output.exit_code != 0 and not _NOT_HELD_ANY_MORE.search(output.stderr):
                 raise ShardlabError(
@@ -248,10 +248,10 @@ def _list_unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event
     }
 
 
-def _list_unfinished_run_ids(workspace: Workspace, sent: Submission) -> set[str]:
+def _list_unfinished_run_ids(workspace: Workspace, pack_submission: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
-    return {run_id for run_id in sent.runs if not RunDir(workspace.runs / run_id).has_ended()}
+    return {run_id for run_id in pack_submission.runs if not RunDir(workspace.runs / run_id).has_ended()}
 
 
 def _find_unended_jobs(workspace: Workspace, run_ids: Sequence[str], cluster: str | None) -> list[str]:
@@ -298,7 +298,7 @@ def _submit_job(
     first_run = run_dirs[0].read_run()
     kind: SubmissionKind = "one" if len(run_dirs) == 1 else "pack" if submit_options.is_packed else "array"
     token = submission.make_token(run_dirs[0].run_id if kind == "one" else first_run.matrix)
-    submission_folder = submission.submissions_folder(workspace) / token
+    submission_folder = submission.find_submissions_folder(workspace) / token
     added_options: list[str] = []
     if kind == "one":
         script_path = run_dirs[0].path / SCRIPT
@@ -343,10 +343,10 @@ def _submit_job(
     return new_submission.job
 
 
-def _find_named_cluster(options: Sequence[str]) -> str | None:
+def _find_named_cluster(sbatch_options: Sequence[str]) -> str | None:
     """The cluster of Slurm that these options of a script name: the user's own template may name another one than the cluster
     file. None if they name none."""
-    return next((option.partition("=")[2] for option in options if option.startswith("--clusters=")), None)
+    return next((option.partition("=")[2] for option in sbatch_options if option.startswith("--clusters=")), None)
 
 
 def _escape_percent(path: Path) -> str:

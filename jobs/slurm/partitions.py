@@ -20,13 +20,13 @@ def read_partitions(limit_s: float, cluster: str | None) -> list[dict[str, str]]
     return [partition for partition in partitions if "PartitionName" in partition]
 
 
-def find_exceeded_limit(partitions: Sequence[dict[str, str]], options: Sequence[str]) -> str:
+def find_exceeded_limit(partitions: Sequence[dict[str, str]], job_options: Sequence[str]) -> str:
     """A clause about the limit of its partition that a job exceeds; '' if a partition that the job may use allows it.
 
-    options: the sbatch options of the job; the last of equal options counts. A job with a QOS is not checked, because the QOS
-    may have limits of its own instead.
+    job_options: the sbatch options of the job; the last of equal options counts. A job with a QOS is not checked, because the
+    QOS may have limits of its own instead.
     """
-    value_by_option = dict(option.removeprefix("--").partition("=")[::2] for option in options)
+    value_by_option = dict(option.removeprefix("--").partition("=")[::2] for option in job_options)
     partition_names = set(value_by_option["partition"].split(",")) if "partition" in value_by_option else None
     usable_partitions = [
         partition

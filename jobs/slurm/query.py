@@ -103,18 +103,18 @@ def find_jobs(
     return JobsFound(jobs_by_id, "", "" if has_answered else sacct_output.error_line, is_accounting_complete)
 
 
-def find_jobs_by_name(name: str, since_s: float, cluster: str | None) -> list[Job]:
+def find_jobs_by_name(job_name: str, since_s: float, cluster: str | None) -> list[Job]:
     """The jobs with this name that the controller or the accounting of a cluster lists. cluster: as in `call_slurm`. Raises
     ControllerUnreachable."""
     squeue_output = call_slurm(
-        ["squeue", "-h", "--me", "--states=all", f"--name={name}", f"--format={SQUEUE_FORMAT}"], cluster=cluster
+        ["squeue", "-h", "--me", "--states=all", f"--name={job_name}", f"--format={SQUEUE_FORMAT}"], cluster=cluster
     )
     if squeue_output.exit_code != 0:
-        raise ControllerUnreachable(squeue_output.error_line, f"It is not known whether Slurm has a job named {name}.")
-    jobs_by_number = {job.id.split("_")[0]: job for job in _parse_jobs(squeue_output.stdout) if job.name == name}
-    sacct_output = call_slurm([*_make_sacct_argv(since_s), f"--name={name}"], cluster=cluster)
+        raise ControllerUnreachable(squeue_output.error_line, f"It is not known whether Slurm has a job named {job_name}.")
+    jobs_by_number = {job.id.split("_")[0]: job for job in _parse_jobs(squeue_output.stdout) if job.name == job_name}
+    sacct_output = call_slurm([*_make_sacct_argv(since_s), f"--name={job_name}"], cluster=cluster)
     if sacct_output.exit_code == 0:
-        jobs_by_number |= {job.id.split("_")[0]: job for job in _parse_jobs(sacct_output.stdout) if job.name == name}
+        jobs_by_number |= {job.id.split("_")[0]: job for job in _parse_jobs(sacct_output.stdout) if job.name == job_name}
     return list(jobs_by_number.values())
 
 
@@ -137,21 +137,21 @@ def select_own_jobs(token_by_job: Mapping[str, str]) -> list[tuple[str | None, S
     return split_by_command([job for job, token in token_by_job.items() if name_by_own_job.get(job) == token])
 
 
-def split_by_command(jobs: Iterable[str]) -> list[tuple[str | None, Sequence[str]]]:
+def split_by_command(job_names: Iterable[str]) -> list[tuple[str | None, Sequence[str]]]:
     """Jobs, as `sent_job` names them, in groups for one command each: (the cluster as in `call_slurm`, the numbers of at most
     MOST_JOBS_PER_COMMAND jobs of this cluster)."""
     return [
         (cluster, numbers_of_command)
-        for cluster, job_numbers in _group_by_cluster(jobs).items()
+        for cluster, job_numbers in _group_by_cluster(job_names).items()
         for numbers_of_command in _split_into_parts(job_numbers)
     ]
 
 
-def _group_by_cluster(jobs: Iterable[str]) -> dict[str | None, list[str]]:
+def _group_by_cluster(job_names: Iterable[str]) -> dict[str | None, list[str]]:
     """The numbers of the jobs of each cluster."""
     numbers_by_cluster: dict[str | None, list[str]] = {}
-    for job in jobs:
-        cluster, _, number = job.rpartition(":")
+    for job_name in job_names:
+        cluster, _, number = job_name.rpartition(":")
         numbers_by_cluster.setdefault(cluster or None, []).append(number)
     return numbers_by_cluster
 
@@ -162,9 +162,9 @@ def is_preempted(job_id: str) -> bool:
     return bool(_PREEMPTED_PATTERN.search(call_slurm(["scontrol", "show", "job", job_id], cluster=read_own_cluster()).stdout))
 
 
-def _split_into_parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+def _split_into_parts(job_names: Sequence[str]) -> list[Sequence[str]]:
     """Numbers or names of jobs, in parts of at most MOST_JOBS_PER_COMMAND jobs."""
-    return [jobs[begin : begin + MOST_JOBS_PER_COMMAND] for begin in range(0, len(jobs), MOST_JOBS_PER_COMMAND)]
+    return [job_names[begin : begin + MOST_JOBS_PER_COMMAND] for begin in range(0, len(job_names), MOST_JOBS_PER_COMMAND)]
 
 
 def _call_squeue(cluster: str | None, *options: str) -> SlurmOutput:

@@ -65,7 +65,7 @@ class Submission(msgspec.Struct, kw_only=True):
     job: JobNumber | None = None
     why: str = ""
 
-    def job_id_at(self, position: int) -> str | None:
+    def find_job_id(self, position: int) -> str | None:
         """Slurm's number of the job or array task that executes the run at this position in `runs`."""
         return f"{self.job}_{position}" if self.kind == "array" and self.job else self.job
 
@@ -83,7 +83,7 @@ class SlurmLimitReached(JobRefused):
         self.why = why
 
 
-def submissions_folder(workspace: Workspace) -> Path:
+def find_submissions_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains the submission files."""
     return workspace.shardlab_folder / "submissions"
 
@@ -95,7 +95,7 @@ def make_token(token_prefix: str) -> str:
 
 def record_intent(workspace: Workspace, submission: Submission) -> None:
     """Record the submission in the workspace before it is sent to Slurm. Raises WorkspaceError."""
-    files.make_folder(submissions_folder(workspace))
+    files.make_folder(find_submissions_folder(workspace))
     _write_submission(workspace, submission)
     for position, run_id in enumerate(submission.runs):
         _record_event(workspace, run_id, "submitting", **_describe_sending(submission, position))
@@ -134,7 +134,7 @@ def find_unreadable(workspace: Workspace) -> dict[str, str]:
 
 
 def _list_submission_files(workspace: Workspace) -> list[Path]:
-    return sorted(submissions_folder(workspace).glob("*.json"))
+    return sorted(find_submissions_folder(workspace).glob("*.json"))
 
 
 def _read_submission(path: Path) -> Submission | str | None:
@@ -282,7 +282,7 @@ def _record_sent(workspace: Workspace, submission: Submission, job_number: str) 
             "submitted",
             **_describe_sending(submission, position),
             kind=submission.kind,
-            job=submission.job_id_at(position),
+            job=submission.find_job_id(position),
         )
     _write_submission(workspace, submission)
 
@@ -316,7 +316,7 @@ def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: b
 
 
 def _remove_files(workspace: Workspace, submission: Submission) -> None:
-    shutil.rmtree(submissions_folder(workspace) / submission.token, ignore_errors=True)
+    shutil.rmtree(find_submissions_folder(workspace) / submission.token, ignore_errors=True)
     _make_submission_path(workspace, submission).unlink(missing_ok=True)
 
 
@@ -326,4 +326,4 @@ def _write_submission(workspace: Workspace, submission: Submission) -> None:
 
 
 def _make_submission_path(workspace: Workspace, submission: Submission) -> Path:
-    return submissions_folder(workspace) / f"{submission.token}.json"
+    return find_submissions_folder(workspace) / f"{submission.token}.json"

@@ -116,14 +116,14 @@ def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, to
     if ssh_result.returncode == 255:
         raise NodeLost(node.name, read_last_ssh_line(log_path) or "the connection broke")
     output_lines = ssh_result.stdout.decode("utf-8", "replace").splitlines()
-    answer = next((line.removeprefix(f"{token} ") for line in output_lines if line.startswith(f"{token} ")), "")
-    if ssh_result.returncode or not answer:
+    script_answer = next((line.removeprefix(f"{token} ") for line in output_lines if line.startswith(f"{token} ")), "")
+    if ssh_result.returncode or not script_answer:
         failure_reason = error_lines[-1] if error_lines else f"exit code {ssh_result.returncode}"
         raise ShardlabError(
             f"{node.name}: cannot make the folder {run_dir.path} ({failure_reason}). "
             "`provision` makes the folder of the workspaces on each node."
         )
-    return answer
+    return script_answer
 
 
 def _must_be_separate(run_dir: RunDir, nodes: Sequence[InventoryNode], node_answers: Sequence[str]) -> None:

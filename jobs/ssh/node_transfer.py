@@ -71,15 +71,15 @@ def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: Mu
         raise ShardlabError(f"{node.name}: {error}") from None
 
 
-def _list_entries(workspace_path: Path, name: str, wanted_if: WantedIf) -> Iterator[tuple[str, OfferedFile]]:
+def _list_entries(workspace_path: Path, relative_path: str, wanted_if: WantedIf) -> Iterator[tuple[str, OfferedFile]]:
     """List a file, or a folder with all that is in it: (path relative to the workspace, what a node is offered)."""
-    path = workspace_path / name
+    path = workspace_path / relative_path
     file_status = path.lstat()
-    if not files.is_utf8(name) or (stat.S_ISLNK(file_status.st_mode) and not files.is_utf8(str(path.readlink()))):
-        raise InputError(f"{name!r} or its link contains bytes that are not UTF-8. Allowed: names and links in UTF-8.")
+    if not files.is_utf8(relative_path) or (stat.S_ISLNK(file_status.st_mode) and not files.is_utf8(str(path.readlink()))):
+        raise InputError(f"{relative_path!r} or its link contains bytes that are not UTF-8. Allowed: names and links in UTF-8.")
     if stat.S_ISDIR(file_status.st_mode) or stat.S_ISREG(file_status.st_mode) or stat.S_ISLNK(file_status.st_mode):
         link = str(path.readlink()) if stat.S_ISLNK(file_status.st_mode) else ""
-        yield name, OfferedFile(file_status.st_mode, file_status.st_size, file_status.st_mtime_ns, link, wanted_if)
+        yield relative_path, OfferedFile(file_status.st_mode, file_status.st_size, file_status.st_mtime_ns, link, wanted_if)
     if stat.S_ISDIR(file_status.st_mode):
         for entry_name in files.list_names(path):
-            yield from _list_entries(workspace_path, f"{name}/{entry_name}", wanted_if)
+            yield from _list_entries(workspace_path, f"{relative_path}/{entry_name}", wanted_if)

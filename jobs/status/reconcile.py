@@ -211,17 +211,17 @@ def _make_status(run_on_disk: RunOnDisk, observed: ObservedRun, lease: Lease | N
     )
 
 
-def find_run_span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
+def find_run_span(events: Sequence[Event], run_state: str) -> tuple[datetime | None, datetime | None]:
     """When a run first started and when it ended, by the clock of its supervisor: (start, end).
 
-    events: the events of the run. state: its state. The end is None if the run waits for another start after a requeue, or if
-    its supervisor was lost.
+    events: the events of the run. run_state: its state. The end is None if the run waits for another start after a requeue, or
+    if its supervisor was lost.
     """
     timed_events = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
-    start_times = [wall_s for wall_s, name in timed_events if name == "started"]
-    end_times = [wall_s for wall_s, name in timed_events if name == "exited"]
+    start_times = [wall_s for wall_s, event_kind in timed_events if event_kind == "started"]
+    end_times = [wall_s for wall_s, event_kind in timed_events if event_kind == "exited"]
     last_end_s = (
-        end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL_STATES else None
+        end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and run_state in FINAL_STATES else None
     )
     return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end_s)
 

@@ -49,16 +49,16 @@ def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
         raise RestartedTooOften(f"Slurm has restarted the run {restart_count} times; allowed: {allowed_restarts}.")
 
 
-def allows_retry(run_dir: RunDir, run: Run, state: str) -> bool:
+def allows_retry(run_dir: RunDir, run: Run, end_state: str) -> bool:
     """Whether the budget of the run allows another start after it ended in this state."""
-    if state in run.cell.expect:
+    if end_state in run.cell.expect:
         return False
     events = run_dir.events()
-    if run.scheduler == "slurm" and state in SHARED_ON_SLURM:
+    if run.scheduler == "slurm" and end_state in SHARED_ON_SLURM:
         used_retries = count_slurm_restarts(run_dir, run, events)
     else:
-        used_retries = list_retried_states(run, events).count(state)
-    return used_retries < run.retries_after(state)
+        used_retries = list_retried_states(run, events).count(end_state)
+    return used_retries < run.retries_after(end_state)
 
 
 def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], saved_step: int) -> str | None:
@@ -68,10 +68,10 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
     start of the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps."""
     if end_data["reason"] == TOLD_REASON:  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
-    state = run_dir.judge_at_end(end_data, run).state
-    if state == "timeout" and find_saved_step(run_dir) <= saved_step:
+    end_state = run_dir.judge_at_end(end_data, run).state
+    if end_state == "timeout" and find_saved_step(run_dir) <= saved_step:
         return None
-    return state if allows_retry(run_dir, run, state) else None
+    return end_state if allows_retry(run_dir, run, end_state) else None
 
 
 def find_saved_step(run_dir: RunDir) -> int:

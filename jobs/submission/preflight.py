@@ -72,23 +72,23 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
-def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> SlurmOutput:
+def _test_request(script_path: Path, extra_options: Sequence[str], cluster: str | None) -> SlurmOutput:
     return call_slurm(
-        ["sbatch", "--test-only", *options, str(script)],
+        ["sbatch", "--test-only", *extra_options, str(script_path)],
         cluster=cluster,
         limit_s=MOST_TEST_S,
         enough_pattern=_REJECTED_FOR_NOW_PATTERN,
     )
 
 
-def _is_rejected_for_now(output: SlurmOutput, options: Sequence[str]) -> bool:
+def _is_rejected_for_now(output: SlurmOutput, request_options: Sequence[str]) -> bool:
     """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
     the job later."""
     if output.find_error_line(_REJECTED_FOR_NOW_PATTERN) is not None:
         return True
     if output.find_error_line(_NO_SUCH_NODES) is None:
         return False
-    place_options = [option for option in options if option.startswith(("--clusters=", "--partition="))]
+    place_options = [option for option in request_options if option.startswith(("--clusters=", "--partition="))]
     return bool(
         _UNAVAILABLE_STATE.search(call_slurm(["sinfo", *place_options, "-h", "-N", "-o", "%T"], limit_s=MOST_TEST_S).stdout)
     )

@@ -250,7 +250,7 @@ def _decide_next_attempt(
     return RunDecision(run, True, why, status, plugin_sources=context.plugins.sources)
 
 
-def _decide_within_budget(run_dir: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
+def _decide_within_budget(run_dir: RunDir, status: Status, context: render.RenderContext) -> RunDecision | None:
     """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
     its machine restarted. None if the run must not be started again by itself.
 
@@ -259,7 +259,7 @@ def _decide_within_budget(run_dir: RunDir, status: Status, source: render.Render
     again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
     if (
-        source.scheduler == "slurm"
+        context.scheduler == "slurm"
         or status.is_unreadable
         or status.state not in FINAL_STATES - {"timeout", "completed", "cancelled"}
     ):
@@ -267,7 +267,7 @@ def _decide_within_budget(run_dir: RunDir, status: Status, source: render.Render
     old_run = run_dir.read_run()
     if not retry_budget.allows_retry(run_dir, old_run, status.state):
         return None
-    return _decide_next_attempt(run_dir, old_run, status, source, [*old_run.retried, status.state])
+    return _decide_next_attempt(run_dir, old_run, status, context, [*old_run.retried, status.state])
 
 
 def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:

@@ -32,8 +32,8 @@ def use_archived_matrix(invocation: Invocation) -> None:
     arguments = invocation.arguments
     if arguments.archive is not None:
         matrix_path, settings = unpack_matrix(Path(arguments.archive), invocation.workspace, trust=arguments.trust)
-        keys = {setting.partition("=")[0].strip() for setting in arguments.settings}
-        arguments.settings = [setting for setting in settings if setting.partition("=")[0] not in keys] + arguments.settings
+        set_keys = {setting.partition("=")[0].strip() for setting in arguments.settings}
+        arguments.settings = [setting for setting in settings if setting.partition("=")[0] not in set_keys] + arguments.settings
         arguments.matrix, arguments.archive = str(matrix_path), None
 
 
@@ -103,17 +103,18 @@ def _list_command_lines(matrix_path: Path) -> list[str]:
     return [f"{name}: {' '.join(map(str, workload.command))}" for name, workload in commands.items()]
 
 
-def _unpack_command(workspace: Workspace, archive_file: Path, name: str, packed_folder: bytes) -> None:
-    """Write the files of a command into the store of the workspace. name: the path of the archive's file that has them.
+def _unpack_command(workspace: Workspace, archive_file: Path, archive_path: str, packed_folder: bytes) -> None:
+    """Write the files of a command into the store of the workspace. archive_path: the path of the archive's file that has them.
 
     Raises InputError if they are damaged.
     """
     from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
 
-    digest = name.removeprefix(archive.COMMANDS_FOLDER).removesuffix(".tar.gz")
+    digest = archive_path.removeprefix(archive.COMMANDS_FOLDER).removesuffix(".tar.gz")
     if re.fullmatch("[0-9a-f]{16}", digest) is None:
         raise InputError(
-            f"{archive_file}: {name}: is not the name of the files of a command. Allowed: the digest of the files, .tar.gz."
+            f"{archive_file}: {archive_path}: is not the name of the files of a command. "
+            "Allowed: the digest of the files, .tar.gz."
         )
     if not command_folder.has_frozen_copy(plugin_store.find_store(workspace), digest):
         send_folder.unpack_folder(workspace, digest, packed_folder)

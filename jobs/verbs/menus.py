@@ -128,17 +128,17 @@ class LaunchersVerb(JobsVerb):
         return 0
 
 
-def _make_document(entries: Sequence[Strategy | Workload], *keys: str) -> list[dict[str, Any]]:
+def _make_document(menu_entries: Sequence[Strategy | Workload], *field_names: str) -> list[dict[str, Any]]:
     """The values of these fields of the entries of a menu, for --json."""
-    return [{key: msgspec.to_builtins(getattr(entry, key)) for key in keys} for entry in entries]
+    return [{name: msgspec.to_builtins(getattr(entry, name)) for name in field_names} for entry in menu_entries]
 
 
-def _is_shipped(entry: Strategy | Workload) -> bool:
-    return entry.file is None
+def _is_shipped(menu_entry: Strategy | Workload) -> bool:
+    return menu_entry.file is None
 
 
-def _describe_origin(entry: Strategy | Workload) -> str:
-    return entry.file or "ships"
+def _describe_origin(menu_entry: Strategy | Workload) -> str:
+    return menu_entry.file or "ships"
 
 
 def _print_faults(out: Output, faults: Mapping[str, str]) -> None:

@@ -46,7 +46,7 @@ class SubmitPlan(msgspec.Struct, frozen=True):
 def submit_runs(
     invocation: Invocation,
     context: RenderContext,
-    options: SubmitOptions,
+    submit_options: SubmitOptions,
     decide: Callable[[], list[RunDecision]],
     plan: MatrixPlan | None = None,
     *,
@@ -61,19 +61,19 @@ def submit_runs(
     out, workspace, arguments = invocation.out, invocation.workspace, invocation.arguments
     backlog = None
     if getattr(arguments, "dry_run", False):
-        return _print_dry_run(invocation, _plan_submission(invocation, decide(), context, options, plan))
+        return _print_dry_run(invocation, _plan_submission(invocation, decide(), context, submit_options, plan))
     must_run_here(context, allow_login_node=arguments.here, has_training=has_training)
     with workspace.hold_runs_lock():
         all_readable = _finish_interrupted(invocation, context)
-        submit_plan = _plan_submission(invocation, decide(), context, options, plan)
+        submit_plan = _plan_submission(invocation, decide(), context, submit_options, plan)
         if plan is not None:
             render.store_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats_by_cell)
         try:
-            submit.send_runs(workspace, submit_plan.decisions, context, options)
+            submit.send_runs(workspace, submit_plan.decisions, context, submit_options)
         except SchedulerFull as full_error:
             if not arguments.wait:
                 raise
-            backlog = Backlog(workspace, context.scheduler, options, full_error)
+            backlog = Backlog(workspace, context.scheduler, submit_options, full_error)
     _print_decisions(out, submit_plan, backlog)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
@@ -92,7 +92,7 @@ def _plan_submission(
     invocation: Invocation,
     decisions: list[RunDecision],
     context: RenderContext,
-    options: SubmitOptions,
+    submit_options: SubmitOptions,
     plan: MatrixPlan | None,
 ) -> SubmitPlan:
     """Hold back the runs that would not end before the lease, and check the other runs. No run folder is written.
@@ -101,8 +101,10 @@ def _plan_submission(
     GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
     """
     leased_inventory = inventory.read_leased_inventory(invocation.workspace, context.cluster.name)
-    if leased_inventory is not None and not options.ignore_lease:
-        decisions = lease_schedule.hold_back_late_runs(invocation.workspace, leased_inventory, decisions, context, options)
+    if leased_inventory is not None and not submit_options.ignore_lease:
+        decisions = lease_schedule.hold_back_late_runs(
+            invocation.workspace, leased_inventory, decisions, context, submit_options
+        )
     runs = [decision.run for decision in decisions if decision.is_sent]
     if plan is not None and (most_hours := invocation.arguments.max_gpu_hours) is not None:
         if not (0 < most_hours < 1e9):
@@ -110,7 +112,7 @@ def _plan_submission(
         counts = Counter(plan.find_planned_name(run.cell) for run in runs)
         must_be_within_gpu_hours(most_hours, [hours for hours in estimate_hours(plan, counts) if counts[hours.cell.name()]])
     if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
-        preflight.must_be_accepted(runs, context, pack=options.is_packed)
+        preflight.must_be_accepted(runs, context, pack=submit_options.is_packed)
     remarks = plan.remarks if plan is not None else ()
     return SubmitPlan(decisions, context, remarks, leased_inventory.lease if leased_inventory is not None else None)
 
@@ -137,17 +139,17 @@ def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
     return not damage_sentences
 
 
-def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
+def tidy_runs(out: Output, workspace: Workspace, statuses: Sequence[Status], *, of_scheduler: bool = True) -> bool:
     """Cancel jobs that are still queued although their runs have ended, and print every record that cannot be read.
 
     of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
     record can be read.
     """
-    cancelled = stale_jobs.cancel_stale_jobs(runs if workspace_trust.is_allowed(workspace) else [])
+    cancelled = stale_jobs.cancel_stale_jobs(statuses if workspace_trust.is_allowed(workspace) else [])
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
-    scheduler_names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
-    unreadable_runs = print_unreadable(out, runs)
+    scheduler_names = {run.scheduler["name"] for run in statuses if not run.is_unreadable} if of_scheduler else set()
+    unreadable_runs = print_unreadable(out, statuses)
     damage_sentences = [
         sentence for name in sorted(scheduler_names) for sentence in find_scheduler(name).describe_damaged_records(workspace)
     ]
@@ -156,12 +158,12 @@ def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_s
     return cancelled.are_all_cancelled and not unreadable_runs and not damage_sentences
 
 
-def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
+def print_unreadable(out: Output, statuses: Sequence[Status]) -> int:
     """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
-    unreadable_runs = [run for run in runs if run.is_unreadable]
-    for run in unreadable_runs:
-        out.print_remark(f"{run.id}: {run.why}", style="red")
-    return len(unreadable_runs)
+    unreadable_statuses = [status for status in statuses if status.is_unreadable]
+    for status in unreadable_statuses:
+        out.print_remark(f"{status.id}: {status.why}", style="red")
+    return len(unreadable_statuses)
 
 
 def _print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:

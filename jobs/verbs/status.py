@@ -42,9 +42,9 @@ class StatusVerb(JobsVerb):
         return int(not sending.tidy_runs(out, workspace, statuses))
 
 
-def _count_states(runs: Sequence[Status]) -> str:
+def _count_states(statuses: Sequence[Status]) -> str:
     """How many of the runs that were to be cancelled are cancelled, and the states of the others."""
-    counts_by_state = Counter(run.state for run in runs)
+    counts_by_state = Counter(status.state for status in statuses)
     cancelled_count = counts_by_state.pop("cancelled", 0)
     others_text = ", ".join(f"{count} {state}" for state, count in counts_by_state.items())
     return f"{cancelled_count} run(s) cancelled." + (f" Not cancelled: {others_text}." if others_text else "")

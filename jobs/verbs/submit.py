@@ -71,14 +71,14 @@ class SubmitVerb(JobsVerb):
         is_preview = on_controller.is_preview(invocation)
         planned = matrix_plan.plan_preview(invocation, planned) if is_preview else planned
         render_context = planned.context
-        options = shared_options.read_submit_options(invocation, render_context)
+        submit_options = shared_options.read_submit_options(invocation, render_context)
         if not is_preview:
             on_controller.must_suit_workspace(render_context.cluster, workspace)
             sending.must_have_data(out, workspace, planned.cells, render_context)
         submit.check_runs(workspace, planned.cells, planned.repeats_by_cell, render_context, arguments.resume_from)
         resumed_run = arguments.resume_from
         decide = partial(submit.decide_runs, workspace, planned.cells, planned.repeats_by_cell, render_context, resumed_run)
-        return sending.submit_runs(invocation, render_context, options, decide, planned)
+        return sending.submit_runs(invocation, render_context, submit_options, decide, planned)
 
 
 def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:

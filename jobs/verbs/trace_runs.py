@@ -68,11 +68,11 @@ class TraceRunsVerb(JobsVerb):
         render_context = msgspec.structs.replace(
             render.make_render_context(runs.matrix_name, invocation.cluster, workspace), trace_part_by_cell=parts_by_cell
         )
-        options = shared_options.read_submit_options(invocation, render_context)
+        submit_options = shared_options.read_submit_options(invocation, render_context)
         on_controller.must_suit_workspace(render_context.cluster, workspace)
         submit.check_runs(workspace, cells, repeats, render_context)
         decide = partial(submit.decide_runs, workspace, cells, repeats, render_context)
-        exit_code = sending.submit_runs(invocation, render_context, options, decide, has_training=False)
+        exit_code = sending.submit_runs(invocation, render_context, submit_options, decide, has_training=False)
         out.print_remark(f"note: when all have completed, `collect trace {runs.matrix_name}` merges them.")
         return exit_code
 
@@ -134,11 +134,11 @@ def _must_be_shared(folder: Path, cluster: Cluster) -> None:
         )
 
 
-def _make_trace_cell(name: str, part: TracePart) -> AnyCell:
+def _make_trace_cell(matrix_name: str, part: TracePart) -> AnyCell:
     """The cell of a run that analyses traces, whose steps are the trace files."""
     return AnyCell(
         workload=f"part-{part.place:05d}", strategy=TRACE_STRATEGY, launcher=TRACE_STRATEGY, gpus=1, steps=len(part.files),
-        prove="off", options={"traces": name},
+        prove="off", options={"traces": matrix_name},
     )  # fmt: skip
 
 

@@ -320,7 +320,7 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
             before = len(sizes(queue))
             tried.append(now[0])
     assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
-    assert not list(submission.submissions_folder(study.workspace).iterdir())
+    assert not list(submission.find_submissions_folder(study.workspace).iterdir())
 
 
 @pytest.mark.parametrize("words", [[], ["--only", "held"]])
