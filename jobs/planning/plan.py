@@ -105,22 +105,20 @@ def plan_matrix(
 ) -> MatrixPlan:
     """Read, check and resolve a matrix on a cluster. No run folder is written. Raises InputError.
 
-    matrix_name: the name of a shipped matrix, or the path of a matrix file. cluster: the cluster. where: the expression of
-    --where; it is always evaluated for the cells of the file, also with scale `tiny`. repeats: the number of runs of each cell;
-    None: as the matrix says. scale: `full` or `tiny`. wait_gpus_s, track: as in `Run`. in_allocation: whether the runs start in
-    the Slurm allocation of this process. settings: the values of --set.
+    matrix_name: the name of a shipped matrix, or the path of a matrix file. where: the expression of --where, for the cells of
+    the file also with scale `tiny`. repeats: the runs of each cell; None: as the matrix says. scale: `full` or `tiny`.
+    wait_gpus_s, track: as in `Run`. in_allocation: whether runs start in this process's Slurm allocation. settings: of --set.
     """
     if repeats is not None and not 1 <= repeats <= 1000:
         raise InputError(f"--repeats: found {repeats}. Allowed: 1 to 1000.")
     requested_matrix = matrix.load_matrix(matrix.find_matrix_file(matrix_name), settings)
-    file = requested_matrix.file
-    capacity = find_cluster_capacity(cluster, in_allocation=in_allocation)
+    file, capacity = requested_matrix.file, find_cluster_capacity(cluster, in_allocation=in_allocation)
     plugins = find_own_plugins(workspace, requested_matrix, cluster)
     stored_name = requested_matrix.name if scale == "full" else f"{requested_matrix.name}-{scale}"
     try:
         cells = _resolve_at_scale(requested_matrix, capacity, plugins, scale)
-        planned_searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
-        cells = planned_searches.first_try_cells
+        searches = batch_searches.plan_searches(workspace, requested_matrix, cells, cluster, stored_name, plugins)
+        cells = searches.first_try_cells
     finally:
         plugins.close()
     selected_cells = _select_cells(cells, where)
@@ -131,15 +129,12 @@ def plan_matrix(
     repeats_by_cell = number_of_runs.count_repeats(file, cells, repeats)
     rehearsed_names = {cell.name() for cell in selected_cells if render_context.plans_rehearsal(cell)}
     recorded_s_by_cell = number_of_runs.compute_mean_recorded_s(workspace, selected_cells, repeats_by_cell, rehearsed_names)
-    prediction_by_cell = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded_s_by_cell)
-    remarks = command_cells.describe_commands(requested_matrix, cells) + command_folder.describe_folders(
-        plugins.command_folders
-    )
+    predictions = plan_predictions.predict_cells(workspace, cluster, selected_cells, recorded_s_by_cell)
+    remarks = command_cells.describe_commands(requested_matrix, cells)
+    remarks += command_folder.describe_folders(plugins.command_folders)
     remarks += _make_plan_remarks(selected_cells, capacity, cluster, len(rehearsed_names))
     remarks += python_environment.explain_missing(workspace, cluster, {cell.environment or "" for cell in selected_cells})
-    advice = (
-        [*suggest_options(requested_matrix, cells, selected_cells, capacity, where, plugins), ADAPT_HINT] if misfits else []
-    )
+    advice = suggest_options(requested_matrix, cells, selected_cells, capacity, where, plugins) if misfits else []
     return MatrixPlan(
         matrix=requested_matrix,
         all_cells=cells,
@@ -148,12 +143,12 @@ def plan_matrix(
         recorded_s=recorded_s_by_cell,
         estimated_cost=number_of_runs.estimate_cost(selected_cells, repeats_by_cell, recorded_s_by_cell),
         context=msgspec.structs.replace(
-            render_context, predictions=prediction_by_cell, search_by_family=planned_searches.search_by_family, retry=file.retry
+            render_context, predictions=predictions, search_by_family=searches.search_by_family, retry=file.retry
         ),
         remarks=[*remarks, *render.list_own_file_remarks(render_context)],
         misfits=misfits,
-        fit_advice=advice,
-        predictions=prediction_by_cell,
+        fit_advice=[*advice, ADAPT_HINT] if misfits else [],
+        predictions=predictions,
     )
 
 

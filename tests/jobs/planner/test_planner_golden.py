@@ -307,5 +307,5 @@ def test_the_shipped_matrices_are_adapted_with_the_golden_changes():
                 f"  {change.key}: {change.study} -> {change.here}: {change.why} ({change.cells} cells)"
                 for change in found.changes
             ]
-            lines += [f"  {key}: {entry}" for key in ("exclude", "include") for entry in found.content.get(key, ())]
+            lines += [f"  {key}: {entry}" for key in ("exclude", "include") for entry in found.file_content.get(key, ())]
     write_golden("adapted", lines)
