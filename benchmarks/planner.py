@@ -25,7 +25,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--cells", type=int, default=10_000)
     count = options.parse_args().cells
-    known = gpu.must_find_model("a100-80gb")
+    known = gpu.must_find_gpu_model("a100-80gb")
     machine = PlannedMachine(
         True, "a100-80gb", known, gpu.find_gpu_memory(known, None), link.make_data_sheet_link(known), None, 2.0
     )

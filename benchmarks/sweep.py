@@ -165,7 +165,7 @@ def fill(workspace: Workspace, slurm: StandIns) -> None:
     for number, (one, place, run) in enumerate(sent):
         at_work = number >= len(sent) - AT_WORK
         _records(RunDir(workspace.runs / run), machine, ended=not at_work)
-        job, word = one.job_id_at(place), "RUNNING" if at_work else "COMPLETED"
+        job, word = one.find_job_id(place), "RUNNING" if at_work else "COMPLETED"
         accounts.append(f"{job}|{one.token}|{word}|1760000000|1760000010|work1|None")
         queue += accounts[-1:] if at_work else []
     slurm.answer("sacct", accounts)

@@ -19,23 +19,23 @@ from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import TOLD_REASON, drop_learnt_ends, find_last_sending
 
-OWNER_FILE = "job"
+JOB_ID_FILE = "job"
 # The names of a run's records. The records of an earlier start must not be mixed with the records of this start.
 RECORD_NAMES = ("steps", "samples", "trace", "memory", "validation.jsonl", "result.json")
 
 
-def current_job_id() -> str:
+def read_own_job_id() -> str:
     """Slurm's number of the job in which this process runs; '' outside of a Slurm job."""
     return os.environ.get("SLURM_JOB_ID", "")
 
 
-def make_token_data() -> dict[str, str]:
+def make_token_event_data() -> dict[str, str]:
     """The token of the submission to which the job of this process belongs, as data for an event; empty outside of Slurm.
 
     The token, which shardlab chooses for each submission, is the name of the job (jobs.slurm.submission).
     """
     job_name = os.environ.get("SLURM_JOB_NAME", "")
-    return {"token": job_name} if current_job_id() and re.search(TOKEN_PATTERN, job_name) else {}
+    return {"token": job_name} if read_own_job_id() and re.search(TOKEN_PATTERN, job_name) else {}
 
 
 def count_job_restarts() -> int:
@@ -55,7 +55,7 @@ def claim_run(run_dir: RunDir) -> Literal["first", "again"] | None:
         return "again" if count_job_restarts() and _belongs_to_this_job(run_dir) and _may_start_again(run_dir) else None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "claim") from error
-    files.write_atomic(run_dir.claim / OWNER_FILE, f"{current_job_id()}\n".encode())
+    files.write_atomic(run_dir.claim / JOB_ID_FILE, f"{read_own_job_id()}\n".encode())
     return "first"
 
 
@@ -72,7 +72,7 @@ def claim_as_cancelled(run_dir: RunDir) -> bool:
 
 def is_claimed_by_job(run_dir: RunDir) -> bool:
     """Whether a job has claimed the run. False for a run that only `jobs cancel` claimed: such a claim names no job."""
-    if (run_dir.claim / OWNER_FILE).exists():
+    if (run_dir.claim / JOB_ID_FILE).exists():
         return True
     try:
         return any(event.event in ("started", "exited") for event in run_dir.events())
@@ -107,7 +107,7 @@ def move_earlier_records(run_dir: RunDir) -> None:
 
 def _belongs_to_this_job(run_dir: RunDir) -> bool:
     try:
-        return files.read(run_dir.claim / OWNER_FILE).decode(errors="replace").strip() == current_job_id()
+        return files.read(run_dir.claim / JOB_ID_FILE).decode(errors="replace").strip() == read_own_job_id()
     except FileNotFoundError:
         return True  # an earlier start of this job made the claim and was killed before it wrote its job number
 
@@ -119,11 +119,11 @@ def _may_start_again(run_dir: RunDir) -> bool:
     Runs that ended for a reason of their own must not run again either, unless their supervisor asked for this restart.
     """
     events = drop_learnt_ends(run_dir.events())  # Slurm starts the run again after what was learnt from Slurm
-    state = run_dir.judge_with_result(events)[0].state
-    if state in ("completed", "cancelled"):
+    recorded_state = run_dir.judge_with_result(events)[0].state
+    if recorded_state in ("completed", "cancelled"):
         return False
     end_event = next((event for event in reversed(events) if event.event == "exited"), None)
-    if end_event is not None and state in _states_caused_by_run(events, end_event):
+    if end_event is not None and recorded_state in _list_states_caused_by_run(events, end_event):
         was_requeued = any(event.event == "requeued" and event.wall_s >= end_event.wall_s for event in events)
         return was_requeued and _record_start(run_dir)
     return _record_start(run_dir)
@@ -138,7 +138,7 @@ def _record_start(run_dir: RunDir) -> bool:
     return True
 
 
-def _states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]:
+def _list_states_caused_by_run(events: Sequence[Event], end_event: Event) -> set[str]:
     """The states in which a run ended for a reason of its own. end_event: the event of its end.
 
     The state `failed` is included only for a run of a packed allocation, because another run of the job may have caused the

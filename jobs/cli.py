@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _carry_out(invocation: Invocation) -> int:
     verb: JobsVerb = invocation.arguments.verb
-    _ask_whether_allowed(invocation, verb)
+    _check_permission(invocation, verb)
     verb.prepare(invocation)
     controller_workspace = on_controller.find_remote_workspace(invocation)
     if controller_workspace is not None:
@@ -68,7 +68,7 @@ def _carry_out(invocation: Invocation) -> int:
     return verb.run(invocation)
 
 
-def _ask_whether_allowed(invocation: Invocation, verb: JobsVerb) -> None:
+def _check_permission(invocation: Invocation, verb: JobsVerb) -> None:
     """Store the consent of --trust. Raises InputError if the verb acts and the user may not act in this workspace."""
     arguments, workspace = invocation.arguments, invocation.workspace
     waiting_paths = list_waiting_files(workspace) if verb.starts_runs else []

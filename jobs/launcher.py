@@ -37,20 +37,20 @@ class Launcher(msgspec.Struct, frozen=True):
     """A description of one line, which `jobs launchers` prints."""
     several_nodes: bool
     """Whether the launcher can start ranks on more than one node."""
-    command: Callable[[Run, str], list[str]]
+    make_node_argv: Callable[[Run, str], list[str]]
     """Builds the argv that starts all ranks of a run on this node, from the run and the path of the Python interpreter. The
     command is executed in the run's folder."""
-    task: Callable[[Run, str], list[str]]
+    make_task_argv: Callable[[Run, str], list[str]]
     """Builds the argv of one task of a job step, from the same arguments. The words of the argv may contain variables such as
     $SHARDLAB_ADDRESS, which jobs.supervisor.step_task replaces on the node."""
-    per_rank: bool = False
+    has_rank_tasks: bool = False
     """Whether a job step has one task for each rank; otherwise a job step has one task for each node."""
     prepare: Callable[[RunDir, Run], dict[str, str]] = _prepare_nothing
     """Writes the files that a start of the run needs into the run's folder, on the job's first node. Returns variables for the
     environment of all ranks."""
-    sbatch: tuple[str, ...] = ()
+    sbatch_options: tuple[str, ...] = ()
     """Additional options for the run's sbatch script, in long form without the dashes."""
-    needs: tuple[str, ...] = ()
+    needed_programs: tuple[str, ...] = ()
     """The programs that must be on the PATH of each node, besides Python and Slurm."""
     on_gpus: bool = True
     """Whether the ranks may compute on GPUs; if not, a run needs no GPUs, and is a rehearsal if it trains."""
@@ -66,19 +66,20 @@ class Launcher(msgspec.Struct, frozen=True):
     ) -> list[str]:
         """The argv that starts all ranks inside a Slurm job, as one job step. If one task fails, Slurm ends the whole step.
 
-        python: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another step of
-        the job holds, such as the shell of an allocation. container_options: the options of srun that start each task in a
-        container."""
-        tasks_per_node = run.world.nproc_per_node if self.per_rank else 1
+        python: the Python interpreter of the ranks. overlap: whether the step may use processors and GPUs that another
+        step of the job holds, such as the shell of an allocation. container_options: the options of srun that start each task
+        in a container."""
+        tasks_per_node = run.world.nproc_per_node if self.has_rank_tasks else 1
         argv = [
             "srun", f"--nodes={run.world.nnodes}", f"--ntasks-per-node={tasks_per_node}", "--kill-on-bad-exit=1",
             "--cpu-bind=none", "--unbuffered",
         ]  # fmt: skip
         if overlap:
             argv.append("--overlap")
-        if self.per_rank:
+        if self.has_rank_tasks:
             argv.append("--distribution=block")  # consecutive ranks are on the same node, as with the other launchers
-        return [*argv, *container_options, python, "-m", "jobs.supervisor.step_task", ".", "--", *self.task(run, python)]
+        task_argv = self.make_task_argv(run, python)
+        return [*argv, *container_options, python, "-m", "jobs.supervisor.step_task", ".", "--", *task_argv]
 
 
 def _make_trace_argv(_run: Run, python: str) -> list[str]:
@@ -90,25 +91,25 @@ _TRACE_LAUNCHER = Launcher(
     name=TRACE_STRATEGY,
     summary="analyses the profiler traces of a part of a folder (jobs trace)",
     several_nodes=False,
-    command=_make_trace_argv,
-    task=_make_trace_argv,
+    make_node_argv=_make_trace_argv,
+    make_task_argv=_make_trace_argv,
     on_gpus=False,
 )
 
 
 @functools.cache
-def launchers() -> dict[str, Launcher]:
+def load_launchers() -> dict[str, Launcher]:
     """All launchers, by their names."""
     return {
         launcher_module.LAUNCHER.name: launcher_module.LAUNCHER for launcher_module in registry.load_plugins("jobs.launchers")
     }
 
 
-def launcher(name: str) -> Launcher:
+def find_launcher(launcher_name: str) -> Launcher:
     """The launcher with this name. If no launcher has the name, raises UnknownName, which lists all launchers."""
-    launchers_by_name = launchers()
-    if name == TRACE_STRATEGY:
+    launcher_by_name = load_launchers()
+    if launcher_name == TRACE_STRATEGY:
         return _TRACE_LAUNCHER
-    if name not in launchers_by_name:
-        raise UnknownName("launcher", name, launchers_by_name)
-    return launchers_by_name[name]
+    if launcher_name not in launcher_by_name:
+        raise UnknownName("launcher", launcher_name, launcher_by_name)
+    return launcher_by_name[launcher_name]

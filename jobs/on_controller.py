@@ -12,7 +12,7 @@ from socket import gethostname
 
 from jobs.plugins import command_folder
 from jobs.plugins.command_folder import CommandFolder
-from jobs.rendering.preview import find_known_python
+from jobs.rendering.preview import find_cluster_python
 from jobs.slurm import commands
 from jobs.ssh.step import BETWEEN_NODES_HINT
 from jobs.verb import JobsVerb
@@ -60,10 +60,10 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     if not verb.makes_runs or getattr(arguments, "out", None) or getattr(arguments, "in_allocation", False):
         return None
     target_cluster = invocation.cluster
-    previous_remote = remote_workspace.read_remote_workspace(workspace)
-    if previous_remote is not None and previous_remote.cluster != target_cluster.name:
+    earlier_remote = remote_workspace.read_remote_workspace(workspace)
+    if earlier_remote is not None and earlier_remote.cluster != target_cluster.name:
         raise InputError(
-            f"{workspace.path}: its runs are on the cluster {previous_remote.cluster}, not on {target_cluster.name}; runs of "
+            f"{workspace.path}: its runs are on the cluster {earlier_remote.cluster}, not on {target_cluster.name}; runs of "
             "two clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )
     if target_cluster.provider == "local" or starts_runs_here(target_cluster) or is_preview(invocation):
@@ -86,8 +86,8 @@ def is_preview(invocation: Invocation) -> bool:
         return False
     if starts_runs_here(target_cluster):
         needs_inventory = target_cluster.slurm is None or target_cluster.provider == "slurm"
-        is_known = is_in_environment(target_cluster) or find_known_python(workspace, target_cluster) is not None
-        return needs_inventory and not is_known
+        knows_python = is_in_environment(target_cluster) or find_cluster_python(workspace, target_cluster) is not None
+        return needs_inventory and not knows_python
     return is_render or remote_workspace.read_remote_workspace(workspace) is None
 
 
@@ -159,7 +159,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     remote_arguments = argparse.Namespace(**vars(arguments))
     if verb.name == "trace" and not PurePosixPath(arguments.folder).is_absolute():
         raise InputError(f"{arguments.folder}: lies on {remote.host}. Allowed: an absolute path on that machine.")
-    own_matrix: Path | None = None
+    own_matrix_path: Path | None = None
     if verb.makes_runs or verb.name == "plan":
         cluster_file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         cluster_content = (
@@ -168,23 +168,23 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             else cluster.encode_resolved_file(target_cluster)
         )
         # runs need no signatures of URLs
-        for archive_address in filter(None, (data_set.archive for data_set in target_cluster.data.all_data_sets())):
-            cluster_content = cluster_content.replace(archive_address.encode(), remove_secrets(archive_address).encode())
-        contents_by_path = {"cluster.yaml": cluster_content}
+        for archive_url in filter(None, (data_set.archive for data_set in target_cluster.data.all_data_sets())):
+            cluster_content = cluster_content.replace(archive_url.encode(), remove_secrets(archive_url).encode())
+        content_by_path = {"cluster.yaml": cluster_content}
         for template_path in workspace.template_files():
-            contents_by_path[str(template_path.relative_to(workspace.path))] = files.read(template_path)
-        contents_by_path |= plugin_source.read_all_files(workspace.path)
+            content_by_path[str(template_path.relative_to(workspace.path))] = files.read(template_path)
+        content_by_path |= plugin_source.read_all_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back. It also
         # reads there which environments exist.
         is_leased = inventory.read_leased_inventory(workspace, target_cluster.name) is not None
         if target_cluster.slurm is None or is_leased or target_cluster.environments:
-            contents_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
+            content_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
         if verb.name != "trace" and cluster_file not in matrix.shipped_matrices().values():
-            own_matrix = cluster_file
+            own_matrix_path = cluster_file
             loaded_matrix = matrix.load_matrix(cluster_file, arguments.settings)
-            contents_by_path |= read_matrix_files(cluster_file, loaded_matrix)
+            content_by_path |= read_matrix_files(cluster_file, loaded_matrix)
             if loaded_matrix.commands:
                 from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
 
@@ -192,14 +192,14 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
                 send_folder.send_folders(remote, command_folders.values())
                 if verb.makes_runs:  # an archive of the runs has the files too
                     command_folder.freeze_folders(workspace, list(command_folders.values()))
-                contents_by_path |= list_sent_folders(loaded_matrix, command_folders)
+                content_by_path |= encode_sent_folders(loaded_matrix, command_folders)
             remote_arguments.matrix = f"{remote.workspace}/matrices/{cluster_file.name}"
         invocation.out.print_detail(f"on {remote.host}: {remote.workspace}")
-        remote_workspace.upload_files(remote, contents_by_path)
+        remote_workspace.upload_files(remote, content_by_path)
         if verb.makes_runs:  # a plan does not decide on which cluster the runs of the workspace are
             remote_workspace.write_remote_workspace(workspace, remote)
-            if own_matrix is not None:
-                remote_workspace.record_matrix_path(workspace, own_matrix)
+            if own_matrix_path is not None:
+                remote_workspace.record_matrix_path(workspace, own_matrix_path)
     elif verb.reads_lease and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
         remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
     return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
@@ -217,25 +217,25 @@ def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, byt
     }
 
 
-def list_sent_folders(loaded_matrix: Matrix, command_folders: Mapping[str, CommandFolder]) -> dict[str, bytes]:
+def encode_sent_folders(loaded_matrix: Matrix, folder_by_command: Mapping[str, CommandFolder]) -> dict[str, bytes]:
     """The file that tells the cluster which frozen copies belong to the commands of a matrix, by its path in the remote
-    workspace. command_folders: the folder of each command, by the name of the command."""
+    workspace. folder_by_command: the folder of each command, by the name of the command."""
     sent_folders = [
         command.SentFolder(
-            workload.folder, workload.exclude, workload.include, workload.name, name, command_folders[name].digest
+            workload.folder, workload.exclude, workload.include, workload.name, name, folder_by_command[name].digest
         )
         for name, workload in loaded_matrix.commands.items()
     ]
-    matrix_copy = Path("matrices") / Path(loaded_matrix.path).name
-    return {str(command.sent_folders_path(matrix_copy)): files.encode_json(sent_folders)}
+    matrix_copy_path = Path("matrices") / Path(loaded_matrix.path).name
+    return {str(command.sent_folders_path(matrix_copy_path)): files.encode_json(sent_folders)}
 
 
-def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | None:
+def decide_after_lease(invocation: Invocation, connection_error: ShardlabError) -> str | None:
     """Decide what to do if the cluster did not answer: its nodes may have been taken back at the end of their lease.
 
-    error: why the cluster did not answer. Returns None if the lease has not ended; the caller then reports the error. If the
-    lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is returned; for every
-    other command, ShardlabError is raised with both reasons.
+    connection_error: why the cluster did not answer. Returns None if the lease has not ended; the caller then reports the
+    error. If the lease has ended, `jobs status` uses the copies of the runs on this machine, and a remark for the user is
+    returned; for every other command, ShardlabError is raised with both reasons.
     """
     leased_inventory = inventory.read_leased_inventory(invocation.workspace)
     if (
@@ -244,13 +244,13 @@ def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | No
         or not leased_inventory.lease.has_ended(current_time := datetime.now(UTC))
     ):
         return None
-    lease_remark = f"{str(error).rstrip('.')}; {leased_inventory.lease.describe(current_time)}"
+    lease_remark = f"{str(connection_error).rstrip('.')}; {leased_inventory.lease.describe(current_time)}"
     if invocation.arguments.verb.name != "status":
         raise ShardlabError(lease_remark) from None
     return f"{lease_remark} The table shows the runs that were fetched, as they were then."
 
 
-def must_suit_cluster(target_cluster: Cluster, workspace: Workspace) -> None:
+def must_suit_workspace(target_cluster: Cluster, workspace: Workspace) -> None:
     """Raises InputError if the nodes of the cluster could not find the runs of this workspace, or if Slurm could not write its
     output into the workspace."""
     if target_cluster.slurm is not None and "\\" in str(workspace.path):

@@ -16,7 +16,7 @@ from shardlab.terminal.console import Parser
 from shardlab.terminal.recorded_output import RecordedOutput
 from shardlab.verb import Invocation
 
-PREDICTED_RANGES = ("memory_bytes", "step_s", "time_s", "gpu_hours", "energy_kwh", "cost")
+RANGE_NAMES = ("memory_bytes", "step_s", "time_s", "gpu_hours", "energy_kwh", "cost")
 
 
 class PlannedMatrix:
@@ -32,7 +32,7 @@ class PlannedMatrix:
 
         A predicted range has three columns, such as `memory_bytes`, `memory_bytes_low` and `memory_bytes_high`.
         """
-        return pl.DataFrame([_flatten_entry(entry) for entry in self.document["cells"]], infer_schema_length=None)
+        return pl.DataFrame([_flatten_cell_entry(entry) for entry in self.document["cells"]], infer_schema_length=None)
 
     def _repr_html_(self) -> str:
         return self._html
@@ -54,27 +54,27 @@ def plan_in_python(
     times are used. where: only cells for which this expression is true. repeats: the number of runs of each cell; None: as in
     the matrix. settings: values of keys in place of those in `defaults` of the matrix, as --set.
     """
-    values_by_option = {"matrix": matrix, "cluster": cluster, "workspace": workspace, "where": where, "repeats": repeats}
-    words = [f"--{option}={value}" for option, value in values_by_option.items() if value is not None]
-    words += [f"--set={key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    value_by_option = {"matrix": matrix, "cluster": cluster, "workspace": workspace, "where": where, "repeats": repeats}
+    option_words = [f"--{option}={value}" for option, value in value_by_option.items() if value is not None]
+    option_words += [f"--set={key}={json.dumps(value)}" for key, value in (settings or {}).items()]
     parser = Parser(prog="shardlab.plan", parents=[console.common_options()])
     PlanVerb().add_options(parser)
-    arguments: argparse.Namespace = parser.parse_args(words)
+    arguments: argparse.Namespace = parser.parse_args(option_words)
     invocation = Invocation(arguments)
     invocation.out = output = RecordedOutput()
     PlanVerb().run(invocation)
     return PlannedMatrix(output)
 
 
-def _flatten_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_cell_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of `cells` of the document as a row, without lists and other nested values."""
-    keys = {key: value for key, value in entry["cell"].items() if not isinstance(value, (dict, list))}
+    plain_values = {key: value for key, value in entry["cell"].items() if not isinstance(value, (dict, list))}
     predicted = entry["predicted"]
-    ranges: dict[str, Any] = {}
-    for name in PREDICTED_RANGES:
+    range_columns: dict[str, Any] = {}
+    for name in RANGE_NAMES:
         predicted_range = predicted.get(name) or {}
-        ranges |= {
+        range_columns |= {
             f"{name}{suffix}": predicted_range.get(end) for suffix, end in (("", "likely"), ("_low", "low"), ("_high", "high"))
         }
     row = {"cell": entry["id"], "repeats": entry["repeats"], "rehearsal": entry["rehearsal"]}
-    return row | keys | ranges | {name: predicted.get(name) for name in ("fits", "bottleneck", "how")}
+    return row | plain_values | range_columns | {name: predicted.get(name) for name in ("fits", "bottleneck", "how")}

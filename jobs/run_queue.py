@@ -192,7 +192,7 @@ class RunQueue:
                 ]
                 if queue_events and queue_events[-1].event in ("submitted", "released"):
                     waiting_runs.append((queue_events[0].wall_s, run_dir.run_id, run_dir))
-        for _, _, run_dir in sorted(waiting_runs, key=lambda waiting_entry: waiting_entry[:2]):
+        for _, _, run_dir in sorted(waiting_runs, key=lambda entry: entry[:2]):
             with contextlib.suppress(ShardlabError):
                 if run_dir.read_run().scheduler == self._scheduler:
                     yield run_dir
@@ -252,7 +252,7 @@ class QueueScheduler(Scheduler):
         workspace_trust.extend_consent(workspace, *(path for run_dir in run_dirs for path in list_executed_files(run_dir)))
         RunQueue(self.NAME, workspace).ensure_runner()
 
-    def attend(self, workspace: Workspace) -> None:
+    def restart_lost_runner(self, workspace: Workspace) -> None:
         """Start a runner if runs wait and no runner is alive, because the runner may have been killed. Does nothing for runs
         that this user may not start."""
         queue = RunQueue(self.NAME, workspace)
@@ -262,13 +262,13 @@ class QueueScheduler(Scheduler):
     def observe(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> list[ObservedRun]:
         """The state of each run, from its events and from the processes of this machine."""
         queue = RunQueue(self.NAME, workspace)
-        return [queue.observe_run(run.folder, run.verdict) for run in runs]
+        return [queue.observe_run(run.run_dir, run.verdict) for run in runs]
 
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs. Waiting runs are cancelled first, so that no waiting run starts when a running run ends. For a running
         run, the request is written as an event, which its supervisor reads, also on another machine."""
         for run in sorted(runs, key=lambda run: run.verdict.state == "running"):
-            _cancel_run(run.folder, run.folder.judge())
+            _cancel_run(run.run_dir, run.run_dir.judge())
 
     def start_runs(self, workspace: Workspace, queue: RunQueue) -> None:
         """Start the waiting runs one after another until no run waits."""
@@ -293,11 +293,11 @@ class QueueScheduler(Scheduler):
 
 
 def start_script(
-    run_dir: RunDir, environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
+    run_dir: RunDir, environment: Mapping[str, str] | None = None, inherited_descriptors: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start the script of a run in a new session, so that the script continues if this process ends.
 
-    environment: additional variables. descriptors: the file descriptors that the script inherits, such as locks.
+    environment: additional variables. inherited_descriptors: the file descriptors that the script inherits, such as locks.
     """
     run_dir.log.mkdir(exist_ok=True)
     own_environment = {name: value for name, value in os.environ.items() if name != cloudlab_keys.TOKEN_VARIABLE}
@@ -308,7 +308,7 @@ def start_script(
             stdout=log_file,
             stderr=log_file,
             env={**own_environment, **(environment or {})},
-            pass_fds=descriptors,
+            pass_fds=inherited_descriptors,
             start_new_session=True,
         )
 

@@ -20,7 +20,7 @@ from shardlab.workspace.workspace import Workspace
 class RunOnDisk(msgspec.Struct, frozen=True):
     """A run as read from its folder, without asking its scheduler."""
 
-    folder: RunDir
+    run_dir: RunDir
     run: Run
     events: list[Event]
     verdict: JudgedState
@@ -34,7 +34,7 @@ class ObservedRun(msgspec.Struct, frozen=True):
 
     verdict: JudgedState
     """The state."""
-    id: str
+    job_id: str
     """The scheduler's number of the run's job."""
     scheduler_words: str
     """The scheduler's own words for the state of the job."""
@@ -47,11 +47,11 @@ class ObservedRun(msgspec.Struct, frozen=True):
 class SubmitOptions(msgspec.Struct, frozen=True):
     """The options with which runs are submitted."""
 
-    at_once: int | None = None
+    most_runs: int | None = None
     """The largest number of runs at a time; None: no limit."""
-    pack: bool = False
+    is_packed: bool = False
     """Whether all runs with the same sbatch options share one allocation."""
-    after: tuple[str, ...] = ()
+    run_ids_before: tuple[str, ...] = ()
     """The ids of the runs that must have ended, in any state, before these runs start."""
     ignore_lease: bool = False
     """Whether runs that would not end before the lease of the nodes are also submitted; otherwise, they are held back."""
@@ -92,7 +92,7 @@ class Scheduler(ABC):
         """Submit rendered runs, in this order. Raises SchedulerFull if the scheduler accepts only some of the runs for now,
         ShardlabError if the scheduler rejects a run."""
 
-    def resolve(self, workspace: Workspace) -> list[str]:
+    def finish_interrupted(self, workspace: Workspace) -> list[str]:
         """Finish submissions of earlier commands that were interrupted; return a sentence about each. Raises ShardlabError."""
         return []
 
@@ -104,12 +104,12 @@ class Scheduler(ABC):
     def cancel(self, workspace: Workspace, runs: Sequence[RunOnDisk]) -> None:
         """Cancel runs that wait or run. Runs that have ended are not changed."""
 
-    def cancel_jobs(self, jobs: Sequence[str]) -> str:
+    def cancel_jobs(self, job_ids: Sequence[str]) -> str:
         """Cancel jobs by the scheduler's numbers. Returns '', or the scheduler's words if the scheduler did not cancel the
         jobs."""
         return ""
 
-    def hold_jobs(self, jobs: Mapping[str, str]) -> str:
+    def hold_jobs(self, token_by_job: Mapping[str, str]) -> str:
         """Hold pending jobs, given as {number: token of the submission}, so that they do not start, and requeue the job of this
         process as a held job.
 
@@ -117,25 +117,25 @@ class Scheduler(ABC):
         job."""
         return ""
 
-    def release_jobs(self, jobs: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
+    def release_jobs(self, token_by_job: Mapping[str, str]) -> None:  # noqa: B027 - by default, nothing is held
         """Let held jobs start, given as for `hold`. Raises ShardlabError."""
 
-    def damaged(self, workspace: Workspace) -> list[str]:
+    def describe_damaged_records(self, workspace: Workspace) -> list[str]:
         """A sentence for each record of this scheduler that cannot be read, with the runs that are skipped because of it."""
         return []
 
-    def attend(self, workspace: Workspace) -> None:  # noqa: B027 - by default, there is no runner
+    def restart_lost_runner(self, workspace: Workspace) -> None:  # noqa: B027 - by default, there is no runner
         """Called from time to time while a command waits for runs: starts a new runner if the runner of the queue is gone."""
 
 
-def scheduler(name: str) -> Scheduler:
+def find_scheduler(scheduler_name: str) -> Scheduler:
     """The scheduler with this name. Raises UnknownName."""
-    return cast(Scheduler, registry.load_plugin("jobs.schedulers", name, "scheduler").SCHEDULER)
+    return cast(Scheduler, registry.load_plugin("jobs.schedulers", scheduler_name, "scheduler").SCHEDULER)
 
 
 def group_by_scheduler(runs: Iterable[RunOnDisk]) -> dict[str, list[RunOnDisk]]:
     """Group runs by their scheduler. Returns the runs of each scheduler, by the name of the scheduler."""
-    by_scheduler: dict[str, list[RunOnDisk]] = {}
-    for run in runs:
-        by_scheduler.setdefault(run.run.scheduler, []).append(run)
-    return by_scheduler
+    runs_by_scheduler: dict[str, list[RunOnDisk]] = {}
+    for run_on_disk in runs:
+        runs_by_scheduler.setdefault(run_on_disk.run.scheduler, []).append(run_on_disk)
+    return runs_by_scheduler

@@ -66,7 +66,7 @@ def made(folder: Path, matrix: str, how: How) -> Iterator[Record]:
             return
         yield {"name": "plan", "verdict": "fails", "why": str(error)}
         return
-    for run_dir in plan.render_all(planned, workspace, workspace.runs).folders:
+    for run_dir in plan.render_all(planned, workspace, workspace.runs).run_folders:
         record = _record(run_dir, how)
         yield record
         if run_dir.read_run().cell.instruments.checkpoints is not None and record["verdict"] == "holds":

@@ -37,7 +37,8 @@ CONSTANTS = (
 STEPS = (1.15, 1.05, 1.02)  # the factors by which the fit changes a constant, from coarse to fine
 PULL = 0.05  # how much a constant that the rows say little about is pulled to its committed value
 SHARES, MOVED, FEW_ROWS, EXPOSED = (
-    device_profile.achieved_shares(), compute_time.MOVED_BYTES_PER_SAVED, compute_time.FEW_ROWS_FACTOR, step_time.EXPOSED_SHARE,
+    device_profile.read_achieved_shares(), compute_time.MOVED_BYTES_PER_SAVED, compute_time.FEW_ROWS_FACTOR,
+    step_time.EXPOSED_SHARE,
 )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def predict_ratios(planned: Sequence[PlannedRow], factors: dict[str, float]) -> 
     shares = tuple(scale_shares(entry, factors) for entry in SHARES)
     ratios = []
     with (
-        patch.object(device_profile, "achieved_shares", lambda: shares),
+        patch.object(device_profile, "read_achieved_shares", lambda: shares),
         patch.object(compute_time, "MOVED_BYTES_PER_SAVED", MOVED.times(factors["moved bytes"])),
         patch.object(compute_time, "FEW_ROWS_FACTOR", FEW_ROWS.times(factors["few rows"])),
         patch.object(
@@ -103,7 +104,7 @@ def predict_ratios(planned: Sequence[PlannedRow], factors: dict[str, float]) -> 
         for item in planned:
             predicted = step_time.predict_step_time(item.cell, item.machine)
             assert predicted is not None
-            ratios.append(predicted.seconds.likely / report.measured_s(item))
+            ratios.append(predicted.step_s.likely / report.measured_s(item))
     device_profile.find_rates.cache_clear()
     return ratios
 

@@ -120,10 +120,10 @@ def _resolve(
         path.write_bytes(msgspec.json.encode({"schema": 1, "name": "published", "include": entries}))
         try:
             requested = matrix.load_matrix(path)
-            capacity = plan.find_capacity(load_cluster(cluster_file))
+            capacity = plan.find_cluster_capacity(load_cluster(cluster_file))
             plugins = plan.find_own_plugins(workspace, requested)
             try:
-                cells = resolve.resolve_cells(requested, cluster=capacity, plugins=plugins)
+                cells = resolve.resolve_cells(requested, capacity=capacity, plugins=plugins)
             finally:
                 plugins.close()
             return [(rows[cell.seed], cell) for cell in cells]

@@ -34,10 +34,10 @@ from shardlab.matrix import matrix
 from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.matrix import Matrix, Point
 
-DEGREES = ("dp", "tp", "pp")
+DEGREE_NAMES = ("dp", "tp", "pp")
 
 
-class CellSize(msgspec.Struct, frozen=True):
+class CellNeeds(msgspec.Struct, frozen=True):
     """What decides whether cells fit a cluster, as the matrix file gives it."""
 
     gpus: int
@@ -58,7 +58,7 @@ class AdaptedCell(msgspec.Struct, frozen=True):
     """The keys of the new cell; None if the cell is left out."""
     new_cell: AnyCell | None
     """The new cell; None if the cell is left out."""
-    why: str
+    resize_reason: str
     """The reason for another number of GPUs, or why the cell is left out, in a sentence without a full stop; else empty."""
     replaced_values: tuple[ReplacedValue, ...] = ()
     """The other values that changed."""
@@ -71,14 +71,14 @@ class AdaptedCell(msgspec.Struct, frozen=True):
     @property
     def reason(self) -> str:
         """Why the cell changes or is left out; empty if it does not change."""
-        return self.why or ", ".join(replaced_value.why for replaced_value in self.replaced_values)
+        return self.resize_reason or ", ".join(replaced_value.why for replaced_value in self.replaced_values)
 
 
 class CellFitter(msgspec.Struct, frozen=True):
     """The matrix, and the machines and plug-ins with which its cells are resolved."""
 
     matrix: Matrix
-    machine: Capacity
+    capacity: Capacity
     plugins: OwnPlugins
 
     def try_keys(self, point: Point, keys: dict[str, Any]) -> AnyCell | str:
@@ -87,27 +87,27 @@ class CellFitter(msgspec.Struct, frozen=True):
         single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.origin)])
         try:
             cells = resolve_cells(
-                single_cell_matrix, cluster=None if self.machine.is_this_machine else self.machine, plugins=self.plugins
+                single_cell_matrix, capacity=None if self.capacity.is_this_machine else self.capacity, plugins=self.plugins
             )
-        except InputError as error:
-            first_line = str(error).splitlines()[0].removeprefix(f"{self.matrix.document.file}:")
+        except InputError as input_error:
+            first_line = str(input_error).splitlines()[0].removeprefix(f"{self.matrix.document.file}:")
             return re.sub(r"^\d+:\d+: (\S+: )?", "", first_line).rstrip(".")
-        found_misfits = find_misfits(single_cell_matrix, cells, self.machine, cells)
-        return found_misfits[0].why.rstrip(".") if found_misfits else cells[0]
+        misfits = find_misfits(single_cell_matrix, cells, self.capacity, cells)
+        return misfits[0].why.rstrip(".") if misfits else cells[0]
 
     def resize_cell(
         self, point: Point, original_cell: AnyCell, gpus: int, nnodes: int | None
     ) -> tuple[dict[str, Any], AnyCell] | str:
         """The keys and the cell of a combination on another number of GPUs and nodes; the reason if no such cell fits."""
         refusal = ""
-        for degrees in _list_changed_degrees(point, original_cell, gpus):
-            new_keys = {**point.keys, **degrees}
+        for changed_degrees in _list_changed_degrees(point, original_cell, gpus):
+            new_keys = {**point.keys, **changed_degrees}
             new_keys |= {"gpus": gpus} if gpus != original_cell.gpus else {}
             new_keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
-            fitted_cell = self.try_keys(point, new_keys)
-            if isinstance(fitted_cell, AnyCell):
-                return new_keys, fitted_cell
-            refusal = refusal or fitted_cell
+            cell_or_refusal = self.try_keys(point, new_keys)
+            if isinstance(cell_or_refusal, AnyCell):
+                return new_keys, cell_or_refusal
+            refusal = refusal or cell_or_refusal
         return refusal or "its degrees of parallelism would become 1"
 
 
@@ -119,31 +119,31 @@ def keep_only_points(requested_matrix: Matrix, points: list[Point]) -> Matrix:
 
 
 def adapt_cells(
-    requested_matrix: Matrix, machine: Capacity, plugins: OwnPlugins, original_matrix: Matrix | None = None
+    requested_matrix: Matrix, capacity: Capacity, plugins: OwnPlugins, original_matrix: Matrix | None = None
 ) -> list[AdaptedCell]:
     """What becomes of each cell of a matrix on these machines, in the order of the matrix.
 
     plugins: the plug-ins of the workspace. original_matrix: the matrix with the `defaults` of the study; None:
     `requested_matrix` has them. Raises InputError if the matrix is not valid on any machine."""
-    fitter, original_matrix = CellFitter(requested_matrix, machine, plugins), original_matrix or requested_matrix
+    fitter, original_matrix = CellFitter(requested_matrix, capacity, plugins), original_matrix or requested_matrix
     cells = resolve_cells(keep_only_points(original_matrix, original_matrix.points), plugins=plugins)
-    replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in original_matrix.points]
+    replacements = [adapted_means.find_replaced_values(point.keys, capacity) for point in original_matrix.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
     start_points = [
-        Point(point.keys | {key: replaced_value.new_value for key, replaced_value in point_values.items()}, point.origin)
-        for point, point_values in zip(requested_matrix.points, replaced_values, strict=True)
+        Point(point.keys | {key: replaced_value.new_value for key, replaced_value in replaced_by_key.items()}, point.origin)
+        for point, replaced_by_key in zip(requested_matrix.points, replacements, strict=True)
     ]
-    cells_by_size: dict[CellSize, list[tuple[Point, AnyCell]]] = {}
+    cells_by_needs: dict[CellNeeds, list[tuple[Point, AnyCell]]] = {}
     for start_point, cell in zip(start_points, cells, strict=True):
-        cells_by_size.setdefault(_make_cell_size(start_point, cell), []).append((start_point, cell))
-    new_sizes = {size: _find_nearest_size(fitter, size, cells_of_size) for size, cells_of_size in cells_by_size.items()}
+        cells_by_needs.setdefault(_read_needs(start_point, cell), []).append((start_point, cell))
+    size_by_needs = {needs: _find_nearest_size(fitter, needs, equal_cells) for needs, equal_cells in cells_by_needs.items()}
     return [
         msgspec.structs.replace(
-            _adapt_cell(fitter, point, start_point, cell, new_sizes[_make_cell_size(start_point, cell)]),
-            replaced_values=tuple(point_values.values()),
+            _adapt_cell(fitter, point, start_point, cell, size_by_needs[_read_needs(start_point, cell)]),
+            replaced_values=tuple(replaced_by_key.values()),
         )
-        for point, start_point, cell, point_values in zip(
-            requested_matrix.points, start_points, cells, replaced_values, strict=True
+        for point, start_point, cell, replaced_by_key in zip(
+            requested_matrix.points, start_points, cells, replacements, strict=True
         )
     ]
 
@@ -152,19 +152,19 @@ def _adapt_cell(
     fitter: CellFitter, point: Point, start_point: Point, original_cell: AnyCell, new_size: tuple[int, int | None] | None
 ) -> AdaptedCell:
     """What becomes of one cell. point: its combination. start_point: the same with the values that the cluster has."""
-    unresized_cell = fitter.try_keys(start_point, start_point.keys)
+    unresized_or_refusal = fitter.try_keys(start_point, start_point.keys)
     capacity_text = ""
-    if isinstance(unresized_cell, AnyCell):
-        new_keys, new_cell = start_point.keys, unresized_cell
+    if isinstance(unresized_or_refusal, AnyCell):
+        new_keys, new_cell = start_point.keys, unresized_or_refusal
     elif new_size is None or new_size == (original_cell.gpus, start_point.keys.get("nnodes")):
         # no size fits, or the size is not why the cell does not fit
-        return AdaptedCell(point, original_cell, None, None, unresized_cell)
+        return AdaptedCell(point, original_cell, None, None, unresized_or_refusal)
     else:
-        fitted_cell = fitter.resize_cell(start_point, original_cell, *new_size)
-        capacity_text = f"a run can have {_describe_capacity(fitter.machine, start_point)}"
-        if isinstance(fitted_cell, str):
-            return AdaptedCell(point, original_cell, None, None, f"{capacity_text}; on {new_size[0]} GPUs: {fitted_cell}")
-        new_keys, new_cell = fitted_cell
+        cell_or_refusal = fitter.resize_cell(start_point, original_cell, *new_size)
+        capacity_text = f"a run can have {_describe_capacity(fitter.capacity, start_point)}"
+        if isinstance(cell_or_refusal, str):
+            return AdaptedCell(point, original_cell, None, None, f"{capacity_text}; on {new_size[0]} GPUs: {cell_or_refusal}")
+        new_keys, new_cell = cell_or_refusal
     if comes_from_axes(start_point) and new_keys != point.keys:
         axis_keys = {key: value for key, value in new_keys.items() if start_point.origin[key][0] != "include"}
         if (exclusion_reason := matrix.explain_exclusion(fitter.matrix.document, fitter.matrix.file, axis_keys)) is not None:
@@ -177,11 +177,12 @@ def _adapt_cell(
     return AdaptedCell(point, original_cell, new_keys, new_cell, capacity_text)
 
 
-def _describe_capacity(machine: Capacity, start_point: Point) -> str:
+def _describe_capacity(cluster_capacity: Capacity, start_point: Point) -> str:
     """The machines that a run of a combination can have, in words."""
-    capacity = machine.for_gpu_type(start_point.keys.get("gpu_type")) or machine
-    nodes_text = "" if capacity.nodes is None else f"{capacity.nodes} node{'' if capacity.nodes == 1 else 's'}"
-    gpus_text = "" if capacity.gpus is None else f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'} on each node"
+    capacity = cluster_capacity.for_gpu_type(start_point.keys.get("gpu_type")) or cluster_capacity
+    nodes, gpus = capacity.most_nodes, capacity.gpus_per_node
+    nodes_text = "" if nodes is None else f"{nodes} node{'' if nodes == 1 else 's'}"
+    gpus_text = "" if gpus is None else f"{gpus} GPU{'' if gpus == 1 else 's'} on each node"
     return " and ".join(filter(None, (nodes_text, gpus_text)))
 
 
@@ -191,19 +192,19 @@ def comes_from_axes(point: Point) -> bool:
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
-def _make_cell_size(start_point: Point, cell: AnyCell) -> CellSize:
+def _read_needs(start_point: Point, cell: AnyCell) -> CellNeeds:
     point_keys = start_point.keys
-    return CellSize(cell.gpus, point_keys.get("nnodes"), point_keys.get("gpu_type"), point_keys.get("launcher", cell.launcher))
+    return CellNeeds(cell.gpus, point_keys.get("nnodes"), point_keys.get("gpu_type"), point_keys.get("launcher", cell.launcher))
 
 
 def _find_nearest_size(
-    fitter: CellFitter, size: CellSize, cells_of_size: list[tuple[Point, AnyCell]]
+    fitter: CellFitter, needs: CellNeeds, equal_cells: list[tuple[Point, AnyCell]]
 ) -> tuple[int, int | None] | None:
-    """The new number of GPUs and nodes for all cells of one size: the first candidate on which at least one of these cells
-    fits; None if no cell fits on any candidate."""
-    for gpus in _list_divisors(size.gpus):
-        for nnodes in [None] if size.nnodes is None else _list_divisors(size.nnodes):
-            if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in cells_of_size):
+    """The new number of GPUs and nodes for all cells with these needs: the first candidate on which at least one of
+    these cells fits; None if no cell fits on any candidate."""
+    for gpus in _list_divisors(needs.gpus):
+        for nnodes in [None] if needs.nnodes is None else _list_divisors(needs.nnodes):
+            if any(not isinstance(fitter.resize_cell(point, cell, gpus, nnodes), str) for point, cell in equal_cells):
                 return gpus, nnodes
     return None
 
@@ -220,29 +221,29 @@ def _list_changed_degrees(point: Point, original_cell: AnyCell, new_gpus: int) -
     if new_gpus == original_cell.gpus:
         yield {}
         return
-    old_degrees = {degree_name: getattr(original_cell, degree_name) for degree_name in DEGREES}
+    old_degree_by_name = {degree_name: getattr(original_cell, degree_name) for degree_name in DEGREE_NAMES}
     candidate_degrees = [
-        {"dp": dp, "tp": tp, "pp": pp}
-        for dp in _list_divisors(old_degrees["dp"])
-        for tp in _list_divisors(old_degrees["tp"])
-        for pp in _list_divisors(old_degrees["pp"])
-        if dp * tp * pp == new_gpus
+        {"dp": new_dp, "tp": new_tp, "pp": new_pp}
+        for new_dp in _list_divisors(old_degree_by_name["dp"])
+        for new_tp in _list_divisors(old_degree_by_name["tp"])
+        for new_pp in _list_divisors(old_degree_by_name["pp"])
+        if new_dp * new_tp * new_pp == new_gpus
     ]
     candidate_degrees = [
         new_degrees
         for new_degrees in candidate_degrees
-        if not any(new_degrees[degree_name] == 1 < old_degrees[degree_name] for degree_name in DEGREES)
+        if not any(new_degrees[degree_name] == 1 < old_degree_by_name[degree_name] for degree_name in DEGREE_NAMES)
     ]
     for new_degrees in sorted(
         candidate_degrees,
         key=lambda new_degrees: (
-            sum(new_degrees[degree_name] != old_degrees[degree_name] for degree_name in DEGREES),
+            sum(new_degrees[degree_name] != old_degree_by_name[degree_name] for degree_name in DEGREE_NAMES),
             -new_degrees["tp"],
             -new_degrees["pp"],
         ),
     ):
         yield {
             degree_name: new_degrees[degree_name]
-            for degree_name in DEGREES
+            for degree_name in DEGREE_NAMES
             if point.keys.get(degree_name) not in (None, new_degrees[degree_name])
         }

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.launcher import launchers
+from jobs.launcher import load_launchers
 from jobs.planning.resolve import Capacity, explain_unusable_launcher
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.matrix import Matrix, Point
@@ -27,7 +27,7 @@ PREFERRED_LAUNCHER = "torchrun"  # the launcher that is tried first: it starts r
 class ReplacedValue(msgspec.Struct, frozen=True):
     """A value that the cluster does not have."""
 
-    name: str
+    value_name: str
     """Of the value in a resolved cell."""
     new_value: Any
     """The value of the key in the matrix file that replaces it."""
@@ -35,63 +35,65 @@ class ReplacedValue(msgspec.Struct, frozen=True):
     """The reason, in a sentence without a full stop."""
 
 
-def find_replaced_values(point_keys: dict[str, Any], machine: Capacity) -> dict[str, ReplacedValue]:
+def find_replaced_values(point_keys: dict[str, Any], cluster_capacity: Capacity) -> dict[str, ReplacedValue]:
     """The values of a combination that must be replaced on these machines, by the key of the matrix file.
 
     point_keys: the keys of a combination that is valid on some machine.
     """
-    replaced_values = {}
+    replaced_by_key = {}
     gpu_type = point_keys.get("gpu_type")
-    capacity = machine.for_gpu_type(gpu_type)
+    capacity = cluster_capacity.for_gpu_type(gpu_type)
     if capacity is None:
-        gpu_types = sorted(machine.types)
+        gpu_types = sorted(cluster_capacity.by_gpu_type)
         replacement = gpu_types[0] if len(gpu_types) == 1 else None
-        why_replaced = (
+        replaced_reason = (
             f"the cluster has only the GPU type{'s' * (len(gpu_types) > 1)} {', '.join(gpu_types)}" if gpu_types else ""
         )
-        replaced_values["gpu_type"] = ReplacedValue(
-            "gpu_type", replacement, why_replaced or "the cluster file names no GPU type"
+        replaced_by_key["gpu_type"] = ReplacedValue(
+            "gpu_type", replacement, replaced_reason or "the cluster file names no GPU type"
         )
-        capacity = machine.for_gpu_type(replacement) or machine
-    if (environment := point_keys.get("environment")) not in (None, *machine.environments):
-        why_unknown = f"the cluster file has no environment {environment}"
-        replaced_values["environment"] = ReplacedValue("environment", None, why_unknown)
+        capacity = cluster_capacity.for_gpu_type(replacement) or cluster_capacity
+    if (environment := point_keys.get("environment")) not in (None, *cluster_capacity.environments):
+        unknown_reason = f"the cluster file has no environment {environment}"
+        replaced_by_key["environment"] = ReplacedValue("environment", None, unknown_reason)
     launcher = point_keys.get("launcher")  # without the key, it is the launcher PREFERRED_LAUNCHER
-    if launcher is not None and (why := explain_unusable_launcher(launcher, capacity)) is not None:
+    if launcher is not None and (refusal := explain_unusable_launcher(launcher, capacity)) is not None:
         usable_launchers = [
-            name for name, entry in launchers().items() if entry.on_gpus and explain_unusable_launcher(name, capacity) is None
+            name
+            for name, entry in load_launchers().items()
+            if entry.on_gpus and explain_unusable_launcher(name, capacity) is None
         ]
         if usable_launchers:
             replacement = PREFERRED_LAUNCHER if PREFERRED_LAUNCHER in usable_launchers else usable_launchers[0]
-            replaced_values["launcher"] = ReplacedValue("launcher", replacement, why.partition(". ")[0].rstrip("."))
+            replaced_by_key["launcher"] = ReplacedValue("launcher", replacement, refusal.partition(". ")[0].rstrip("."))
     time_limit = point_keys.get("time_limit")
-    if time_limit is not None and capacity.longest_s is not None and cell_sizes.parse_seconds(time_limit) > capacity.longest_s:
-        longest_clock = cell_sizes.format_seconds(capacity.longest_s)
-        replaced_values["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
-    return replaced_values
+    if time_limit is not None and capacity.limit_s is not None and cell_sizes.parse_seconds(time_limit) > capacity.limit_s:
+        longest_clock = cell_sizes.format_seconds(capacity.limit_s)
+        replaced_by_key["time_limit"] = ReplacedValue("time_limit_s", longest_clock, f"the partition allows {longest_clock}")
+    return replaced_by_key
 
 
-def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
+def replace_defaults(matrix: Matrix, capacity: Capacity) -> Matrix:
     """The matrix with other values under `defaults`, where that replaces a value in all cells alike.
 
     It is the smallest change of the file. A key is left to the single cells if cells that have it from `defaults` need
     different values, or if a condition (`when`) or an entry of `exclude` or `include` depends on the key. Returns `matrix`
     itself if nothing under `defaults` changes.
     """
-    file_entries = [*matrix.file.exclude, *matrix.file.include]
-    explicit_keys = {key for entry in file_entries for key in entry} | matrix.varying_keys
-    conditions_text = " ".join(str(entry.get("when", "")) for entry in file_entries)
-    replaced_by_point = [(point, find_replaced_values(point.keys, machine)) for point in matrix.points]
+    conditional_entries = [*matrix.file.exclude, *matrix.file.include]
+    explicit_keys = {key for conditional_entry in conditional_entries for key in conditional_entry} | matrix.varying_keys
+    conditions_text = " ".join(str(conditional_entry.get("when", "")) for conditional_entry in conditional_entries)
+    replacements_of_points = [(point, find_replaced_values(point.keys, capacity)) for point in matrix.points]
     new_defaults = {}
     for key in (
         key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in explicit_keys and key not in conditions_text
     ):
-        new_values = {
-            replaced_values[key].new_value if key in replaced_values else point.keys[key]
-            for point, replaced_values in replaced_by_point
+        new_values_of_points = {
+            replaced_by_key[key].new_value if key in replaced_by_key else point.keys[key]
+            for point, replaced_by_key in replacements_of_points
         }
-        if len(new_values) == 1 and new_values != {matrix.file.defaults[key]}:
-            new_defaults[key] = new_values.pop()
+        if len(new_values_of_points) == 1 and new_values_of_points != {matrix.file.defaults[key]}:
+            new_defaults[key] = new_values_of_points.pop()
     if not new_defaults:
         return matrix
     new_points = [Point(point.keys | new_defaults, point.origin) for point in matrix.points]

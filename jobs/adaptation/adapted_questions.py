@@ -22,7 +22,7 @@ EXTRA_FILTER_KEYS = tuple(dict.fromkeys(("nnodes", "gradient_accumulation_steps"
 # values of a cell that a reader sees as changed
 SHOWN_KEYS = ("gpu_type", "environment", "launcher", "gpus", "nnodes", "tp", "pp", "global_batch_size")
 NETWORK_METRIC_PREFIXES = ("network_", "rdma_", "pause_frames", "wire_")  # of metrics about links between nodes
-CellValues = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
+ValuesByName = dict[str, Any]  # the values of a resolved cell, by name (shardlab.matrix.cell_names)
 
 
 class SelectedCells(msgspec.Struct, frozen=True):
@@ -41,14 +41,14 @@ class SelectedCells(msgspec.Struct, frozen=True):
     @property
     def left_out_reason(self) -> str:
         """The reason why the first of these cells that has no new cell is left out; empty if all have a new cell."""
-        return next((cell.why for cell in self.adapted_cells if cell.new_cell is None), "")
+        return next((cell.resize_reason for cell in self.adapted_cells if cell.new_cell is None), "")
 
 
 class QuestionError(Exception):
     """A question cannot be asked of the adapted cells. The text says why."""
 
 
-class Questions:
+class QuestionRewriter:
     """The cells of a matrix before and after its adaptation, as questions select them."""
 
     def __init__(self, adapted_cells: Sequence[AdaptedCell]) -> None:
@@ -60,32 +60,32 @@ class Questions:
 
     def select_cells(self, cell_filter: Mapping[str, Any]) -> SelectedCells:
         """The cells that a filter selects in the original matrix. cell_filter: the values of the filter, by name."""
-        indexes = tuple(
+        cell_indexes = tuple(
             index for index, cell_values in enumerate(self.original_values) if cell_names.has_values(cell_values, cell_filter)
         )
-        return SelectedCells(indexes, [self.adapted_cells[index] for index in indexes])
+        return SelectedCells(cell_indexes, [self.adapted_cells[index] for index in cell_indexes])
 
-    def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> CellValues:
+    def rewrite_filter(self, cell_filter: Mapping[str, Any]) -> ValuesByName:
         """The filter that selects the new cells in place of the cells that `cell_filter` selects in the original matrix. Raises
         QuestionError."""
-        chosen_cells = self.select_cells(cell_filter)
-        if chosen_cells.left_out_reason:
-            raise QuestionError(f"a cell is left out: {chosen_cells.left_out_reason}")
-        if not chosen_cells.cell_indexes and self._find_new_hashes(cell_filter):
+        selected_cells = self.select_cells(cell_filter)
+        if selected_cells.left_out_reason:
+            raise QuestionError(f"a cell is left out: {selected_cells.left_out_reason}")
+        if not selected_cells.cell_indexes and self._find_new_hashes(cell_filter):
             raise QuestionError("it selected no cell of the study, and would select a cell of this matrix")
-        if not chosen_cells.cell_indexes:
+        if not selected_cells.cell_indexes:
             return dict(cell_filter)
         new_filter = {}
         for key in cell_filter:
-            new_values = [self.new_values_by_hash[cell_hash].get(key) for cell_hash in chosen_cells.new_hashes]
-            if any(value != new_values[0] for value in new_values):
+            new_values = [self.new_values_by_hash[cell_hash].get(key) for cell_hash in selected_cells.new_hashes]
+            if any(new_value != new_values[0] for new_value in new_values):
                 raise QuestionError(f"its cells have different values of {key} here")
             new_filter[key] = new_values[0]
-        if self._find_new_hashes(new_filter) == chosen_cells.new_hashes:
+        if self._find_new_hashes(new_filter) == selected_cells.new_hashes:
             return new_filter
         for key in (key for key in EXTRA_FILTER_KEYS if key not in new_filter):
-            narrower_filter = {**new_filter, key: self.new_values_by_hash[next(iter(chosen_cells.new_hashes))].get(key)}
-            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == chosen_cells.new_hashes:
+            narrower_filter = {**new_filter, key: self.new_values_by_hash[next(iter(selected_cells.new_hashes))].get(key)}
+            if narrower_filter[key] is not None and self._find_new_hashes(narrower_filter) == selected_cells.new_hashes:
                 return narrower_filter
         raise QuestionError("the values by which it selects cells select further cells here")
 
@@ -96,16 +96,16 @@ class Questions:
     def describe_differences(self, cell_filter: Mapping[str, Any]) -> list[str]:
         """How the new cells differ from the cells that a filter selects in the original matrix, as clauses such as `gpus 4
         instead of 8`."""
-        clauses = []
+        difference_clauses = []
         for cell in self.select_cells(cell_filter).adapted_cells:
             if cell.new_cell is not None:
                 old_values, new_values = read_cell_values(cell.original_cell), read_cell_values(cell.new_cell)
-                clauses += [
+                difference_clauses += [
                     f"{key} {new_values[key]} instead of {old_values[key]}"
                     for key in SHOWN_KEYS
-                    if key in list_changed_names(cell)
+                    if key in list_changed_value_names(cell)
                 ]
-        return list(dict.fromkeys(clauses))
+        return list(dict.fromkeys(difference_clauses))
 
     def rewrite_test(self, test_text: str) -> tuple[str, str]:
         """The test of a claim for the new cells. Returns (the test, a text that says how the new cells differ from the cells of
@@ -116,26 +116,26 @@ class Questions:
         """
         test_tree = ast.parse(test_text.strip(), mode="eval")
         difference_clauses: list[str] = []
-        indexes_by_hashes: dict[frozenset[str], tuple[int, ...]] = {}
+        cell_indexes_by_hashes: dict[frozenset[str], tuple[int, ...]] = {}
         is_changed = False
         for metric_call in [node for node in ast.walk(test_tree) if isinstance(node, ast.Call)]:
             ((metric, call_arguments),) = Expression(
                 ast.unparse(ast.Call(metric_call.func, [], metric_call.keywords))
             ).call_arguments
             cell_filter = {key: value for key, value in call_arguments.items() if key not in cell_names.METRIC_ARGUMENTS}
-            new_filter, chosen_cells = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
+            new_filter, selected_cells = self.rewrite_filter(cell_filter), self.select_cells(cell_filter)
             if (
-                indexes_by_hashes.setdefault(frozenset(chosen_cells.new_hashes), chosen_cells.cell_indexes)
-                != chosen_cells.cell_indexes
+                cell_indexes_by_hashes.setdefault(frozenset(selected_cells.new_hashes), selected_cells.cell_indexes)
+                != selected_cells.cell_indexes
             ):
                 raise QuestionError("cells that it compares are the same cell here")
-            node_counts = {
+            node_count_pairs = {
                 (cell.original_cell.nnodes, cell.new_cell.nnodes)
-                for cell in chosen_cells.adapted_cells
+                for cell in selected_cells.adapted_cells
                 if cell.new_cell is not None
             }
             if metric.startswith(NETWORK_METRIC_PREFIXES) and any(
-                old_nodes > 1 == new_nodes for old_nodes, new_nodes in node_counts
+                old_nodes > 1 == new_nodes for old_nodes, new_nodes in node_count_pairs
             ):
                 raise QuestionError(f"{metric} is about the network between nodes, and its cells are on one node here")
             difference_clauses += self.describe_differences(cell_filter)
@@ -158,12 +158,12 @@ class Questions:
         }
 
 
-def read_cell_values(cell: AnyCell) -> CellValues:
+def read_cell_values(cell: AnyCell) -> ValuesByName:
     """The values of a cell by name, as filters use them."""
     return cell_names.values_by_name(msgspec.to_builtins(cell))
 
 
-def list_changed_names(cell: AdaptedCell) -> list[str]:
+def list_changed_value_names(cell: AdaptedCell) -> list[str]:
     """The names of the values in which the new cell differs from the cell of the study. The number of nodes counts only if the
     matrix file gives it; otherwise the cluster decides this number."""
     if cell.new_cell is None:

@@ -20,7 +20,7 @@ from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 
 
-def command(run: Run, python: str) -> list[str]:
+def make_node_argv(run: Run, python: str) -> list[str]:
     """The argv that starts all ranks of a run on this node."""
     return [python, "-m", "jobs.launchers.accelerate", "."]
 
@@ -48,17 +48,17 @@ def main(argv: list[str]) -> NoReturn:
 def _list_kind_options(run: Run) -> list[str]:
     """The option that lets accelerate start several ranks, unless the options of the command say how. Without it, accelerate
     starts one process that trains alone if a node has at most one GPU."""
-    words = [word.replace("-", "_") for word in list_launcher_options(run)]
-    says_kind = any(word.startswith(("__config_file", "__use_", "__multi_gpu", "__cpu")) for word in words)
-    return [] if says_kind or run.world.world_size == 1 else ["--multi_gpu"]
+    option_words = [word.replace("-", "_") for word in list_launcher_options(run)]
+    states_kind = any(word.startswith(("__config_file", "__use_", "__multi_gpu", "__cpu")) for word in option_words)
+    return [] if states_kind or run.world.world_size == 1 else ["--multi_gpu"]
 
 
 LAUNCHER = Launcher(
     name="accelerate",
     summary="for a command of your own: accelerate's launcher, which reads an FSDP or DeepSpeed configuration",
     several_nodes=True,
-    command=command,
-    task=command,
+    make_node_argv=make_node_argv,
+    make_task_argv=make_node_argv,
     takes_options=True,
     starts_trainings=False,
 )

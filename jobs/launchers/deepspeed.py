@@ -27,7 +27,7 @@ from shardlab.terminal import console
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
-def command(run: Run, python: str) -> list[str]:
+def make_node_argv(run: Run, python: str) -> list[str]:
     """The argv that starts all ranks of a run on this node: this module, which replaces itself by DeepSpeed's launcher."""
     return [python, "-m", "jobs.launchers.deepspeed", "."]
 
@@ -38,14 +38,14 @@ def main(argv: list[str]) -> NoReturn:
         raise InputError("usage: python -m jobs.launchers.deepspeed RUN_DIR")
     run = RunDir(Path(argv[0]).absolute()).read_run()
     world = run.world
-    slots_by_node = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
+    local_ranks_by_node = {str(node): list(range(world.nproc_per_node)) for node in range(world.nnodes)}
     master_variables = read_master_variables()
     # DeepSpeed's launcher sets CUDA_VISIBLE_DEVICES of the ranks to 0,...,n-1, even if Slurm or the user set another value. So
     # each rank is started through the command `env`, which restores the original value.
     visible_gpus = f"{GPUS_VARIABLE}={os.environ[GPUS_VARIABLE]}" if GPUS_VARIABLE in os.environ else f"--unset={GPUS_VARIABLE}"
     launcher_argv = [
         sys.executable, "-m", "deepspeed.launcher.launch",
-        f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(slots_by_node)).decode()}",
+        f"--world_info={base64.urlsafe_b64encode(msgspec.json.encode(local_ranks_by_node)).decode()}",
         f"--node_rank={read_node_number(os.environ)}",
         f"--master_addr={master_variables['MASTER_ADDR']}",
         f"--master_port={master_variables['MASTER_PORT']}",
@@ -61,8 +61,8 @@ LAUNCHER = Launcher(
     name="deepspeed",
     summary="DeepSpeed's launcher: a new process for every rank, rendezvous at a port of the first node",
     several_nodes=True,
-    command=command,
-    task=command,
+    make_node_argv=make_node_argv,
+    make_task_argv=make_node_argv,
     takes_options=True,
 )
 

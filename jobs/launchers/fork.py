@@ -7,7 +7,7 @@ from jobs.launcher import Launcher
 from shardlab.runs.run import Run
 
 
-def command(run: Run, python: str) -> list[str]:
+def make_node_argv(run: Run, python: str) -> list[str]:
     """The argv that starts all ranks of a run on this node."""
     return [python, "-m", "trainers", "fork", "."]
 
@@ -18,6 +18,6 @@ LAUNCHER = Launcher(
     on_gpus=False,
     starts_commands=False,
     several_nodes=False,
-    command=command,
-    task=command,
+    make_node_argv=make_node_argv,
+    make_task_argv=make_node_argv,
 )

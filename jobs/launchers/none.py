@@ -6,7 +6,7 @@ from jobs.launcher import Launcher, make_rank_argv
 from shardlab.runs.run import Run
 
 
-def command(run: Run, python: str) -> list[str]:
+def make_node_argv(run: Run, python: str) -> list[str]:
     """The argv that starts the command on this node."""
     return [python, *make_rank_argv(run)]
 
@@ -15,7 +15,7 @@ LAUNCHER = Launcher(
     name="none",
     summary="for a command of your own that starts its ranks itself: one process on each node",
     several_nodes=True,
-    command=command,
-    task=command,
+    make_node_argv=make_node_argv,
+    make_task_argv=make_node_argv,
     starts_trainings=False,
 )

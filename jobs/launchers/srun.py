@@ -6,7 +6,7 @@ from jobs.launcher import Launcher, make_rank_argv
 from shardlab.runs.run import Run
 
 
-def command(run: Run, python: str) -> list[str]:
+def make_node_argv(run: Run, python: str) -> list[str]:
     """The argv of the task of one rank. It gives the rank the variables of torch's `env://` method."""
     return [python, *make_rank_argv(run)]
 
@@ -15,9 +15,9 @@ LAUNCHER = Launcher(
     name="srun",
     summary="for a command of your own: a task of Slurm for each rank, which finds its number in Slurm's or torch's variables",
     several_nodes=True,
-    command=command,
-    task=command,
-    per_rank=True,
-    needs=("srun",),
+    make_node_argv=make_node_argv,
+    make_task_argv=make_node_argv,
+    has_rank_tasks=True,
+    needed_programs=("srun",),
     starts_trainings=False,
 )

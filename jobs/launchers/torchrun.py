@@ -5,10 +5,10 @@ from __future__ import annotations
 from jobs.launcher import Launcher, list_launcher_options, make_rank_argv
 from shardlab.runs.run import Run
 
-JOIN_S = 600  # seconds that torchrun itself allows until all nodes have joined the rendezvous
+JOIN_ALLOWANCE_S = 600  # seconds that torchrun itself allows until all nodes have joined the rendezvous
 
 
-def command(run: Run, python: str) -> list[str]:
+def make_node_argv(run: Run, python: str) -> list[str]:
     """The argv that starts all ranks of a run on this node."""
     return [
         *_make_torchrun_argv(run, python),
@@ -19,13 +19,13 @@ def command(run: Run, python: str) -> list[str]:
     ]
 
 
-def task(run: Run, python: str) -> list[str]:
+def make_task_argv(run: Run, python: str) -> list[str]:
     """The argv that starts the ranks of one node in a job step over several nodes."""
     return [
         *_make_torchrun_argv(run, python),
         "--rdzv-endpoint=$SHARDLAB_RENDEZVOUS",  # address of the job's first node, with a port that was free on that node
         # Without is_host, torchrun compares host names to find the first node, which can go wrong.
-        f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_list_join_timeout_options(run)}",
+        f"--rdzv-conf=is_host=$SHARDLAB_IS_FIRST{_format_join_timeouts(run)}",
         # this node's address in the network between the nodes; its name may resolve to another network
         "--local-addr=$SHARDLAB_ADDRESS",
         # the id differs for each start of each job, so late ranks of an earlier start cannot join
@@ -34,12 +34,12 @@ def task(run: Run, python: str) -> list[str]:
     ]
 
 
-def _list_join_timeout_options(run: Run) -> str:
+def _format_join_timeouts(run: Run) -> str:
     """The timeouts of the rendezvous, long enough for nodes that first wait for free GPUs (--wait-gpus); '' for the
     defaults."""
     if not run.wait_gpus_s:
         return ""
-    join_timeout_s = run.wait_gpus_s + JOIN_S
+    join_timeout_s = run.wait_gpus_s + JOIN_ALLOWANCE_S
     return f",join_timeout={join_timeout_s},read_timeout={join_timeout_s}"
 
 
@@ -59,7 +59,7 @@ LAUNCHER = Launcher(
     name="torchrun",
     summary="PyTorch's launcher: a new process for every rank, rendezvous by c10d",
     several_nodes=True,
-    command=command,
-    task=task,
+    make_node_argv=make_node_argv,
+    make_task_argv=make_task_argv,
     takes_options=True,
 )

@@ -58,29 +58,29 @@ class StepWriter:
         self._lines, self._last_s = LineWriter(path), time.monotonic()
         self._last_step: int | None = None
 
-    def write(self, values: dict[str, float]) -> None:
-        """Write the record of a step, unless its number is not larger than that of the step before. values: by the names in
-        command.STEP_NAMES."""
+    def write_step(self, values: dict[str, float]) -> None:
+        """Write the record of a step, unless its number is not larger than that of the step before. values: by the names
+        in command.STEP_NAMES."""
         now_s, step, loss = time.monotonic(), int(values["step"]), values.get("loss")
         if self._last_step is not None and step <= self._last_step:
             return
-        own_ms = values["ms"] if "ms" in values else 1000 * values["seconds"] if "seconds" in values else None
+        reported_ms = values["ms"] if "ms" in values else 1000 * values["seconds"] if "seconds" in values else None
         is_first = self._last_step is None
-        steps_since = 1 if self._last_step is None else step - self._last_step
-        record = CommandStep(
+        steps_since_last = 1 if self._last_step is None else step - self._last_step
+        step_record = CommandStep(
             schema=SCHEMA,
             step=step,
             t_s=now_s,
             wall_s=time.time(),
             units=int(values.get("tokens", self._units_of_step)),
-            step_ms=1000 * (now_s - self._last_s) / steps_since if own_ms is None else own_ms,
+            step_ms=1000 * (now_s - self._last_s) / steps_since_last if reported_ms is None else reported_ms,
             loss=loss if loss is None or math.isfinite(loss) else None,
-            warmup=self._warmup_left > 0 or (own_ms is None and is_first),
+            warmup=self._warmup_left > 0 or (reported_ms is None and is_first),
             diverged=loss is not None and not math.isfinite(loss),
             counts_units="tokens" in values,
         )
         self._last_s, self._last_step, self._warmup_left = now_s, step, self._warmup_left - 1
-        self._lines.write(record)
+        self._lines.write(step_record)
 
 
 def main(argv: list[str]) -> int:
@@ -91,10 +91,10 @@ def main(argv: list[str]) -> int:
     run, rank = run_dir.read_run(), _read_number("RANK", "SLURM_PROCID", "SHARDLAB_NODE")
     if (cell_command := run.cell.command) is None:
         raise InputError(f"{run_dir.path}: has no command.")
-    if run.launcher not in ("none", "srun") and (ranks := _read_number("WORLD_SIZE") or 1) != run.world.world_size:
+    if run.launcher not in ("none", "srun") and (started_ranks := _read_number("WORLD_SIZE") or 1) != run.world.world_size:
         raise InputError(
-            f"{run.launcher} started {ranks} rank(s) and not {run.world.world_size}. Allowed: `launcher_options` that keep the "
-            "number of ranks."
+            f"{run.launcher} started {started_ranks} rank(s) and not {run.world.world_size}. Allowed: "
+            "`launcher_options` that keep the number of ranks."
         )
     if _read_number("LOCAL_RANK", "SLURM_LOCALID") == 0:
         files.make_folder(run_dir.environment(gethostname()).parent)
@@ -126,27 +126,27 @@ def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) ->
     except OSError as error:
         raise InputError(f"{words[0]}: cannot be started on {gethostname()}: {error.strerror}.") from None
 
-    def forward_signal(number: int, _frame: FrameType | None) -> None:
+    def forward_signal(signal_number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+            process.send_signal(signal_number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, forward_signal)
+    for signal_number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signal_number, forward_signal)
     assert isinstance(process.stdout, io.BufferedReader)
     source = cell_command.steps
     writer = StepWriter(run_dir.steps_file(rank), rank, run.cell.warmup_steps) if cell_command.steps is not None else None
-    follower = FileFollower(run_dir.work / source.jsonl, source, writer) if source and writer and source.jsonl else None
+    follower = StepFileFollower(run_dir.work / source.jsonl, source, writer) if source and writer and source.jsonl else None
     with files.open_append(run_dir.rank_log(rank)) as log_file:
         for line in _read_lines(process.stdout):
             log_file.write(line)
             log_file.flush()
             if source is None or writer is None or source.regex is None or len(line) > MOST_LINE_BYTES:
                 continue
-            if (values := command.read_step(source, line.decode(errors="replace"))) is not None:
-                writer.write(values)
+            if (step_values := command.read_step(source, line.decode(errors="replace"))) is not None:
+                writer.write_step(step_values)
     exit_code = process.wait()
     if follower is not None:
-        follower.end()
+        follower.finish()
     return exit_code
 
 
@@ -155,33 +155,33 @@ def _list_torch_variables(run: Run) -> dict[str, str]:
     if run.launcher != "srun":
         return {}
     local_rank = str(_read_number("SLURM_LOCALID"))
-    sizes = {"WORLD_SIZE": str(run.world.world_size), "LOCAL_WORLD_SIZE": str(run.world.nproc_per_node)}
-    return {**read_master_variables(), **sizes, "RANK": str(_read_number("SLURM_PROCID")), "LOCAL_RANK": local_rank}
+    size_variables = {"WORLD_SIZE": str(run.world.world_size), "LOCAL_WORLD_SIZE": str(run.world.nproc_per_node)}
+    return {**read_master_variables(), **size_variables, "RANK": str(_read_number("SLURM_PROCID")), "LOCAL_RANK": local_rank}
 
 
 def _read_lines(stream: io.BufferedReader) -> Iterator[bytes]:
     """Yields the lines of a stream. A progress bar ends its lines with a carriage return, which counts as an end here."""
-    rest = b""
+    unfinished_line = b""
     while chunk := stream.read1(MOST_LINE_BYTES):
-        *lines, rest = re.split(rb"(?<=[\n\r])", rest + chunk)
+        *lines, unfinished_line = re.split(rb"(?<=[\n\r])", unfinished_line + chunk)
         yield from lines
-        if len(rest) > MOST_LINE_BYTES:
-            yield rest
-            rest = b""
-    if rest:
-        yield rest
+        if len(unfinished_line) > MOST_LINE_BYTES:
+            yield unfinished_line
+            unfinished_line = b""
+    if unfinished_line:
+        yield unfinished_line
 
 
-class FileFollower:
+class StepFileFollower:
     """Reads the steps that a script appends to a file, while the script runs."""
 
-    def __init__(self, path: Path, source: StepSource, writer: StepWriter) -> None:
-        self._path, self._source, self._writer = path, source, writer
+    def __init__(self, steps_path: Path, step_source: StepSource, step_writer: StepWriter) -> None:
+        self._path, self._source, self._writer = steps_path, step_source, step_writer
         self._ended, self._position = threading.Event(), 0
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Read what the script wrote last."""
         self._ended.set()
         self._thread.join()
@@ -193,30 +193,30 @@ class FileFollower:
 
     def _read_new_lines(self) -> None:
         new_bytes = b""
-        with contextlib.suppress(OSError), files.open_regular(self._path) as file:
-            file.seek(self._position)
-            new_bytes = file.read()
+        with contextlib.suppress(OSError), files.open_regular(self._path) as steps_file:
+            steps_file.seek(self._position)
+            new_bytes = steps_file.read()
         lines_end = new_bytes.rfind(b"\n") + 1
         self._position += lines_end
         for line in new_bytes[:lines_end].splitlines():
-            if len(line) <= MOST_LINE_BYTES and (values := command.read_step(self._source, line.decode(errors="replace"))):
-                self._writer.write(values)
+            if len(line) <= MOST_LINE_BYTES and (step_values := command.read_step(self._source, line.decode(errors="replace"))):
+                self._writer.write_step(step_values)
 
 
 def _record_failure(run_dir: RunDir, rank: int, exit_code: int) -> None:
     """Write the event that says why the command failed, by the end of its output."""
     with files.open_regular(run_dir.rank_log(rank)) as log_file:
         log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        tail = log_file.read()
-    last_line = next((line for line in reversed(tail.decode(errors="replace").splitlines()) if line.strip()), "")
-    event = "oom" if _OUT_OF_MEMORY.search(tail) else "failed"
-    ended = f"ended with exit code {exit_code}" if exit_code >= 0 else f"was ended by {signal.Signals(-exit_code).name}"
-    run_dir.write_event(f"rank-{rank:05d}", event, why=f"the command {ended}: {last_line.strip()[:300]}".rstrip(": "))
+        output_tail = log_file.read()
+    last_line = next((line for line in reversed(output_tail.decode(errors="replace").splitlines()) if line.strip()), "")
+    event_kind = "oom" if _OUT_OF_MEMORY.search(output_tail) else "failed"
+    end_clause = f"ended with exit code {exit_code}" if exit_code >= 0 else f"was ended by {signal.Signals(-exit_code).name}"
+    run_dir.write_event(f"rank-{rank:05d}", event_kind, why=f"the command {end_clause}: {last_line.strip()[:300]}".rstrip(": "))
 
 
-def _read_number(*names: str) -> int:
+def _read_number(*variable_names: str) -> int:
     """The first of these environment variables that is set, as a number; 0 if none is set."""
-    return int(next((value for name in names if (value := os.environ.get(name))), "0"))
+    return int(next((value for variable_name in variable_names if (value := os.environ.get(variable_name))), "0"))
 
 
 if __name__ == "__main__":

@@ -21,21 +21,21 @@ from shardlab.runs.rundir import RunDir
 IGNORED_FOLDERS = ("log", "samples", "claim")
 # The time between two checks is the share INTERVAL_SHARE of the hang limit, but at least LEAST_INTERVAL_S and at most
 # MOST_INTERVAL_S seconds. A check is not cheap: it reads the attributes of every file of the run.
-INTERVAL_SHARE, LEAST_INTERVAL_S, MOST_INTERVAL_S = 1 / 60, 1.0, 30.0
+INTERVAL_SHARE, LEAST_CHECK_INTERVAL_S, MOST_CHECK_INTERVAL_S = 1 / 60, 1.0, 30.0
 MOST_NAMED_RANKS = 8  # the most ranks that a sentence names
 
 
 class HangWatch:
     """Measures for how long no file of a run has changed. Time in which this process itself was suspended does not count."""
 
-    def __init__(self, run_dir: RunDir, limit_s: float) -> None:
+    def __init__(self, run_dir: RunDir, hang_limit_s: float) -> None:
         """Start to watch a run.
 
-        run_dir: the run's folder. limit_s: the hang limit, which is the longest allowed time in seconds without a change of a
-        file. The time begins to count now, so the start of the ranks may also take limit_s seconds.
+        run_dir: the run's folder. hang_limit_s: the hang limit, which is the longest allowed time in seconds without a change
+        of a file. The time begins to count now, so the start of the ranks may also take hang_limit_s seconds.
         """
-        self._run_dir, self._limit_s = run_dir, limit_s
-        self._interval_s = max(LEAST_INTERVAL_S, min(MOST_INTERVAL_S, INTERVAL_SHARE * limit_s))
+        self._run_dir, self._limit_s = run_dir, hang_limit_s
+        self._interval_s = max(LEAST_CHECK_INTERVAL_S, min(MOST_CHECK_INTERVAL_S, INTERVAL_SHARE * hang_limit_s))
         self._last_check_s = time.monotonic()
         self._file_stats: frozenset[tuple[str, int, int]] = frozenset()
         self._unchanged_s = 0.0
@@ -97,15 +97,15 @@ def _describe_late_ranks(last_records: dict[int, StepRecord], ranks: Sequence[in
         return "no rank has made a step"
     if ranks_without_step := [rank for rank in ranks if rank not in last_records]:
         reached_step = _describe_step(max(last_records.values(), key=_make_progress_key))
-        return f"{_name_ranks(ranks_without_step)} made no step, the others reached {reached_step}"
+        return f"{_format_ranks(ranks_without_step)} made no step, the others reached {reached_step}"
     lowest_progress = min(_make_progress_key(record) for record in last_records.values())
     late_ranks = [rank for rank, record in last_records.items() if _make_progress_key(record) == lowest_progress]
-    reached_at = datetime.fromtimestamp(max(last_records[rank].wall_s for rank in late_ranks), UTC).strftime(
+    reached_time = datetime.fromtimestamp(max(last_records[rank].wall_s for rank in late_ranks), UTC).strftime(
         "%Y-%m-%d %H:%M:%S UTC"
     )
     if len(late_ranks) == len(last_records):
-        return f"{_name_ranks(late_ranks)} reached {_describe_step(last_records[late_ranks[0]])}, at {reached_at}"
-    late_clause = f"{_name_ranks(late_ranks)} reached only {_describe_step(last_records[late_ranks[0]])}, at {reached_at}"
+        return f"{_format_ranks(late_ranks)} reached {_describe_step(last_records[late_ranks[0]])}, at {reached_time}"
+    late_clause = f"{_format_ranks(late_ranks)} reached only {_describe_step(last_records[late_ranks[0]])}, at {reached_time}"
     return f"{late_clause}; the others reached {_describe_step(max(last_records.values(), key=_make_progress_key))}"
 
 
@@ -117,7 +117,7 @@ def _describe_step(record: StepRecord) -> str:
     return f"step {record.step}{' of the warm-up' * record.warmup}"
 
 
-def _name_ranks(ranks: Sequence[int]) -> str:
+def _format_ranks(ranks: Sequence[int]) -> str:
     ranks_text = ", ".join(map(str, ranks[:MOST_NAMED_RANKS])) + (
         f" and {len(ranks) - MOST_NAMED_RANKS} more" if len(ranks) > MOST_NAMED_RANKS else ""
     )

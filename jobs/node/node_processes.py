@@ -37,7 +37,7 @@ class CannotStart(ShardlabError):
     """Raised if the program that starts the ranks is missing on this node, or may not be executed."""
 
 
-class Sampler:
+class SamplerProcess:
     """Starts the process that samples the telemetry of this node, and starts it again if it dies. The sampler ends when this
     process ends."""
 
@@ -68,26 +68,26 @@ class Sampler:
     def _start(self) -> subprocess.Popen[bytes]:
         self._start_count += 1
         samples_path = self._run_dir.samples_file(gethostname())
-        command = [sys.executable, "-m", "collect", "sample", f"--out={samples_path}", f"--hz={self._hz:g}"]
-        command += [f"--played={self._played_nvml}"] if self._played_nvml else []
-        command.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
+        argv = [sys.executable, "-m", "collect", "sample", f"--out={samples_path}", f"--hz={self._hz:g}"]
+        argv += [f"--played={self._played_nvml}"] if self._played_nvml else []
+        argv.append(f"--parent={os.getpid()}")  # the sampler ends when this process ends, even if this process is killed
         with files.open_append(self._run_dir.log / f"sampler.{gethostname()}.log") as log_file:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file)
+            return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file)
 
 
-class Tracker:
+class TrackerProcess:
     """Starts the process that logs a run to an experiment tracker while the run goes on. If that process fails, the run
     continues."""
 
-    def __init__(self, run_dir: RunDir, tracker: str) -> None:
+    def __init__(self, run_dir: RunDir, tracker_name: str) -> None:
         self._run_dir, self._failed = run_dir, False
         self._process: subprocess.Popen[bytes] | None = None
         workspace = run_dir.path.parents[1]
-        command = [sys.executable, "-m", "collect", "track", run_dir.run_id, f"--to={tracker}", f"--workspace={workspace}"]
-        command.append(f"--parent={os.getpid()}")  # the tracker ends when this process ends
+        argv = [sys.executable, "-m", "collect", "track", run_dir.run_id, f"--to={tracker_name}", f"--workspace={workspace}"]
+        argv.append(f"--parent={os.getpid()}")  # the tracker ends when this process ends
         with contextlib.suppress(OSError), files.open_append(run_dir.log / "tracker.log") as log_file:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
+                argv, stdin=subprocess.DEVNULL, stdout=log_file, stderr=log_file, start_new_session=True
             )
 
     def record_if_failed(self) -> None:
@@ -110,14 +110,14 @@ class Tracker:
         self.record_if_failed()
 
 
-def start_process(command: list[str], log_descriptor: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start_process(argv: list[str], log_descriptor: int | None, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start the program that starts the ranks, in a new session. The program ends when this process ends.
 
     log_descriptor: the file descriptor for its output; None: the program writes to the output of this process. Raises
     CannotStart."""
     try:
         return subprocess.Popen(
-            command,
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=log_descriptor,
             stderr=log_descriptor,
@@ -127,9 +127,9 @@ def start_process(command: list[str], log_descriptor: int | None, environment: d
         )
     except OSError as error:
         # If PATH has a folder that this user may not read, the error of a missing program is `Permission denied`.
-        is_missing = isinstance(error, FileNotFoundError) or shutil.which(command[0], path=environment.get("PATH")) is None
+        is_missing = isinstance(error, FileNotFoundError) or shutil.which(argv[0], path=environment.get("PATH")) is None
         problem_clause = "is not installed" if is_missing else f"cannot be started ({error.strerror})"
-        raise CannotStart(f"{command[0]} {problem_clause} on {gethostname()}.") from None
+        raise CannotStart(f"{argv[0]} {problem_clause} on {gethostname()}.") from None
 
 
 def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, grace_s: float) -> int:
@@ -145,10 +145,10 @@ def end_process(process: subprocess.Popen[bytes], first_signal: signal.Signals, 
         return process.wait()
 
 
-def kill_marked_processes(mark: str) -> None:
-    """Kill every process whose environment variable RUN_MARK_VARIABLE has the value `mark`. Processes in other sessions are
+def kill_marked_processes(run_mark: str) -> None:
+    """Kill every process whose environment variable RUN_MARK_VARIABLE has the value `run_mark`. Processes in other sessions are
     found too, because launchers start each rank in a new session."""
-    while marked_processes := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+    while marked_processes := [process for process in psutil.process_iter() if _is_marked(process, run_mark)]:
         for process in marked_processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -186,14 +186,14 @@ class OomWatch:
     def record_oom(self, run_dir: RunDir) -> None:
         """If the OOM killer ended a process of this job, record the event `oom`. If only the machine counts, of all its users,
         record the event OOM_ON_MACHINE."""
-        (kill_count, counts_only_job), host = count_oom_kills(), gethostname()
+        (kill_count, counts_only_job), host_name = count_oom_kills(), gethostname()
         if kill_count <= self._kills_before[0]:
             return
         if counts_only_job:
-            why = f"out of host memory: the kernel's OOM killer ended a process on {host} during the run"
+            why = f"out of host memory: the kernel's OOM killer ended a process on {host_name} during the run"
         else:
-            why = f"perhaps out of memory: the kernel ended a process on {host} during the run, perhaps of another job"
-        run_dir.write_event(f"node-{host}", "oom" if counts_only_job else OOM_ON_MACHINE, why=why)
+            why = f"perhaps out of memory: the kernel ended a process on {host_name} during the run, perhaps of another job"
+        run_dir.write_event(f"node-{host_name}", "oom" if counts_only_job else OOM_ON_MACHINE, why=why)
 
 
 def count_oom_kills() -> tuple[int, bool]:
@@ -209,27 +209,27 @@ def count_oom_kills() -> tuple[int, bool]:
     return kill_count, bool(counter_paths)
 
 
-def find_oom_counters(cgroups: str, cgroup_root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
+def find_oom_counters(cgroups_text: str, cgroup_root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
     """The files that count the processes of this job ended by the OOM killer; empty if its cgroup has no such file.
 
     In version 2, the file of a job includes the cgroups below it; in version 1, each cgroup counts only its own processes.
-    cgroups: the text of /proc/self/cgroup. cgroup_root: the folder in which the cgroups are mounted.
+    cgroups_text: the text of /proc/self/cgroup. cgroup_root: the folder in which the cgroups are mounted.
     """
-    for cgroup_line in cgroups.splitlines():
+    for cgroup_line in cgroups_text.splitlines():
         _, controllers, cgroup_path = cgroup_line.split(":", 2)
         if (job_match := _JOB_CGROUP.match(cgroup_path)) is None:
             continue
-        job_path = job_match[0].lstrip("/")
-        if controllers == "" and (events := cgroup_root / job_path / "memory.events").exists():
-            return [events]
-        if "memory" in controllers.split(",") and (job_cgroup := cgroup_root / "memory" / job_path).exists():
+        job_cgroup_path = job_match[0].lstrip("/")
+        if controllers == "" and (events_path := cgroup_root / job_cgroup_path / "memory.events").exists():
+            return [events_path]
+        if "memory" in controllers.split(",") and (job_cgroup := cgroup_root / "memory" / job_cgroup_path).exists():
             return sorted(job_cgroup.rglob("memory.oom_control"))
     return []
 
 
-def _is_marked(process: psutil.Process, mark: str) -> bool:
+def _is_marked(process: psutil.Process, run_mark: str) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(RUN_MARK_VARIABLE) == mark
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(RUN_MARK_VARIABLE) == run_mark
     except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
         return False
 

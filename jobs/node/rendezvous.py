@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import psutil
 
-from jobs.slurm.commands import call_slurm, own_cluster
+from jobs.slurm.commands import call_slurm, read_own_cluster
 from shardlab.errors import ShardlabError
 
 RENDEZVOUS_VARIABLE, RENDEZVOUS_ID_VARIABLE = "SHARDLAB_RENDEZVOUS", "SHARDLAB_RENDEZVOUS_ID"
@@ -50,9 +50,9 @@ def choose_rendezvous(nnodes: int) -> dict[str, str]:
     before the ranks start, the run fails with this reason. Raises RendezvousError.
     """
     # with `salloc`, this process may run on the login node, so only this list tells which node is the first node of the job
-    node_names = _list_job_nodes()
-    first_node = os.environ.get("SLURMD_NODENAME") or next(iter(node_names), socket.gethostname())
-    address = "127.0.0.1" if nnodes == 1 else _resolve_first_node(first_node)
+    node_names = _list_job_node_names()
+    first_node_name = os.environ.get("SLURMD_NODENAME") or next(iter(node_names), socket.gethostname())
+    address = "127.0.0.1" if nnodes == 1 else _resolve_first_node(first_node_name)
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         try:
             listener.bind((address, 0))
@@ -78,21 +78,21 @@ def read_master_variables() -> dict[str, str]:
     return {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
 
 
-def find_rendezvous_interface(rendezvous: str, other_nodes: Sequence[str]) -> RendezvousInterface:
+def find_rendezvous_interface(rendezvous_address: str, node_names: Sequence[str]) -> RendezvousInterface:
     """The interface through which this node reaches the rendezvous, or, on the node of the rendezvous itself, another node.
 
-    rendezvous: the address of the rendezvous, as HOST:PORT. other_nodes: the names or addresses of all nodes of the run. Raises
-    RendezvousError.
+    rendezvous_address: the address of the rendezvous, as HOST:PORT. node_names: the names or addresses of all nodes of the run.
+    Raises RendezvousError.
     """
-    host = rendezvous.rpartition(":")[0].strip("[]")
-    if ipaddress.ip_address(host).is_loopback:
-        return RendezvousInterface("lo", host)
-    own_interfaces = _find_interfaces_by_address()
-    remote_address = host
-    if host in own_interfaces:
+    rendezvous_host = rendezvous_address.rpartition(":")[0].strip("[]")
+    if ipaddress.ip_address(rendezvous_host).is_loopback:
+        return RendezvousInterface("lo", rendezvous_host)
+    own_interfaces = _map_interface_by_address()
+    remote_address = rendezvous_host
+    if rendezvous_host in own_interfaces:
         remote_address = next(
-            (address for node_name in other_nodes if (address := _resolve_host(node_name)) and address not in own_interfaces),
-            host,
+            (address for node_name in node_names if (address := _resolve_host(node_name)) and address not in own_interfaces),
+            rendezvous_host,
         )
     with socket.socket(socket.AF_INET6 if ":" in remote_address else socket.AF_INET, socket.SOCK_DGRAM) as probe_socket:
         # for a UDP socket, connect sends nothing: it only asks the kernel for the route
@@ -107,30 +107,31 @@ def find_rendezvous_interface(rendezvous: str, other_nodes: Sequence[str]) -> Re
     return RendezvousInterface(own_interfaces[own_address], own_address)
 
 
-def _list_job_nodes() -> list[str]:
+def _list_job_node_names() -> list[str]:
     """The names of the nodes of this Slurm job; empty outside of a job. A list such as node[1-4] is expanded by Slurm's
     scontrol; a single name needs no command."""
-    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not any(list_sign in node_list for list_sign in "[,"):
-        return [node_list] if node_list else []
-    return call_slurm(["scontrol", "show", "hostnames", node_list]).stdout.split()
+    node_list_text = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not any(list_sign in node_list_text for list_sign in "[,"):
+        return [node_list_text] if node_list_text else []
+    return call_slurm(["scontrol", "show", "hostnames", node_list_text]).stdout.split()
 
 
-def _resolve_first_node(first_node: str) -> str:
+def _resolve_first_node(first_node_name: str) -> str:
     """The address at which the other nodes reach the first node: resolved from its name, or from Slurm's NodeAddr if its name
     resolves to no address that they can reach. Raises RendezvousError."""
-    address = _resolve_host(first_node)
+    address = _resolve_host(first_node_name)
     if address is None or _find_address_fault(address):
-        output_words = call_slurm(["scontrol", "show", "node", first_node], cluster=own_cluster()).stdout.split()
-        stated_address = next(
-            (output_word.partition("=")[2] for output_word in output_words if output_word.startswith("NodeAddr=")), first_node
+        output_words = call_slurm(["scontrol", "show", "node", first_node_name], cluster=read_own_cluster()).stdout.split()
+        slurm_address = next(
+            (output_word.partition("=")[2] for output_word in output_words if output_word.startswith("NodeAddr=")),
+            first_node_name,
         )
-        address = _resolve_host(stated_address)
+        address = _resolve_host(slurm_address)
     if address is None or (address_fault := _find_address_fault(address)):
         resolved_text = "no address" if address is None else f"{address}, {address_fault}"
         raise RendezvousError(
-            f"{first_node}: its name resolves to {resolved_text}, so other nodes cannot reach it. "
-            f"Check /etc/hosts on {first_node}."
+            f"{first_node_name}: its name resolves to {resolved_text}, so other nodes cannot reach it. "
+            f"Check /etc/hosts on {first_node_name}."
         )
     return address
 
@@ -146,17 +147,17 @@ def _resolve_host(host_name: str) -> str | None:
 
 def _find_address_fault(address: str) -> str:
     """Why other nodes cannot reach an address, as a noun with its article; '' if they may reach it."""
-    ip, interface = ipaddress.ip_address(address), _find_interfaces_by_address().get(address.partition("%")[0])
-    if ip.is_loopback or ip.is_link_local:
-        return "a loopback address" if ip.is_loopback else "a link-local address"
-    is_of_containers = address == _DOCKER_BRIDGE if interface is None else _CONTAINER_INTERFACE.match(interface)
-    return "an address for the containers of one machine" if is_of_containers else ""
+    parsed_address, interface = ipaddress.ip_address(address), _map_interface_by_address().get(address.partition("%")[0])
+    if parsed_address.is_loopback or parsed_address.is_link_local:
+        return "a loopback address" if parsed_address.is_loopback else "a link-local address"
+    is_container_address = address == _DOCKER_BRIDGE if interface is None else _CONTAINER_INTERFACE.match(interface)
+    return "an address for the containers of one machine" if is_container_address else ""
 
 
-def _find_interfaces_by_address() -> dict[str, str]:
+def _map_interface_by_address() -> dict[str, str]:
     """The network interfaces of this machine, by their addresses."""
     return {
-        entry.address.partition("%")[0]: interface_name
-        for interface_name, entries in psutil.net_if_addrs().items()
-        for entry in entries
+        interface_address.address.partition("%")[0]: interface_name
+        for interface_name, interface_addresses in psutil.net_if_addrs().items()
+        for interface_address in interface_addresses
     }

@@ -22,8 +22,8 @@ def print_advice(out: Output, question: Question, report: AdviceReport, *, is_de
     """Print the recommendation with its reason, the question, the best degrees of each strategy by groups of ties, and what
     would change the advice. is_default_batch: whether the user named no global batch."""
     line_width = min(out.width or MOST_COLUMNS, MOST_COLUMNS)
-    best_of_strategy = {advice.cell.strategy: advice for advice in reversed(report.ranked)}
-    strategy_advice = [advice for advice in report.ranked if best_of_strategy[advice.cell.strategy] is advice]
+    best_by_strategy = {advice.cell.strategy: advice for advice in reversed(report.ranked)}
+    strategy_advice = [advice for advice in report.ranked if best_by_strategy[advice.cell.strategy] is advice]
     timed_advice = [advice for advice in strategy_advice if advice.group is not None]
 
     def print_wrapped(sentences: Iterator[str]) -> None:
@@ -47,14 +47,13 @@ def _recommend_strategy(question: Question, timed_advice: Sequence[Advice]) -> I
     if not timed_advice:
         yield "No strategy can be recommended: of none it is known that it fits and how fast it is."
         return
-    best_advice, second = timed_advice[0], timed_advice[1] if len(timed_advice) > 1 else None
+    best_advice, next_advice = timed_advice[0], timed_advice[1] if len(timed_advice) > 1 else None
     tie_count = sum(advice.group == 1 for advice in timed_advice)
-    if second is None:
+    if next_advice is None:
         reason_clause = f"it is the only strategy with {question.precision} that fits and whose time is known"
     elif tie_count == 1:
-        reason_clause = (
-            f"the next, {second.cell.strategy}, is {_format_gain(second, best_advice)} ({', '.join(second.reasons)})"
-        )
+        gain_text = _format_gain(next_advice, best_advice)
+        reason_clause = f"the next, {next_advice.cell.strategy}, is {gain_text} ({', '.join(next_advice.reasons)})"
     elif best_advice.cell.strategy in ("single", "ddp"):
         reason_clause = "each GPU holds the whole model, and no strategy that shards it is more than 5 % faster"
     else:
@@ -67,14 +66,14 @@ def _recommend_strategy(question: Question, timed_advice: Sequence[Advice]) -> I
             f"{tie_count} strategies are within 5 % of the fastest, which the planner cannot tell apart; of these, {merit}"
         )
     yield f"Use {_format_configuration(best_advice)}: {reason_clause}."
-    rate_range, step_s = best_advice.range_per_s, best_advice.predicted.step_s
-    assert rate_range is not None
+    range_per_s, step_s = best_advice.range_per_s, best_advice.predicted.step_s
+    assert range_per_s is not None
     assert step_s is not None
-    low_rate, likely_rate, high_rate = (
-        _format_rate(question, rate) for rate in (rate_range.low, rate_range.likely, rate_range.high)
+    low_text, likely_text, high_text = (
+        _format_rate(question, items_per_s) for items_per_s in (range_per_s.low, range_per_s.likely, range_per_s.high)
     )
     yield (
-        f"Predicted: {likely_rate} {question.workload.unit}/s ({low_rate} to {high_rate}); a step of "
+        f"Predicted: {likely_text} {question.workload.unit}/s ({low_text} to {high_text}); a step of "
         f"{format_duration(step_s.likely)}: {', '.join(best_advice.reasons)}; {format_memory(best_advice.predicted)} of memory "
         f"(fits: {best_advice.predicted.fits})."
     )
@@ -90,8 +89,8 @@ def _describe_question(question: Question, *, is_default_batch: bool) -> Iterato
     batch_text = f"{question.global_batch:,} {question.workload.unit}"
     if seq_len is not None:
         batch_text = f"{question.global_batch:,} sequences of {seq_len:,} tokens ({seq_len * question.global_batch:,} tokens)"
-    gpu_name = machine.name if machine.gpu is None else device_profile.format_gpu_name(machine.gpu)
-    capacity_text = "" if machine.capacity is None else f" ({format_size(machine.capacity.likely)})"
+    gpu_name = machine.gpu_name if machine.gpu_model is None else device_profile.format_gpu_name(machine.gpu_model)
+    capacity_text = "" if machine.gpu_memory_bytes is None else f" ({format_size(machine.gpu_memory_bytes.likely)})"
     yield (
         f"All strategies do the same work: {question.workload.name} ({question.facts.parameters:,} "
         f"parameters) in {question.precision} on {question.gpus} x {gpu_name}{capacity_text}, {question.nodes} node(s), "
@@ -100,14 +99,14 @@ def _describe_question(question: Question, *, is_default_batch: bool) -> Iterato
 
 
 def _make_table(question: Question, timed_advice: Sequence[Advice]) -> Table[Advice]:
-    first_of_group = {advice.group or 0: advice for advice in reversed(timed_advice)}
-    group_numbers = {id(first_of_group[group]): str(number) for number, group in enumerate(sorted(first_of_group), 1)}
+    first_by_group = {advice.group or 0: advice for advice in reversed(timed_advice)}
+    number_by_id = {id(first_by_group[group]): str(number) for number, group in enumerate(sorted(first_by_group), 1)}
     columns: list[Column[Advice]] = [
-        Column("", lambda advice: group_numbers.get(id(advice), "")),
+        Column("", lambda advice: number_by_id.get(id(advice), "")),
         Column("strategy", lambda advice: advice.cell.strategy),
         Column("mesh", _format_mesh),
         Column("batch", _format_batch, is_number=False, priority=1),
-        Column("sync", lambda advice: "".join(_list_sync(advice)).removeprefix("sync="), priority=3),
+        Column("sync", lambda advice: "".join(_list_sync_option(advice)).removeprefix("sync="), priority=3),
         Column("memory", lambda advice: format_memory(advice.predicted)),
         Column(f"{question.workload.unit}/s", lambda advice: _format_rate(question, advice.items_per_s or 0.0)),
         Column("slower by", lambda advice: "" if advice is timed_advice[0] else "".join(advice.reasons[:1]), priority=2),
@@ -121,8 +120,8 @@ def _explain_missing(untimed_advice: Sequence[Advice]) -> Iterator[str]:
     for advice in untimed_advice:
         memory_text = f" ({format_memory(advice.predicted)})" if advice.predicted.memory_bytes is not None else ""
         strategies_by_reason.setdefault(advice.reasons[0], []).append(f"{advice.cell.strategy}{memory_text}")
-    for reason, strategies in strategies_by_reason.items():
-        yield f"{reason[0].upper()}{reason[1:]}: {', '.join(strategies)}."
+    for reason, strategy_texts in strategies_by_reason.items():
+        yield f"{reason[0].upper()}{reason[1:]}: {', '.join(strategy_texts)}."
 
 
 def _describe_changes(question: Question, report: AdviceReport, best_advice: Advice) -> Iterator[str]:
@@ -153,7 +152,7 @@ def _format_configuration(advice: Advice) -> str:
     """The strategy, and what a matrix needs besides it, in its keys."""
     cell = advice.cell
     key_texts = [f"micro_batch_size={cell.micro_batch_size}", f"activation_checkpointing={cell.activation_checkpointing}"]
-    return " ".join((cell.strategy, _format_mesh(advice), *key_texts, *_list_sync(advice)))
+    return " ".join((cell.strategy, _format_mesh(advice), *key_texts, *_list_sync_option(advice)))
 
 
 def _format_mesh(advice: Advice) -> str:
@@ -166,10 +165,10 @@ def _format_batch(advice: Advice) -> str:
     return f"{advice.cell.micro_batch_size} x {advice.cell.gradient_accumulation_steps}{checkpointing_mark}"
 
 
-def _list_sync(advice: Advice) -> list[str]:
+def _list_sync_option(advice: Advice) -> list[str]:
     """The option `sync`, if the strategy has it and it is not the default."""
-    sync_option = advice.cell.options.get("sync")
-    return [] if sync_option in (None, "last_pass") else [f"sync={sync_option}"]
+    sync_value = advice.cell.options.get("sync")
+    return [] if sync_value in (None, "last_pass") else [f"sync={sync_value}"]
 
 
 def _format_rate(question: Question, items_per_s: float) -> str:
@@ -179,5 +178,5 @@ def _format_rate(question: Question, items_per_s: float) -> str:
 
 def _format_gain(advice: Advice, base_advice: Advice) -> str:
     """How much faster or slower the advice is than another one, in words."""
-    rate_ratio = (advice.items_per_s or 0.0) / (base_advice.items_per_s or 1.0)
-    return f"{abs(100 * (rate_ratio - 1)):.0f} % {'faster' if rate_ratio >= 1 else 'slower'}"
+    speed_ratio = (advice.items_per_s or 0.0) / (base_advice.items_per_s or 1.0)
+    return f"{abs(100 * (speed_ratio - 1)):.0f} % {'faster' if speed_ratio >= 1 else 'slower'}"

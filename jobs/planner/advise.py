@@ -26,7 +26,7 @@ from trainers.workload import Workload
 USUAL_BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (30e9, 2**21), (math.inf, 2**22))
 # Images of a step, per GPU and at most: ResNet-50 loses no accuracy up to 8,192 images (Goyal et al., 2017, figure 1).
 IMAGES_PER_GPU, MOST_BATCH_IMAGES = 256, 8192
-NEAR_FACTOR = 1.01  # micro-batches, and options of a strategy, whose steps differ by at most this factor count as equal
+EQUAL_FACTOR = 1.01  # micro-batches, and options of a strategy, whose steps differ by at most this factor count as equal
 NAMED_SHARE = 0.02  # a part of the step is a reason if it takes, or differs by, at least this share of the step
 # The order in a group of ties: first the strategies that divide only the data, which need no plan for dividing the model (DDP;
 # FSDP2, which torch develops; DeepSpeed; FSDP1, which FSDP2 replaces; local SGD), then those that divide the model.
@@ -97,31 +97,31 @@ class AdviceReport(msgspec.Struct, frozen=True):
 
 def rank_strategies(
     question: Question,
-    alternatives: Mapping[str, Question] | None = None,
+    question_by_change: Mapping[str, Question] | None = None,
     get_answers: Callable[[Sequence[Cell]], Mapping[str, RehearsalAnswer]] = lambda _: {},
 ) -> AdviceReport:
     """Rank all strategies that can train a workload on the given GPUs.
 
-    alternatives: questions with one difference, by this difference. get_answers: returns the results of the rehearsals of
+    question_by_change: questions with one difference, by this difference. get_answers: returns the results of the rehearsals of
     cells, by the name of the cell; each strategy is rehearsed with the batch that fits."""
-    sized_cells = list(_list_sized_cells(question))
-    candidates = [_choose_micro_batch(cells, question) for cells in sized_cells]
-    ranked_advice = _rank_candidates(_correct_by_rehearsals(_rank_candidates(candidates), sized_cells, question, get_answers))
+    variants = list(_list_batch_variants(question))
+    candidates = [_advise_on_variants(cells, question) for cells in variants]
+    ranked_advice = _rank_candidates(_correct_by_rehearsals(_rank_candidates(candidates), variants, question, get_answers))
     slowest_first = sorted(ranked_advice, key=_make_speed_key, reverse=True)
-    throughputs = {entry.cell.strategy: entry.items_per_s for entry in slowest_first if entry.items_per_s is not None}
-    changes = {}
-    if throughputs:
+    rate_by_strategy = {advice.cell.strategy: advice.items_per_s for advice in slowest_first if advice.items_per_s is not None}
+    advice_by_change = {}
+    if rate_by_strategy:
         best_checkpointing = ranked_advice[0].cell.activation_checkpointing
         for advice in _rank_candidates(
             [candidate for candidate in candidates if candidate.cell.activation_checkpointing != best_checkpointing]
         ):
             if _make_mesh_key(advice) == _make_mesh_key(ranked_advice[0]):
-                changes[f"activation_checkpointing={advice.cell.activation_checkpointing}"] = advice
-        for difference, alternative in (alternatives or {}).items():
-            changes[difference] = _rank_candidates(
-                [_choose_micro_batch(cells, alternative) for cells in _list_sized_cells(alternative)]
+                advice_by_change[f"activation_checkpointing={advice.cell.activation_checkpointing}"] = advice
+        for change, alternative in (question_by_change or {}).items():
+            advice_by_change[change] = _rank_candidates(
+                [_advise_on_variants(cells, alternative) for cells in _list_batch_variants(alternative)]
             )[0]
-    return AdviceReport(ranked_advice, changes, judge_rules(make_rule_values(question), throughputs))
+    return AdviceReport(ranked_advice, advice_by_change, judge_rules(make_rule_values(question), rate_by_strategy))
 
 
 def choose_global_batch(question: Question) -> int:
@@ -143,14 +143,14 @@ def choose_global_batch(question: Question) -> int:
 def list_alternatives(question: Question) -> dict[str, Question]:
     """Questions with one difference that often makes training faster, by this difference."""
     larger_batch, padded_options = 4 * question.global_batch, question.options | {"pad_vocabulary": VOCABULARY_MULTIPLE}
-    alternatives = {
+    question_by_change = {
         f"--global-batch {larger_batch}, with more passes": msgspec.structs.replace(question, global_batch=larger_batch)
     }
     if question.facts.unaligned_flops_per_item and "pad_vocabulary" in question.options:
-        alternatives[f"--option pad_vocabulary={VOCABULARY_MULTIPLE}"] = msgspec.structs.replace(
+        question_by_change[f"--option pad_vocabulary={VOCABULARY_MULTIPLE}"] = msgspec.structs.replace(
             question, options=padded_options
         )
-    return alternatives
+    return question_by_change
 
 
 def make_rule_values(question: Question) -> dict[str, float | bool | str]:
@@ -167,7 +167,7 @@ def make_rule_values(question: Question) -> dict[str, float | bool | str]:
 
     return {
         "parameters_b": question.facts.parameters / 1e9,
-        "gpu_gb": machine.gpu.memory_gb if machine.gpu is not None else 0.0,
+        "gpu_gb": machine.gpu_model.memory_gb if machine.gpu_model is not None else 0.0,
         "gpus": gpus,
         "nodes": nodes,
         "link": "" if slowest_link is None else re.split("[^a-z]", slowest_link.name.lower())[0],
@@ -178,7 +178,7 @@ def make_rule_values(question: Question) -> dict[str, float | bool | str]:
     }
 
 
-def _list_sized_cells(question: Question) -> Iterator[list[Cell]]:
+def _list_batch_variants(question: Question) -> Iterator[list[Cell]]:
     """Yields, for every strategy that can train the workload, every choice of its degrees that suits the nodes, each activation
     checkpointing and each `sync`: the cells with the global batch, by micro-batch, the smallest first. If a strategy cannot
     divide the global batch, its only cell has another one."""
@@ -190,9 +190,9 @@ def _list_sized_cells(question: Question) -> Iterator[list[Cell]]:
             {}
         ]
         for tp, pp in _list_possible_degrees(strategy, question.gpus, -(-question.gpus // question.nodes)):
-            rank_batch, remainder = divmod(question.global_batch, question.gpus // (tp * pp))
-            powers_of_two = {1 << exponent for exponent in range(rank_batch.bit_length()) if rank_batch % (1 << exponent) == 0}
-            micro_batches = [] if remainder else sorted(powers_of_two | {rank_batch})
+            rank_items, remainder = divmod(question.global_batch, question.gpus // (tp * pp))
+            powers_of_two = {1 << exponent for exponent in range(rank_items.bit_length()) if rank_items % (1 << exponent) == 0}
+            micro_batches = [] if remainder else sorted(powers_of_two | {rank_items})
             divisible_question = msgspec.structs.replace(question, global_batch=4 * question.gpus)
             for checkpointing, sync_choice in itertools.product(checkpointings, sync_choices):
                 cells = [
@@ -200,10 +200,10 @@ def _list_sized_cells(question: Question) -> Iterator[list[Cell]]:
                     for micro_batch in micro_batches
                 ]
                 divisible_cell = make_cell(divisible_question, strategy, tp, pp, checkpointing, 1, sync_choice)
-                if possible_cells := [cell for cell in cells if _can_be_compared(cell)] or [divisible_cell] * _can_be_compared(
+                if comparable_cells := [cell for cell in cells if _can_be_compared(cell)] or [
                     divisible_cell
-                ):
-                    yield possible_cells
+                ] * _can_be_compared(divisible_cell):
+                    yield comparable_cells
 
 
 def _can_be_compared(cell: Cell) -> bool:
@@ -216,13 +216,13 @@ def _list_possible_degrees(strategy: Strategy, gpus: int, gpus_per_node: int) ->
 
     Tensor parallelism stays within a node, because it exchanges more data than the other dimensions.
     """
-    degrees = strategy.degrees
-    possible_sizes = [size for size in (2, 4, 8, 16, 32, 64) if gpus % size == 0 and size <= gpus]
-    tensor_degrees = [size for size in possible_sizes if size <= gpus_per_node] if "tp" in degrees else [1]
-    pipeline_degrees = possible_sizes if "pp" in degrees else [1]
+    degree_names = strategy.degrees
+    possible_sizes = [degree for degree in (2, 4, 8, 16, 32, 64) if gpus % degree == 0 and degree <= gpus]
+    tensor_degrees = [degree for degree in possible_sizes if degree <= gpus_per_node] if "tp" in degree_names else [1]
+    pipeline_degrees = possible_sizes if "pp" in degree_names else [1]
     for tp, pp in itertools.product(tensor_degrees, pipeline_degrees):
         dp, remainder = divmod(gpus, tp * pp)
-        if not remainder and (dp > 1 if "dp" in degrees and len(degrees) > 1 else dp == 1 or "dp" in degrees):
+        if not remainder and (dp > 1 if "dp" in degree_names and len(degree_names) > 1 else dp == 1 or "dp" in degree_names):
             yield tp, pp
 
 
@@ -250,28 +250,28 @@ def make_cell(
     )  # fmt: skip
 
 
-def _choose_micro_batch(cells: Sequence[Cell], question: Question) -> Advice:
+def _advise_on_variants(variants: Sequence[Cell], question: Question) -> Advice:
     """The advice on the best of these cells, which differ in their micro-batch: of the fastest that fit, the largest, but one
     that surely fits is better."""
     machine, fitting_cells = question.machine, list[tuple[float, bool, Cell]]()
-    if cells[0].global_batch_size != question.global_batch:
-        return Advice(cells[0], Prediction(), reasons=(f"cannot divide a global batch of {question.global_batch}",))
-    gpu_capacity = predict.find_gpu_capacity(cells[0], machine)
-    for cell in cells:
+    if variants[0].global_batch_size != question.global_batch:
+        return Advice(variants[0], Prediction(), reasons=(f"cannot divide a global batch of {question.global_batch}",))
+    gpu_capacity = predict.find_gpu_capacity(variants[0], machine)
+    for cell in variants:
         needed_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
-        fit_verdict = (
+        fit = (
             None
             if gpu_capacity is None
-            else predict.judge_fit(needed_memory.bytes, gpu_capacity, is_complete=needed_memory.complete)
+            else predict.judge_fit(needed_memory.total_bytes, gpu_capacity, is_complete=needed_memory.is_complete)
         )
-        if fit_verdict in ("yes", "likely"):
-            step = step_time.predict_step_time(cell, machine)
-            fitting_cells.append((0.0 if step is None else step.seconds.likely, fit_verdict == "yes", cell))
-    longest_near_s = NEAR_FACTOR * min((seconds for seconds, _, _ in fitting_cells), default=0.0)
-    near_cells = [
-        (is_sure, cell.micro_batch_size, cell) for seconds, is_sure, cell in fitting_cells if seconds <= longest_near_s
+        if fit in ("yes", "likely"):
+            predicted_step = step_time.predict_step_time(cell, machine)
+            fitting_cells.append((0.0 if predicted_step is None else predicted_step.step_s.likely, fit == "yes", cell))
+    longest_equal_s = EQUAL_FACTOR * min((step_s for step_s, _, _ in fitting_cells), default=0.0)
+    equal_cells = [
+        (is_sure, cell.micro_batch_size, cell) for step_s, is_sure, cell in fitting_cells if step_s <= longest_equal_s
     ]
-    return _advise_on_cell(max(near_cells, key=lambda near_cell: near_cell[:2])[2] if near_cells else cells[0], machine)
+    return _advise_on_cell(max(equal_cells, key=lambda near_cell: near_cell[:2])[2] if equal_cells else variants[0], machine)
 
 
 def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: RehearsalAnswer | None = None) -> Advice:
@@ -289,31 +289,31 @@ def _advise_on_cell(cell: Cell, machine: PlannedMachine, rehearsal: RehearsalAns
 
 def _correct_by_rehearsals(
     ranked_advice: Sequence[Advice],
-    sized_cells: Sequence[Sequence[Cell]],
+    variants: Sequence[Sequence[Cell]],
     question: Question,
     get_answers: Callable[[Sequence[Cell]], Mapping[str, RehearsalAnswer]],
 ) -> list[Advice]:
     """The advice, corrected by rehearsals. If a cell does not fit according to its rehearsal, a smaller micro-batch is
-    rehearsed. sized_cells: lists of cells that differ in their micro-batch."""
+    rehearsed. variants: lists of cells that differ in their micro-batch."""
     advice_by_name = {advice.cell.name(): advice for advice in ranked_advice}
-    cells = {
+    cell_by_name = {
         cell_name: advice.cell
         for cell_name, advice in advice_by_name.items()
         if advice.cell.global_batch_size == question.global_batch
     }
     for _ in range(2):
-        answers_by_name = get_answers(list(cells.values())) if cells else {}
+        answer_by_name = get_answers(list(cell_by_name.values())) if cell_by_name else {}
         smaller_cells: dict[str, Cell] = {}
-        for cell_name, cell in cells.items():
-            if isinstance(rehearsal := answers_by_name.get(cell.name()), Rehearsed):
+        for cell_name, cell in cell_by_name.items():
+            if isinstance(rehearsal := answer_by_name.get(cell.name()), Rehearsed):
                 advice_by_name[cell_name] = _advise_on_cell(cell, question.machine, rehearsal)
                 largest_micro_batch = (
                     0 if advice_by_name[cell_name].fits else advice_by_name[cell_name].predicted.largest_micro_batch or 0
                 )
-                strategy_cells = next(strategy_cells for strategy_cells in sized_cells if cell in strategy_cells)
-                fitting_cells = [cell for cell in strategy_cells if cell.micro_batch_size <= largest_micro_batch]
+                strategy_variants = next(strategy_variants for strategy_variants in variants if cell in strategy_variants)
+                fitting_cells = [cell for cell in strategy_variants if cell.micro_batch_size <= largest_micro_batch]
                 smaller_cells |= {cell_name: fitting_cells[-1]} if fitting_cells else {}
-        cells = smaller_cells
+        cell_by_name = smaller_cells
     return list(advice_by_name.values())
 
 
@@ -345,7 +345,7 @@ def _is_better(advice: Advice, other_advice: Advice) -> bool:
     """Whether the advice is better than another one with the same degrees, which does without an option or recomputing."""
     if advice.items_per_s is None or other_advice.items_per_s is None:
         return _make_speed_key(advice) < _make_speed_key(other_advice)
-    return advice.items_per_s > NEAR_FACTOR * other_advice.items_per_s
+    return advice.items_per_s > EQUAL_FACTOR * other_advice.items_per_s
 
 
 def _make_mesh_key(advice: Advice) -> tuple[str, int, int]:
@@ -364,7 +364,7 @@ def _make_preference_key(advice: Advice) -> tuple[int, int]:
 
 def _explain_time(advice: Advice, best_advice: Advice) -> Iterator[str]:
     """The parts of a step in percent, if the advice is the best; else what takes longer, in percent of the step of the best."""
-    step_s, compute_name, percent_sign = best_advice.predicted.step_s, "compute", "" if advice is best_advice else "+"
+    step_s, compute_name, plus_sign = best_advice.predicted.step_s, "compute", "" if advice is best_advice else "+"
     assert step_s is not None
     if best_advice.cell.activation_checkpointing == "none" != advice.cell.activation_checkpointing:
         compute_name = "recomputing"
@@ -375,10 +375,10 @@ def _explain_time(advice: Advice, best_advice: Advice) -> Iterator[str]:
             compute_name = "unpadded head"
         elif facts.head_share == 1 or advice.cell.pp > best_advice.cell.pp:
             compute_name = "undivided head"
-    best_parts = {} if advice is best_advice else best_advice.predicted.step_parts_s
-    seconds_by_part = {
-        part_name: part_s - best_parts.get(part_name, 0.0) for part_name, part_s in advice.predicted.step_parts_s.items()
+    best_parts_s = {} if advice is best_advice else best_advice.predicted.step_parts_s
+    extra_s_by_part = {
+        part_name: part_s - best_parts_s.get(part_name, 0.0) for part_name, part_s in advice.predicted.step_parts_s.items()
     }
-    for part_name, part_s in sorted(seconds_by_part.items(), key=lambda named_part: -named_part[1]):
+    for part_name, part_s in sorted(extra_s_by_part.items(), key=lambda named_part: -named_part[1]):
         if (step_share := part_s / step_s.likely) >= NAMED_SHARE:
-            yield f"{compute_name if part_name == 'compute' else part_name} {percent_sign}{100 * step_share:.0f} %"
+            yield f"{compute_name if part_name == 'compute' else part_name} {plus_sign}{100 * step_share:.0f} %"

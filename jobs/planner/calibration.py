@@ -31,15 +31,15 @@ class MeasuredRatio(msgspec.Struct, frozen=True):
     """How the measurements of one completed run compare with its prediction."""
 
     cell: Cell
-    gpu: str
+    gpu_name: str
     """The name of the GPU that the run used."""
-    time: float | None
+    time_ratio: float | None
     """The measured time divided by the predicted time; None if one of the two is not known."""
-    memory: float | None
+    memory_ratio: float | None
     """The measured memory divided by the predicted memory; None if one of the two is not known."""
     power_w: float | None = None
     """The power of one GPU in watts while steps were timed; None if the power was not measured."""
-    computing: float | None = None
+    computing_ratio: float | None = None
     """The measured time without the predicted parts that are not computing, divided by the predicted time of computing; None if
     it is not known, or if computing is less than half of the predicted time."""
 
@@ -47,49 +47,49 @@ class MeasuredRatio(msgspec.Struct, frozen=True):
 class Calibration(msgspec.Struct, frozen=True):
     """The measurements that correct predictions: ratios of times and of memory, and the power of a GPU in watts, by key."""
 
-    times: dict[CalibrationKey, list[float]]
-    computing: dict[CalibrationKey, list[float]]
-    memories: dict[CalibrationKey, list[float]]
-    powers: dict[CalibrationKey, list[float]]
-    whose: str = RUNS_NOUN
+    time_ratios: dict[CalibrationKey, list[float]]
+    computing_ratios: dict[CalibrationKey, list[float]]
+    memory_ratios: dict[CalibrationKey, list[float]]
+    watts_by_key: dict[CalibrationKey, list[float]]
+    source_noun: str = RUNS_NOUN
     """A text that says where the measurements come from."""
     fallback: Calibration | None = None
     """Another calibration, used for cells for which this calibration has no measurement."""
 
-    def time(self, cell: Cell, gpu: str, step: PredictedStepTime) -> tuple[PredictedRange, str]:
+    def correct_time(self, cell: Cell, gpu_name: str, step: PredictedStepTime) -> tuple[PredictedRange, str]:
         """Correct the predicted time of a step. Returns (the corrected seconds, a text that says how they were obtained)."""
-        if ratios := self.times.get(_make_step_key(cell, gpu)):
-            return _narrow_by_ratios(step.seconds, ratios), self._describe_calibration(ratios, "this step")
-        compute_s = step.parts["compute"]
-        for key in _list_computing_keys(cell, gpu):
-            if ratios := self.computing.get(key):
+        if ratios := self.time_ratios.get(_make_step_key(cell, gpu_name)):
+            return _narrow_by_ratios(step.step_s, ratios), self._describe_calibration(ratios, "this step")
+        compute_s = step.parts_s["compute"]
+        for computing_key in _list_computing_keys(cell, gpu_name):
+            if ratios := self.computing_ratios.get(computing_key):
                 other_parts_s = sum_ranges(
-                    {part_name: part_s for part_name, part_s in step.parts.items() if part_name != "compute"}
+                    {part_name: part_s for part_name, part_s in step.parts_s.items() if part_name != "compute"}
                 )
                 return other_parts_s + compute_s.times(median(ratios)), self._describe_calibration(
                     ratios, "this model, computing only"
                 )
-        return (step.seconds, "") if self.fallback is None else self.fallback.time(cell, gpu, step)
+        return (step.step_s, "") if self.fallback is None else self.fallback.correct_time(cell, gpu_name, step)
 
-    def memory(self, cell: Cell, gpu: str, predicted_bytes: PredictedRange) -> tuple[PredictedRange, str]:
+    def correct_memory(self, cell: Cell, gpu_name: str, predicted_bytes: PredictedRange) -> tuple[PredictedRange, str]:
         """Correct the predicted peak memory. Returns (the corrected memory, a text that says how it was obtained)."""
-        if ratios := self.memories.get(_make_step_key(cell, gpu)):
+        if ratios := self.memory_ratios.get(_make_step_key(cell, gpu_name)):
             return _narrow_by_ratios(predicted_bytes, ratios), self._describe_calibration(ratios, "this step")
-        if ratios := self.memories.get(_make_memory_key(cell, gpu)):
+        if ratios := self.memory_ratios.get(_make_memory_key(cell, gpu_name)):
             return predicted_bytes.times(median(ratios)), self._describe_calibration(ratios, f"this model with {cell.strategy}")
-        return (predicted_bytes, "") if self.fallback is None else self.fallback.memory(cell, gpu, predicted_bytes)
+        return (predicted_bytes, "") if self.fallback is None else self.fallback.correct_memory(cell, gpu_name, predicted_bytes)
 
-    def power(self, cell: Cell, gpu: str, assumed_watts: PredictedRange) -> tuple[PredictedRange, str]:
+    def correct_power(self, cell: Cell, gpu_name: str, assumed_watts: PredictedRange) -> tuple[PredictedRange, str]:
         """The power of a GPU. Returns (the measured watts, else `assumed_watts`; a text that says how the watts were
         obtained)."""
-        for key in _list_power_keys(cell, gpu):
-            if watts := self.powers.get(key):
-                group_name = cell.strategy if key == _list_power_keys(cell, gpu)[0] else cell.workload
+        for power_key in _list_power_keys(cell, gpu_name):
+            if watts := self.watts_by_key.get(power_key):
+                group_name = cell.strategy if power_key == _list_power_keys(cell, gpu_name)[0] else cell.workload
                 return _narrow_by_ratios(exact_range(1.0), watts), self._describe_calibration(watts, group_name)
-        return (assumed_watts, "") if self.fallback is None else self.fallback.power(cell, gpu, assumed_watts)
+        return (assumed_watts, "") if self.fallback is None else self.fallback.correct_power(cell, gpu_name, assumed_watts)
 
     def _describe_calibration(self, ratios: list[float], measured_thing: str) -> str:
-        return f", calibrated by {len(ratios)} {self.whose} of {measured_thing}"
+        return f", calibrated by {len(ratios)} {self.source_noun} of {measured_thing}"
 
 
 NO_CALIBRATION = Calibration({}, {}, {}, {})
@@ -104,22 +104,22 @@ def build_calibration(
     measurements come from. fallback: another calibration, which is used for cells without a measurement in `ratios`."""
     calibration = Calibration({}, {}, {}, {}, source_noun, fallback)
     for ratio in ratios:
-        step_key = _make_step_key(ratio.cell, ratio.gpu)
-        measurements = (
-            (calibration.times, ratio.time, [step_key]),
-            (calibration.computing, ratio.computing, _list_computing_keys(ratio.cell, ratio.gpu)),
-            (calibration.memories, ratio.memory, [step_key, _make_memory_key(ratio.cell, ratio.gpu)]),
-            (calibration.powers, ratio.power_w, _list_power_keys(ratio.cell, ratio.gpu)),
+        step_key = _make_step_key(ratio.cell, ratio.gpu_name)
+        measured_values = (
+            (calibration.time_ratios, ratio.time_ratio, [step_key]),
+            (calibration.computing_ratios, ratio.computing_ratio, _list_computing_keys(ratio.cell, ratio.gpu_name)),
+            (calibration.memory_ratios, ratio.memory_ratio, [step_key, _make_memory_key(ratio.cell, ratio.gpu_name)]),
+            (calibration.watts_by_key, ratio.power_w, _list_power_keys(ratio.cell, ratio.gpu_name)),
         )
-        for values_by_key, measured_value, keys in measurements:
-            for key in keys if measured_value is not None else ():
-                values_by_key.setdefault(key, []).append(cast("float", measured_value))
+        for values_by_key, measured_value, calibration_keys in measured_values:
+            for calibration_key in calibration_keys if measured_value is not None else ():
+                values_by_key.setdefault(calibration_key, []).append(cast("float", measured_value))
     return calibration
 
 
 def measure_ratio(
     cell: Cell,
-    gpu: str,
+    gpu_name: str,
     predicted_times: PredictedTimes,
     measured_s: float | None,
     memory_ratio: float | None,
@@ -129,38 +129,38 @@ def measure_ratio(
     power_w: as in MeasuredRatio."""
     step_s, compute_s = predicted_times
     if not measured_s or not step_s:
-        return MeasuredRatio(cell, gpu, None, memory_ratio, power_w)
+        return MeasuredRatio(cell, gpu_name, None, memory_ratio, power_w)
     computing_ratio = (measured_s - (step_s - compute_s)) / compute_s if compute_s >= step_s / 2 else 0.0
     return MeasuredRatio(
-        cell, gpu, measured_s / step_s, memory_ratio, power_w, computing_ratio if computing_ratio > 0 else None
+        cell, gpu_name, measured_s / step_s, memory_ratio, power_w, computing_ratio if computing_ratio > 0 else None
     )
 
 
-def _make_shape_key(cell: Cell, gpu: str) -> CalibrationKey:
+def _make_shape_key(cell: Cell, gpu_name: str) -> CalibrationKey:
     """What determines the operations of a model on a GPU: the kind and the sizes of the model, whatever its name is."""
     facts = model_facts.find_model_facts(cell)
-    return _normalize_gpu_name(gpu), cell.precision, facts.kind, facts.parameters, facts.blocks, facts.width
+    return _normalize_gpu_name(gpu_name), cell.precision, facts.model_kind, facts.parameters, facts.block_count, facts.width
 
 
-def _list_computing_keys(cell: Cell, gpu: str) -> list[CalibrationKey]:
+def _list_computing_keys(cell: Cell, gpu_name: str) -> list[CalibrationKey]:
     """The keys of what a rank computes: with the same batch, and with any batch."""
-    computing_key = (*_make_shape_key(cell, gpu), cell.tp, cell.pp, cell.activation_checkpointing, cell.compile)
+    computing_key = (*_make_shape_key(cell, gpu_name), cell.tp, cell.pp, cell.activation_checkpointing, cell.compile)
     return [(*computing_key, cell.seq_len, cell.micro_batch_size), computing_key]
 
 
-def _make_memory_key(cell: Cell, gpu: str) -> CalibrationKey:
-    return (*_make_shape_key(cell, gpu), cell.strategy, cell.activation_checkpointing)
+def _make_memory_key(cell: Cell, gpu_name: str) -> CalibrationKey:
+    return (*_make_shape_key(cell, gpu_name), cell.strategy, cell.activation_checkpointing)
 
 
-def _make_step_key(cell: Cell, gpu: str) -> CalibrationKey:
+def _make_step_key(cell: Cell, gpu_name: str) -> CalibrationKey:
     """The key of a step: everything that determines its time and its memory."""
     option_values = tuple(sorted((name, str(value)) for name, value in cell.options.items()))
     cell_sizes = (cell.gpus, cell.nnodes, cell.micro_batch_size, cell.gradient_accumulation_steps, cell.optimizer.name)
-    return (*_list_computing_keys(cell, gpu)[0], cell.strategy, *cell_sizes, option_values)
+    return (*_list_computing_keys(cell, gpu_name)[0], cell.strategy, *cell_sizes, option_values)
 
 
-def _list_power_keys(cell: Cell, gpu: str) -> list[CalibrationKey]:
-    shape_key = _make_shape_key(cell, gpu)
+def _list_power_keys(cell: Cell, gpu_name: str) -> list[CalibrationKey]:
+    shape_key = _make_shape_key(cell, gpu_name)
     return [(*shape_key, cell.strategy), shape_key]
 
 

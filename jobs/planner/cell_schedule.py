@@ -40,30 +40,30 @@ class CellSchedule(msgspec.Struct, frozen=True):
 
 def make_schedule(cell: Cell) -> CellSchedule:
     """Simulate the pipeline schedule of a cell. The cell must have a pipeline (pp above 1)."""
-    simulated_step = simulate_cell(cell)
+    simulated_step = simulate_pipeline_of_cell(cell)
     return CellSchedule(
         cell.name(),
         pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.pp * cell.stages_per_rank,
-        simulated_step.micro_batches,
-        simulated_step.total,
-        simulated_step.ideal,
-        simulated_step.bubble,
-        simulated_step.throughput,
+        simulated_step.micro_batch_count,
+        simulated_step.total_time,
+        simulated_step.ideal_time,
+        simulated_step.bubble_share,
+        simulated_step.micro_batches_per_time,
         tuple(pipeline_schedule.draw_timeline(simulated_step)),
     )
 
 
-def simulate_cell(cell: Cell) -> SimulatedPipeline:
+def simulate_pipeline_of_cell(cell: Cell) -> SimulatedPipeline:
     """Simulate one step of the pipeline of a cell. In this simulation, messages between stages take no time."""
     return pipeline_schedule.simulate_pipeline(
         pipeline_share.read_schedule_name(cell),
         cell.pp,
         cell.gradient_accumulation_steps,
-        forward=FORWARD_TIME,
-        backward=BACKWARD_TIME,
-        per_rank=cell.stages_per_rank,
+        forward_time=FORWARD_TIME,
+        backward_time=BACKWARD_TIME,
+        rank_stages=cell.stages_per_rank,
     )
 
 

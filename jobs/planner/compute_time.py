@@ -50,20 +50,20 @@ class ComputeTime(msgspec.Struct, frozen=True):
 
 def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> ComputeTime | None:
     """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, is unknown."""
-    rates, peak_flops = device_profile.find_rates(gpu, cell.precision), gpu_models.model_peak_flops(gpu, cell.precision)
+    rates, peak_flops = (device_profile.find_rates(gpu, cell.precision), gpu_models.model_peak_flops(gpu, cell.precision))
     if rates is None or peak_flops is None or facts.flops_per_item is None:
         return None
     micro_batch, model_ranks = cell.micro_batch_size, cell.tp * cell.pp
     head_flops, attention_flops = facts.head_flops_per_item or 0.0, facts.attention_flops_per_item or 0.0
     block_flops = facts.flops_per_item - head_flops - attention_flops
-    recomputed_share = _count_recomputed_share(cell, facts)
-    product_rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.kind, rates.unknown)
-    if facts.kind == "transformer" and (token_rows := (cell.seq_len or 0) * micro_batch):
-        slowdown = FEW_ROWS_FACTOR.times(peak_flops / 1e12 / token_rows)
+    recomputed_share = _compute_recomputed_share(cell, facts)
+    product_rate = {"transformer": rates.products, "convolution": rates.convolutions}.get(facts.model_kind, rates.unknown)
+    if facts.model_kind == "transformer" and (token_rows := (cell.seq_len or 0) * micro_batch):
+        few_rows_slowdown = FEW_ROWS_FACTOR.times(peak_flops / 1e12 / token_rows)
         product_rate = PredictedRange(
-            product_rate.low / (1 + slowdown.high),
-            product_rate.likely / (1 + slowdown.likely),
-            product_rate.high / (1 + slowdown.low),
+            product_rate.low / (1 + few_rows_slowdown.high),
+            product_rate.likely / (1 + few_rows_slowdown.likely),
+            product_rate.high / (1 + few_rows_slowdown.low),
         )
     products_s = divide_by_rate(block_flops * micro_batch * (1 + recomputed_share * FORWARD_SHARE) / model_ranks, product_rate)
     forward_attention = attention_flops * FORWARD_SHARE * (0.5 if facts.is_causal else 1.0)
@@ -73,15 +73,15 @@ def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Comput
     unaligned_flops = facts.unaligned_flops_per_item * micro_batch if rates.unaligned is not None else 0.0
     head_s = divide_by_rate((head_flops * micro_batch - unaligned_flops) * facts.head_share, product_rate)
     head_s += divide_by_rate(unaligned_flops * facts.head_share, rates.unaligned or product_rate)
-    if facts.saved is None:
-        return ComputeTime(products_s + attention_s + _multiply(OTHER_OPERATORS_SHARE, products_s), head_s)
+    if (saved := facts.saved_bytes) is None:
+        return ComputeTime(products_s + attention_s + _multiply_ranges(OTHER_OPERATORS_SHARE, products_s), head_s)
     block_bytes = (
-        memory.count_saved_block_bytes(cell, facts.saved) * facts.blocks / cell.pp * (1 + recomputed_share * FORWARD_SHARE)
+        memory.count_saved_block_bytes(cell, saved) * facts.block_count / cell.pp * (1 + recomputed_share * FORWARD_SHARE)
     )
-    head_bytes = facts.saved.head + facts.saved.logits
+    head_bytes = saved.head + saved.logits
     return ComputeTime(
-        products_s + attention_s + _predict_other_operators(cell, gpu, block_bytes * micro_batch),
-        head_s + _predict_other_operators(cell, gpu, head_bytes * micro_batch),
+        products_s + attention_s + _predict_other_operators_s(cell, gpu, block_bytes * micro_batch),
+        head_s + _predict_other_operators_s(cell, gpu, head_bytes * micro_batch),
     )
 
 
@@ -90,22 +90,22 @@ def divide_by_rate(amount: float, rate: PredictedRange) -> PredictedRange:
     return PredictedRange(amount / rate.high, amount / rate.likely, amount / rate.low)
 
 
-def _count_recomputed_share(cell: Cell, facts: ModelFacts) -> float:
+def _compute_recomputed_share(cell: Cell, facts: ModelFacts) -> float:
     """The share of the blocks whose activations are recomputed in backward; of a model without blocks, all or nothing."""
     if cell.activation_checkpointing == "none":
         return 0.0
-    return exchanges.count_recomputed_blocks(cell, facts.blocks) / facts.blocks if facts.blocks else 1.0
+    return exchanges.count_recomputed_blocks(cell, facts.block_count) / facts.block_count if facts.block_count else 1.0
 
 
-def _predict_other_operators(cell: Cell, gpu: GpuModel, saved_bytes: float) -> PredictedRange:
+def _predict_other_operators_s(cell: Cell, gpu: GpuModel, saved_bytes: float) -> PredictedRange:
     """The seconds of the operators that the bandwidth of the memory limits. saved_bytes: what autograd saves."""
     moved_bytes = MOVED_BYTES_PER_SAVED.times(saved_bytes)
-    moved_bytes = _multiply(moved_bytes, FUSED_SHARE) if cell.compile else moved_bytes
-    bandwidth = device_profile.STREAMED_SHARE.times(gpu.memory_gb_per_s * 1e9)
+    moved_bytes = _multiply_ranges(moved_bytes, FUSED_SHARE) if cell.compile else moved_bytes
+    bytes_per_s = device_profile.STREAMED_SHARE.times(gpu.memory_gb_per_s * 1e9)
     return PredictedRange(
-        moved_bytes.low / bandwidth.high, moved_bytes.likely / bandwidth.likely, moved_bytes.high / bandwidth.low
+        moved_bytes.low / bytes_per_s.high, moved_bytes.likely / bytes_per_s.likely, moved_bytes.high / bytes_per_s.low
     )
 
 
-def _multiply(amount: PredictedRange, factor: PredictedRange) -> PredictedRange:
+def _multiply_ranges(amount: PredictedRange, factor: PredictedRange) -> PredictedRange:
     return PredictedRange(amount.low * factor.low, amount.likely * factor.likely, amount.high * factor.high)

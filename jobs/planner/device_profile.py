@@ -16,7 +16,7 @@ from trainers.model.precision import computed_bytes
 STREAMED_SHARE = PredictedRange(0.70, 0.85, 0.92)  # share of the memory bandwidth that an optimizer's kernels reach; assumed
 # Seconds that the host needs to start one operator on the GPU, including the Python code of the model. Measured on the virtual
 # machine of an H100 (docs/gpus.md): 47 and 73 microseconds with gpt2-tiny; other hosts are assumed to be faster.
-LAUNCH_S = PredictedRange(5e-6, 20e-6, 80e-6)
+OPERATOR_LAUNCH_S = PredictedRange(5e-6, 20e-6, 80e-6)
 # The share of the peak in 16 bits that matrix products with an unaligned dimension reach. Measured on an H100 (docs/gpus.md):
 # 0.125 for the head of GPT-2 and GPT-2 Large, whose vocabulary is odd; for other GPUs assumed.
 UNALIGNED_SHARE = PredictedRange(0.10, 0.125, 0.25)
@@ -47,22 +47,22 @@ class AchievedRates(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def achieved_shares() -> tuple[AchievedShare, ...]:
+def read_achieved_shares() -> tuple[AchievedShare, ...]:
     """The entries of achieved.yaml (shares of the peak that GPUs achieve), in the order of the file."""
     yaml_bytes = resources.files("jobs.planner").joinpath("achieved.yaml").read_bytes()
     return msgspec.yaml.decode(yaml_bytes, type=tuple[AchievedShare, ...])
 
 
 @functools.cache
-def find_rates(gpu: GpuModel, precision: str) -> AchievedRates | None:
+def find_rates(gpu_model: GpuModel, precision: str) -> AchievedRates | None:
     """The FLOP/s that kernels of a GPU reach at a precision; None if the GPU does not support the precision."""
-    peak_flops = gpu_models.model_peak_flops(gpu, precision)
+    peak_flops = gpu_models.model_peak_flops(gpu_model, precision)
     if peak_flops is None:
         return None
-    model_name = format_gpu_name(gpu)
+    model_name = format_gpu_name(gpu_model)
     share_entry = next(
         share_entry
-        for share_entry in achieved_shares()
+        for share_entry in read_achieved_shares()
         if precision in share_entry.precisions and re.fullmatch(share_entry.gpu, model_name)
     )
     return AchievedRates(
@@ -74,7 +74,7 @@ def find_rates(gpu: GpuModel, precision: str) -> AchievedRates | None:
     )
 
 
-def format_gpu_name(gpu: GpuModel) -> str:
+def format_gpu_name(gpu_model: GpuModel) -> str:
     """A readable name of the GPU model. It is made from the model's regular expression: its first alternative, without optional
     words and special characters."""
-    return re.sub(r"[().*\\]", "", re.sub(r"\(\w+ \|\)", "", gpu.name).split("|")[0])
+    return re.sub(r"[().*\\]", "", re.sub(r"\(\w+ \|\)", "", gpu_model.name).split("|")[0])

@@ -44,25 +44,25 @@ def sum_sent_bytes(cell: Cell) -> float | None:
 def _describe_model_part(cell: Cell, facts: ModelFacts) -> ModelPart:
     """The sizes of a rank's part of the model. With a pipeline, the rank has the blocks and messages of a rank in the middle,
     half of what is outside of blocks, and the exchanges of a split head, for which all stages wait."""
-    rank_blocks = -(-facts.blocks // cell.pp)
+    rank_blocks = -(-facts.block_count // cell.pp)
     block_elements: float = rank_blocks * facts.block_parameters / cell.tp
-    elements: float = facts.parameters
+    rank_elements: float = facts.parameters
     if cell.pp > 1:  # the first and the last stage have a copy of a tied weight each
-        elements = block_elements + (facts.front_parameters + facts.back_parameters) / 2
+        rank_elements = block_elements + (facts.front_parameters + facts.back_parameters) / 2
     elif cell.tp > 1:
-        elements = block_elements + facts.front_parameters + facts.back_parameters - facts.tied_parameters
+        rank_elements = block_elements + facts.front_parameters + facts.back_parameters - facts.tied_parameters
     workload = menu.find_workload_of_cell(cell)
     backward_reductions = BACKWARD_REDUCTIONS.get(workload.task.rpartition(".")[2])
-    reductions = None if workload.counts is None else workload.counts.reductions
+    block_reductions = None if workload.counts is None else workload.counts.reductions
     return ModelPart(
-        elements=elements,
+        elements=rank_elements,
         blocks=rank_blocks,
         block_elements=block_elements,
-        hidden_elements=None if facts.saved is None
-        else facts.saved.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
+        hidden_elements=None if facts.saved_bytes is None
+        else facts.saved_bytes.block_input * cell.micro_batch_size / precision.stream_bytes(cell.precision),
         recomputed_blocks=count_recomputed_blocks(cell, rank_blocks),
         fetched=_count_fetched_elements(cell, facts),
-        reductions=reductions if backward_reductions is None else (FORWARD_REDUCTIONS, backward_reductions),
+        reductions=block_reductions if backward_reductions is None else (FORWARD_REDUCTIONS, backward_reductions),
         has_split_embedding=facts.head_share < 1 and cell.pp == 1,
         split_logit_rows=cell.micro_batch_size * (cell.seq_len or 0) if facts.head_share < 1 else 0,
         # A stage sends a hidden state to the next stage and a gradient to the previous stage. The first and the last stage of
@@ -79,7 +79,7 @@ def _count_fetched_elements(cell: Cell, facts: ModelFacts) -> tuple[int, int] | 
     if "param_persistence_threshold" not in cell.options or options.quantized_weights or options.quantized_gradients:
         return None
     # no matrix of a block of GPT-2, Llama or ViT has more than a third of the block's elements
-    largest_in_block = facts.largest_block / (3 if facts.how == model_facts.FORMULA_SOURCE else 1)
+    largest_in_block = facts.largest_block_parameters / (3 if facts.saved_bytes_source == model_facts.FORMULA_SOURCE else 1)
     largest_parameter = max(largest_in_block, facts.front_parameters, facts.back_parameters)
     return (0, facts.parameters) if largest_parameter <= options.param_persistence_threshold else None
 

@@ -64,22 +64,22 @@ def _read_machine(host_path: Path) -> PlannedMachine | None:
 
 def _read_proof(proof_path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
     try:
-        records = read_lines(proof_path, ProofRecord).records
+        proof_records = read_lines(proof_path, ProofRecord).records
     except WorkspaceError:  # the file cannot be read
         return
-    for proof_record in records:
+    for proof_record in proof_records:
         if proof_record.cell is None or proof_record.stage != SPEED_STAGE or proof_record.verdict == "dropped":
             continue
-        predicted_time = step_time.predict_step_time(proof_record.cell, machine)
+        predicted_step = step_time.predict_step_time(proof_record.cell, machine)
         predicted_memory = memory.predict_memory(proof_record.cell, on_gpu=True)
         predicted_times = (
-            (0.0, 0.0) if predicted_time is None else (predicted_time.seconds.likely, predicted_time.parts["compute"].likely)
+            (0.0, 0.0) if predicted_step is None else (predicted_step.step_s.likely, predicted_step.parts_s["compute"].likely)
         )
         peak_bytes = (
-            proof_record.peak_allocated_bytes if predicted_memory.complete and predicted_memory.tensors.likely else None
+            proof_record.peak_allocated_bytes if predicted_memory.is_complete and predicted_memory.tensor_bytes.likely else None
         )
         measured_s = proof_record.step_ms / 1000 if proof_record.step_ms else None
-        memory_ratio = peak_bytes / predicted_memory.tensors.likely if peak_bytes else None
-        measured_ratio = calibration.measure_ratio(proof_record.cell, machine.name, predicted_times, measured_s, memory_ratio)
-        if measured_ratio.time or measured_ratio.memory:
-            yield measured_ratio
+        memory_ratio = peak_bytes / predicted_memory.tensor_bytes.likely if peak_bytes else None
+        run_ratio = calibration.measure_ratio(proof_record.cell, machine.gpu_name, predicted_times, measured_s, memory_ratio)
+        if run_ratio.time_ratio or run_ratio.memory_ratio:
+            yield run_ratio

@@ -29,10 +29,10 @@ def predict_host_bytes(
     terms, ranks_per_node = memory.read_memory_terms(), -(-cell.gpus // cell.nnodes)
     strategy, workload = sharding.find_strategy(cell.strategy), menu.find_workload_of_cell(cell)
     engine, parameters = strategy.engine.rpartition(".")[2], model_facts.find_model_facts(cell).parameters
-    rank_bytes = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].range(memory.MIB)
+    rank_bytes = terms["rank_gpu" if on_gpu else "rank_fork" if cell.launcher == "fork" else "rank_process"].scale(memory.MIB)
     if engine == "zero" and cell.launcher != "fork":
-        rank_bytes += terms["rank_deepspeed"].range(memory.MIB)
-    process_bytes = rank_bytes.times(ranks_per_node) + terms[f"node_{cell.launcher}"].range(memory.MIB)
+        rank_bytes += terms["rank_deepspeed"].scale(memory.MIB)
+    process_bytes = rank_bytes.times(ranks_per_node) + terms[f"node_{cell.launcher}"].scale(memory.MIB)
     has_second_copy = Zero3Options(cell.options).hpz_partition_size != 1
     makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or has_second_copy)
     initial_bytes = 4.0 * parameters * (ranks_per_node if makes_whole else 1)  # in fp32, until it is on the GPUs
@@ -47,10 +47,10 @@ def predict_host_bytes(
             kept_bytes, likely_tensor_bytes * tensor_term.likely, likely_tensor_bytes * tensor_term.high
         )
     # The proof keeps the parameters before and after its steps on each rank, and rank 0 also those of the reference.
-    copy_bytes = 8.0 * parameters * (ranks_per_node + 1)
+    proof_bytes = 8.0 * parameters * (ranks_per_node + 1)
     is_proven = cell.prove != "off" and strategy.unprovable(cell) is None
     if is_proven and (not workload.proof_options or (node_bytes is not None and 16 * parameters < node_bytes)):
-        bytes_with_proof = initial_bytes + copy_bytes if on_gpu else tensor_bytes.likely + copy_bytes
+        bytes_with_proof = initial_bytes + proof_bytes if on_gpu else tensor_bytes.likely + proof_bytes
         tensor_bytes = PredictedRange(
             tensor_bytes.low, max(tensor_bytes.likely, bytes_with_proof), max(tensor_bytes.high, bytes_with_proof)
         )
@@ -59,13 +59,13 @@ def predict_host_bytes(
 
 def _count_offloaded_bytes(cell: Cell, parameters: int) -> float:
     """The bytes of weights, gradients and optimizer state that a rank keeps in host memory although it has a GPU."""
-    options, state_bytes = Zero3Options(cell.options), memory.count_state_bytes(cell)
-    weight_bytes = precision.weight_bytes(cell.precision)
+    options, parameter_state_bytes = Zero3Options(cell.options), memory.count_state_bytes(cell)
+    parameter_bytes = precision.weight_bytes(cell.precision)
     offloaded_bytes = 0.0
     if Fsdp2Options(cell.options).offload == "cpu":
-        offloaded_bytes += (2 * weight_bytes + state_bytes) * parameters / cell.shards
+        offloaded_bytes += (2 * parameter_bytes + parameter_state_bytes) * parameters / cell.shards
     if options.offload_optimizer == "cpu":  # DeepSpeed keeps weights and gradients in fp32 beside the states
-        offloaded_bytes += (2 * weight_bytes + state_bytes) * parameters / cell.dp
+        offloaded_bytes += (2 * parameter_bytes + parameter_state_bytes) * parameters / cell.dp
     if options.offload_param == "cpu":
         offloaded_bytes += precision.computed_bytes(cell.precision) * parameters / cell.dp
     return offloaded_bytes
@@ -77,7 +77,7 @@ def exceeds_node(prediction: Prediction) -> bool:
     return needed_bytes is not None and node_bytes is not None and needed_bytes.low > node_bytes
 
 
-def is_close_to_node(prediction: Prediction) -> bool:
+def nearly_fills_node(prediction: Prediction) -> bool:
     """Whether a run is likely to need more than WARNED_SHARE of the memory of a node."""
     needed_bytes, node_bytes = prediction.host_bytes, prediction.host_capacity_bytes
     return needed_bytes is not None and node_bytes is not None and needed_bytes.likely > WARNED_SHARE * node_bytes

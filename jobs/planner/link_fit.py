@@ -19,7 +19,7 @@ from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
 from shardlab.runs.prediction import PredictedRange
 
 LEAST_SPREAD = 0.10  # the smallest spread of a link, because a short measurement does not show how much the times vary
-MOST_ROUNDS = 8  # after this many changes between ring and tree, the choice is not changed again
+MOST_CHANGES = 8  # after this many changes between ring and tree, the choice is not changed again
 
 
 class FittedLink(msgspec.Struct, frozen=True):
@@ -27,20 +27,20 @@ class FittedLink(msgspec.Struct, frozen=True):
 
     alpha_s: float
     """Seconds per hop."""
-    bandwidth: float
+    bytes_per_s: float
     """Bus bandwidth in bytes/s."""
-    spread: float
+    relative_spread: float
     """The largest relative difference between the model and any measured iteration, at least LEAST_SPREAD."""
 
 
-def fit_measurement(all_reduce: MeasuredAllReduce) -> FittedLink | None:
+def fit_all_reduce(all_reduce: MeasuredAllReduce) -> FittedLink | None:
     """Fit the model of a link to a measurement; None if the measurement does not determine it, for example because the largest
     size took no longer than the smallest."""
     ranks, small_timing, large_timing = all_reduce.ranks, all_reduce.times[0], all_reduce.times[-1]
     # Gloo uses a ring for every size. NCCL uses the faster algorithm, which depends on the numbers that are fitted.
     tree_choices = (False, False)
     alpha_beta = _fit_alpha_beta(ranks, small_timing, large_timing, tree_choices)
-    for _ in range(MOST_ROUNDS if all_reduce.backend == "nccl" else 0):
+    for _ in range(MOST_CHANGES if all_reduce.backend == "nccl" else 0):
         if (
             alpha_beta is None
             or (
@@ -70,26 +70,26 @@ def fit_measurement(all_reduce: MeasuredAllReduce) -> FittedLink | None:
     return FittedLink(alpha_beta[0], 1 / alpha_beta[1], max(LEAST_SPREAD, *relative_errors))
 
 
-def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
+def fit_link(link_name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink | None:
     """A link with the latency and bandwidth of these measurements; None if no measurement can be fitted.
 
     The range reaches from the slowest to the fastest measurement (several nodes may have been measured), each widened by its
     own spread. The likely values come from the measurement with the median bandwidth.
     """
-    fitted_pairs = [(fit, measurement) for measurement in all_reduces if (fit := fit_measurement(measurement)) is not None]
+    fitted_pairs = [(fit, all_reduce) for all_reduce in all_reduces if (fit := fit_all_reduce(all_reduce)) is not None]
     if not fitted_pairs:
         return None
-    fitted_pairs.sort(key=lambda fitted_pair: fitted_pair[0].bandwidth)
+    fitted_pairs.sort(key=lambda fitted_pair: fitted_pair[0].bytes_per_s)
     median_link, median_measurement = fitted_pairs[(len(fitted_pairs) - 1) // 2]
-    bandwidth = PredictedRange(
-        min(entry.bandwidth / (1 + entry.spread) for entry, _ in fitted_pairs),
-        median_link.bandwidth,
-        max(entry.bandwidth * (1 + entry.spread) for entry, _ in fitted_pairs),
+    bytes_per_s = PredictedRange(
+        min(fitted_link.bytes_per_s / (1 + fitted_link.relative_spread) for fitted_link, _ in fitted_pairs),
+        median_link.bytes_per_s,
+        max(fitted_link.bytes_per_s * (1 + fitted_link.relative_spread) for fitted_link, _ in fitted_pairs),
     )
     alpha_s = PredictedRange(
-        max(entry.alpha_s * (1 + entry.spread) for entry, _ in fitted_pairs),
+        max(fitted_link.alpha_s * (1 + fitted_link.relative_spread) for fitted_link, _ in fitted_pairs),
         median_link.alpha_s,
-        min(entry.alpha_s / (1 + entry.spread) for entry, _ in fitted_pairs),
+        min(fitted_link.alpha_s / (1 + fitted_link.relative_spread) for fitted_link, _ in fitted_pairs),
     )
     ranks_text = (
         f"{len(median_measurement.nodes)} nodes"
@@ -99,7 +99,7 @@ def fit_link(name: str, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedLink
     source_text = (
         f"measured by provision's all-reduce of {ranks_text} ({median_measurement.backend}, {median_measurement.measured[:10]})"
     )
-    return PlannedLink(name, bandwidth, alpha_s, source_text)
+    return PlannedLink(link_name, bytes_per_s, alpha_s, source_text)
 
 
 def _compute_time_factors(group_size: int, tensor_bytes: int, uses_tree: bool) -> tuple[float, float]:

@@ -20,10 +20,10 @@ class PlannedMachine(msgspec.Struct, frozen=True):
 
     on_gpu: bool
     """Whether ranks have GPUs; if not, no other field has a value."""
-    name: str = ""
+    gpu_name: str = ""
     """The name of the GPU in the cluster file or in NVML."""
-    gpu: GpuModel | None = None
-    capacity: PredictedRange | None = None
+    gpu_model: GpuModel | None = None
+    gpu_memory_bytes: PredictedRange | None = None
     link_inside_node: PlannedLink | None = None
     """The links between GPUs of a node."""
     link_between_nodes: PlannedLink | None = None
@@ -45,48 +45,48 @@ def plan_machine(cluster: Cluster, gpu_type: str | None, all_reduces: Sequence[M
     gpus = cluster.for_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node or gpus.type == PRACTICE_GPU:
         return NO_GPU_MACHINE
-    model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
-    return _make_machine(cluster, gpus.type or "", model, gpu.find_gpu_memory(model, gpus.memory_gib), all_reduces)
+    gpu_model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
+    return _make_machine(cluster, gpus.type or "", gpu_model, gpu.find_gpu_memory(gpu_model, gpus.memory_gib), all_reduces)
 
 
 def _plan_this_machine(cluster: Cluster, all_reduces: Sequence[MeasuredAllReduce]) -> PlannedMachine:
     observed_gpus = host.read_host().gpus
     if not observed_gpus:
         return NO_GPU_MACHINE
-    model = gpu.find_gpu_model(observed_gpus[0].name)
-    memory_range = (
-        exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.find_gpu_memory(model, None)
+    gpu_model = gpu.find_gpu_model(observed_gpus[0].name)
+    gpu_memory_bytes = (
+        exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.find_gpu_memory(gpu_model, None)
     )
-    return _make_machine(cluster, observed_gpus[0].name, model, memory_range, all_reduces)
+    return _make_machine(cluster, observed_gpus[0].name, gpu_model, gpu_memory_bytes, all_reduces)
 
 
 def _make_machine(
     cluster: Cluster,
     gpu_name: str,
-    model: GpuModel | None,
-    memory_range: PredictedRange | None,
+    gpu_model: GpuModel | None,
+    gpu_memory_bytes: PredictedRange | None,
     all_reduces: Sequence[MeasuredAllReduce],
 ) -> PlannedMachine:
     network_keys = cluster.network
-    inside_link = link.make_data_sheet_link(model) if model is not None else None
+    link_inside = link.make_data_sheet_link(gpu_model) if gpu_model is not None else None
     if network_keys.link is not None:
-        inside_link = link.find_link(network_keys.link, model)
-    between_link = link.find_network(network_keys, model)
+        link_inside = link.find_link(network_keys.link, gpu_model)
+    link_between = link.find_network_link(network_keys, gpu_model)
     nccl_all_reduces = [
         all_reduce
         for all_reduce in all_reduces
-        if all_reduce.backend == "nccl" and all_reduce.gpu is not None and gpu.find_gpu_model(all_reduce.gpu) == model
+        if all_reduce.backend == "nccl" and all_reduce.gpu is not None and gpu.find_gpu_model(all_reduce.gpu) == gpu_model
     ]
-    inside_link = (
+    link_inside = (
         link_fit.fit_link(
-            inside_link.name if inside_link is not None else "link",
+            link_inside.name if link_inside is not None else "link",
             [all_reduce for all_reduce in nccl_all_reduces if len(all_reduce.nodes) == 1],
         )
-        or inside_link
+        or link_inside
     )
     name_between = network_keys.between_nodes if isinstance(network_keys.between_nodes, str) else None
-    between_link = _fit_link_between_nodes(name_between, nccl_all_reduces, all_reduces) or between_link
-    return PlannedMachine(True, gpu_name, model, memory_range, inside_link, between_link, cluster.price_per_gpu_hour)
+    link_between = _fit_link_between_nodes(name_between, nccl_all_reduces, all_reduces) or link_between
+    return PlannedMachine(True, gpu_name, gpu_model, gpu_memory_bytes, link_inside, link_between, cluster.price_per_gpu_hour)
 
 
 def _fit_link_between_nodes(

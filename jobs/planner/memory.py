@@ -31,7 +31,7 @@ from trainers.theory.division import Division
 
 MIB = 1 << 20
 # tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-STATE_TENSORS = {"adam": 2, "adamw": 2}
+STATE_TENSORS_OF = {"adam": 2, "adamw": 2}
 CROSS_ENTROPY_CHUNK = 2**25 * 4  # bytes; the loss casts 2**25 logits to fp32 at a time (trainers/cross_entropy.py)
 # The share of the saved activations of a block that gradients of activations take at a time: when backward is in the MLP of
 # GPT-2, of 12 widths, those before and behind GELU (8) and of the hidden state (1), while the saved tensor behind GELU is free
@@ -49,9 +49,9 @@ class MemoryTerm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float
     source: str
 
-    def range(self, unit: float = 1.0) -> PredictedRange:
-        """The range of the entry, multiplied by `unit`."""
-        return PredictedRange(self.low * unit, self.likely * unit, self.high * unit)
+    def scale(self, factor: float = 1.0) -> PredictedRange:
+        """The range of the entry, multiplied by `factor`."""
+        return PredictedRange(self.low * factor, self.likely * factor, self.high * factor)
 
 
 @functools.cache
@@ -64,20 +64,20 @@ def read_memory_terms() -> dict[str, MemoryTerm]:
 class StepMemoryTerms(msgspec.Struct, frozen=True):
     """The peak memory of a step."""
 
-    by_category: dict[str, PredictedRange]
+    bytes_by_category: dict[str, PredictedRange]
     """The bytes of each category at the peak."""
-    complete: bool
+    is_complete: bool
     """False if the memory of activations is not known, so that the peak is a lower bound."""
 
     @property
-    def tensors(self) -> PredictedRange:
+    def tensor_bytes(self) -> PredictedRange:
         """The bytes of all categories that are tensors."""
-        return sum_ranges({name: term for name, term in self.by_category.items() if name not in NON_TENSOR_CATEGORIES})
+        return sum_ranges({name: term for name, term in self.bytes_by_category.items() if name not in NON_TENSOR_CATEGORIES})
 
     @property
-    def bytes(self) -> PredictedRange:
+    def total_bytes(self) -> PredictedRange:
         """The bytes of all categories."""
-        return sum_ranges(self.by_category)
+        return sum_ranges(self.bytes_by_category)
 
 
 def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool = True) -> StepMemoryTerms:
@@ -94,24 +94,24 @@ def predict_memory(cell: Cell, *, micro_batch: int | None = None, on_gpu: bool =
     if on_gpu:
         largest_memory = {**largest_memory, **predict_non_tensor_bytes(cell, sum_ranges(largest_memory))}
     return StepMemoryTerms(
-        {category: term for category, term in largest_memory.items() if term.high > 0}, facts.saved is not None
+        {category: term for category, term in largest_memory.items() if term.high > 0}, facts.saved_bytes is not None
     )
 
 
-def predict_non_tensor_bytes(cell: Cell, tensors: PredictedRange) -> dict[str, PredictedRange]:
-    """The bytes of GPU memory that are used for other things than tensors, by category. tensors: the bytes of all tensors."""
+def predict_non_tensor_bytes(cell: Cell, tensor_bytes: PredictedRange) -> dict[str, PredictedRange]:
+    """The bytes of GPU memory that are used for other things than tensors, by category. tensor_bytes: those of tensors."""
     # torch makes a communicator of all ranks when they meet, also if there is one rank; meshes with several dimensions have one
     # more for each dimension. With parameter servers, ranks meet over Gloo.
     dimension_count = sum(degree > 1 for degree in (cell.dp, cell.tp, cell.pp))
     communicator_count = 0 if cell.servers else 1 + (dimension_count if dimension_count > 1 else 0)
     fragmentation_share = read_memory_terms()["fragmentation"]
     return {
-        "cuda_context": read_memory_terms()["cuda_context"].range(MIB),
-        "nccl_buffers": read_memory_terms()["nccl_buffers"].range(MIB * communicator_count),
+        "cuda_context": read_memory_terms()["cuda_context"].scale(MIB),
+        "nccl_buffers": read_memory_terms()["nccl_buffers"].scale(MIB * communicator_count),
         "fragmentation": PredictedRange(
-            tensors.low * fragmentation_share.low,
-            tensors.likely * fragmentation_share.likely,
-            tensors.high * fragmentation_share.high,
+            tensor_bytes.low * fragmentation_share.low,
+            tensor_bytes.likely * fragmentation_share.likely,
+            tensor_bytes.high * fragmentation_share.high,
         ),
     }
 
@@ -122,20 +122,20 @@ def _predict_rank_memory(
     """The bytes of each category at the peak, on the rank that has the part `stage_share` of the model."""
     rank_part = _find_rank_part(cell, facts, stage_share)
     activations = _count_activations(cell, facts, stage_share, micro_batch_size)
-    kept_bytes = division.kept_gradient_bytes
-    if cell.pp > 1 and kept_bytes and cell.gradient_accumulation_steps <= stage_share.kept_micro_batches:
+    kept_gradient_bytes = division.kept_gradient_bytes
+    if cell.pp > 1 and kept_gradient_bytes and cell.gradient_accumulation_steps <= stage_share.kept_micro_batches:
         # When the first backward of a pipeline begins, there are no gradients of earlier passes yet. When the last one begins,
         # only the activations of its own micro-batch are left.
         first_pass_division = msgspec.structs.replace(
-            division, kept_gradient_bytes=0.0, gradient_bytes=int(kept_bytes), gradient_ranks=1
+            division, kept_gradient_bytes=0.0, gradient_bytes=int(kept_gradient_bytes), gradient_ranks=1
         )
         moments = step_moments.list_moments(first_pass_division, rank_part, activations)
         activations = activations._replace(kept_bytes=activations.pass_bytes)
     else:
         moments = []
     moments += step_moments.list_moments(division, rank_part, activations)
-    moments.append(_describe_optimizer_moment(cell, facts, division, rank_part))
-    if facts.saved is None:
+    moments.append(_count_optimizer_moment(cell, facts, division, rank_part))
+    if facts.saved_bytes is None:
         # The memory of this model is a lower bound, so tensors that exist only for a moment do not count.
         moments = [
             {category: category_bytes for category, category_bytes in moment.items() if category != "temporary"}
@@ -148,8 +148,8 @@ def _predict_rank_memory(
         "optimizer_state": count_state_bytes(cell) * rank_part.parameters / shard_ranks if on_gpu else 0.0,
         "master_parameter": division.master_bytes * rank_part.parameters / shard_ranks if on_gpu else 0.0,
         "buffer": 0.0
-        if facts.saved is None
-        else _count_buffer_bytes(cell, division, rank_part, stage_share, facts.saved, micro_batch_size),
+        if facts.saved_bytes is None
+        else _count_buffer_bytes(cell, division, rank_part, stage_share, facts.saved_bytes, micro_batch_size),
     }
     return {category: _widen_bytes(cell, facts, category, category_bytes) for category, category_bytes in peak_moment.items()}
 
@@ -159,30 +159,32 @@ def _find_rank_part(cell: Cell, facts: ModelFacts, stage_share: StageShare) -> R
     front_parameters = facts.front_parameters if stage_share.has_first_stage else 0
     back_parameters = facts.back_parameters if stage_share.has_last_stage else 0
     tied_parameters = facts.tied_parameters if stage_share.has_first_stage and stage_share.has_last_stage else 0
-    block_parameters, largest_block = facts.block_parameters / cell.tp, facts.largest_block / cell.tp
+    block_parameters, largest_block = facts.block_parameters / cell.tp, facts.largest_block_parameters / cell.tp
     if Fsdp1Options(cell.options).wrap == "none":
-        return RankPart(0, 0.0, 0.0, front_parameters + facts.blocks * facts.block_parameters, back_parameters, tied_parameters)
+        return RankPart(
+            0, 0.0, 0.0, front_parameters + facts.block_count * facts.block_parameters, back_parameters, tied_parameters
+        )
     checkpointing_mode, _, segment_count = cell.activation_checkpointing.partition("-")
     return RankPart(
-        stage_share.blocks,
+        stage_share.block_count,
         block_parameters,
         largest_block,
         front_parameters,
         back_parameters,
         tied_parameters,
-        stage_share.blocks // int(segment_count) if checkpointing_mode == "segments" else 1,
+        stage_share.block_count // int(segment_count) if checkpointing_mode == "segments" else 1,
     )
 
 
 def _widen_bytes(cell: Cell, facts: ModelFacts, category: str, formula_bytes: float) -> PredictedRange:
     low_bytes, high_bytes = formula_bytes * (1 - FORMULA_ERROR), formula_bytes * (1 + FORMULA_ERROR)
-    if category != "activation" or facts.saved is None:
+    if category != "activation" or facts.saved_bytes is None:
         return PredictedRange(low_bytes, formula_bytes, high_bytes)
-    if facts.kind == "convolution" and cell.activation_checkpointing != "none":
+    if facts.model_kind == "convolution" and cell.activation_checkpointing != "none":
         # The blocks of a convolutional network differ in size. So, with activation checkpointing, it is certain only that the
         # saved activations are at least the activations of one block and at most the activations of all blocks.
-        block_bytes = facts.saved.block_whole * cell.micro_batch_size
-        return PredictedRange(min(low_bytes, block_bytes), formula_bytes, max(high_bytes, facts.blocks * block_bytes))
+        block_bytes = facts.saved_bytes.block_whole * cell.micro_batch_size
+        return PredictedRange(min(low_bytes, block_bytes), formula_bytes, max(high_bytes, facts.block_count * block_bytes))
     return PredictedRange(low_bytes * (COMPILED_SHARE if cell.compile else 1.0), formula_bytes, high_bytes)
 
 
@@ -190,15 +192,15 @@ def _count_buffer_bytes(
     cell: Cell, division: Division, rank_part: RankPart, stage_share: StageShare, saved: SavedBytes, micro_batch_size: int
 ) -> float:
     """The bytes of the batches of a step, and of buffers that stay allocated."""
-    passes = cell.gradient_accumulation_steps
+    pass_count = cell.gradient_accumulation_steps
     buffer_sum_bytes = division.buffer_bytes * rank_part.parameters + division.bucket_bytes * division.bucket_elements
-    buffer_sum_bytes += passes * micro_batch_size * saved.inputs
+    buffer_sum_bytes += pass_count * micro_batch_size * saved.inputs
     if cell.pp > 1:
         # Each stage has a buffer for each hidden state, and for each gradient, that it receives in a step. The schedule needs
         # one batch of all micro-batches, which is a copy, and its inputs may be cast to 16 bits.
         received_tensors = 2 * cell.stages_per_rank - stage_share.has_first_stage - stage_share.has_last_stage
         cast_bytes = _count_cast_bytes(cell, saved) if precision.stream_bytes(cell.precision) == 2 else 0.0
-        buffer_sum_bytes += passes * micro_batch_size * (received_tensors * saved.block_input + saved.inputs + cast_bytes)
+        buffer_sum_bytes += pass_count * micro_batch_size * (received_tensors * saved.block_input + saved.inputs + cast_bytes)
     return buffer_sum_bytes
 
 
@@ -207,10 +209,10 @@ def _count_cast_bytes(cell: Cell, saved: SavedBytes) -> float:
     return saved.inputs / 2 if _count_element_bytes(cell) == 2 and cell.seq_len is None else 0.0
 
 
-def _describe_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, rank_part: RankPart) -> dict[str, float]:
+def _count_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, rank_part: RankPart) -> dict[str, float]:
     """The bytes of categories in the optimizer's step."""
     shard_ranks = max(1, division.optimizer_ranks)
-    is_unfused = cell.optimizer.name in STATE_TENSORS and not cell.optimizer.fused
+    is_unfused = cell.optimizer.name in STATE_TENSORS_OF and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
     # With tensor parallelism, split and whole weights are two groups.
     has_one_group = cell.tp == 1 or facts.head_share < 1
@@ -232,18 +234,18 @@ def _describe_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division
 def count_state_bytes(cell: Cell) -> int:
     """Bytes of optimizer state per parameter: torch keeps it in the dtype of the weights, DeepSpeed's copy is fp32."""
     optimizer = cell.optimizer
-    tensor_count = STATE_TENSORS.get(optimizer.name, 1 if optimizer.momentum else 0)
+    tensor_count = STATE_TENSORS_OF.get(optimizer.name, 1 if optimizer.momentum else 0)
     return tensor_count * (2 if cell.precision == "bf16-pure" else 4)
 
 
 def _count_activations(cell: Cell, facts: ModelFacts, stage_share: StageShare, micro_batch_size: int) -> Activations:
     """The memory of activations when backward begins."""
-    if (saved := facts.saved) is None:
+    if (saved := facts.saved_bytes) is None:
         return Activations()
     block_bytes = count_saved_block_bytes(cell, saved) * micro_batch_size + saved.weights / cell.tp
     block_input_bytes = saved.block_input * micro_batch_size / (cell.tp if TensorOptions(cell.options).sequence_parallel else 1)
     unit_blocks, recomputed_blocks = _find_recomputed_units(cell.activation_checkpointing, stage_share.block_numbers)
-    pass_bytes = (stage_share.blocks - sum(unit_blocks)) * block_bytes + len(unit_blocks) * block_input_bytes
+    pass_bytes = (stage_share.block_count - sum(unit_blocks)) * block_bytes + len(unit_blocks) * block_input_bytes
     # Of blocks that cannot be split, only the sum is known. In GPT-2, the 12 widths are among 16.
     gradient_bytes = ACTIVATION_GRADIENTS * saved.block_split / cell.tp or 12 / 16 * ACTIVATION_GRADIENTS * saved.block_whole
     backward_bytes = recomputed_blocks * block_bytes + gradient_bytes * micro_batch_size
@@ -287,12 +289,12 @@ def _count_element_bytes(cell: Cell) -> int:
     return 4 if cell.precision in ("fp32", "tf32") else 2
 
 
-def _find_recomputed_units(mode: str, block_numbers: Sequence[int]) -> tuple[list[int], int]:
+def _find_recomputed_units(checkpointing_mode: str, block_numbers: Sequence[int]) -> tuple[list[int], int]:
     """Returns (for each unit of activation checkpointing, which keeps only its input, the number of its blocks; the number of
     blocks whose recomputed activations exist in addition to the saved ones).
 
-    mode: the value of the key activation_checkpointing. block_numbers: the numbers of the blocks of a rank."""
-    mode_name, _, mode_number = mode.partition("-")
+    checkpointing_mode: the value of the key activation_checkpointing. block_numbers: the numbers of the blocks of a rank."""
+    mode_name, _, mode_number = checkpointing_mode.partition("-")
     if mode_name == "none" or not block_numbers:
         return [], 0
     if mode_name == "segments":  # the last segment is not recomputed, and its activations are free when the others are

@@ -34,9 +34,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """A model with the options of a cell."""
 
     parameters: int
-    blocks: int
+    block_count: int
     block_parameters: int
-    largest_block: int
+    largest_block_parameters: int
     front_parameters: int
     """The number of parameters before the blocks."""
     back_parameters: int
@@ -45,10 +45,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """Number of parameters that are in both and count once."""
     flops_per_item: float | None
     """The FLOPs of forward and backward for one item; None: not known."""
-    saved: SavedBytes | None
-    kind: str
+    saved_bytes: SavedBytes | None
+    model_kind: str
     """The kind of model: transformer, convolution or unknown."""
-    how: str
+    saved_bytes_source: str
     """How `saved` was obtained, in words for the user."""
     unaligned_flops_per_item: float = 0.0
     """The part of flops_per_item in matrix products with an unaligned dimension (ALIGNED_MULTIPLE)."""
@@ -81,7 +81,7 @@ class CountedNetwork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @functools.cache
-def counted_networks() -> dict[str, CountedNetwork]:
+def read_counted_networks() -> dict[str, CountedNetwork]:
     """The entries of counted.yaml, which are convolutional networks, by the name of the workload."""
     yaml_bytes = resources.files("jobs.planner").joinpath("counted.yaml").read_bytes()
     return msgspec.yaml.decode(yaml_bytes, type=dict[str, CountedNetwork])
@@ -116,20 +116,20 @@ def _split_vocabulary(facts: ModelFacts, tp: int) -> ModelFacts:
     rows_share, other_parameters = (rank_rows / vocabulary_rows, (vocabulary_rows - rank_rows) * (facts.width or 0))
     unaligned_flops = (facts.head_flops_per_item or 0.0) if rank_rows % ALIGNED_MULTIPLE else 0.0
     facts = msgspec.structs.replace(facts, unaligned_flops_per_item=unaligned_flops, head_share=rows_share)
-    if facts.saved is None:  # `_compute_described_facts` has divided what is outside of the blocks
+    if facts.saved_bytes is None:  # `_compute_described_facts` has divided what is outside of the blocks
         return facts
     saved = msgspec.structs.replace(
-        facts.saved,
-        head=facts.saved.head - facts.saved.logits * (1 - rows_share),
-        logits=facts.saved.logits * rows_share,
-        head_weights=facts.saved.head_weights * rows_share,
+        facts.saved_bytes,
+        head=facts.saved_bytes.head - facts.saved_bytes.logits * (1 - rows_share),
+        logits=facts.saved_bytes.logits * rows_share,
+        head_weights=facts.saved_bytes.head_weights * rows_share,
     )
     return msgspec.structs.replace(
         facts,
         front_parameters=facts.front_parameters - other_parameters,
         back_parameters=facts.back_parameters - other_parameters,
         tied_parameters=facts.tied_parameters and facts.tied_parameters - other_parameters,
-        saved=saved,
+        saved_bytes=saved,
     )
 
 
@@ -141,7 +141,7 @@ def _compute_model_facts(cell: Cell) -> ModelFacts:
     compute_facts = {"gpt2": _compute_gpt2_facts, "llama": _compute_llama_facts, "vit": _compute_vit_facts}.get(model_family)
     if compute_facts is not None:
         return compute_facts(cell, workload)
-    if cell.workload in counted_networks():
+    if cell.workload in read_counted_networks():
         return _compute_convolutional_facts(cell, workload)
     return _compute_described_facts(cell, workload)
 
@@ -156,14 +156,14 @@ def _compute_gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
     unfused_elements = 12 * model_shape.width if options.gelu == "unfused" else 0
     return ModelFacts(
         parameters=parameters,
-        blocks=model_shape.layer_count,
-        block_parameters=(block := 12 * model_shape.width**2 + 13 * model_shape.width),
-        largest_block=block,
+        block_count=model_shape.layer_count,
+        block_parameters=(parameters_of_block := 12 * model_shape.width**2 + 13 * model_shape.width),
+        largest_block_parameters=parameters_of_block,
         front_parameters=(table_rows + position_count) * model_shape.width,
         back_parameters=table_rows * model_shape.width + 2 * model_shape.width,
         tied_parameters=table_rows * model_shape.width,
         flops_per_item=token_count * gpt2.count_flops_per_token(parameters, model_shape, token_count),
-        saved=_count_saved_bytes(
+        saved_bytes=_count_saved_bytes(
             cell,
             model_shape,
             token_count,
@@ -171,8 +171,8 @@ def _compute_gpt2_facts(cell: Cell, workload: Workload) -> ModelFacts:
             logit_count=token_count * table_rows,
             head_parameters=table_rows * model_shape.width,
         ),
-        kind="transformer",
-        how=FORMULA_SOURCE,
+        model_kind="transformer",
+        saved_bytes_source=FORMULA_SOURCE,
         unaligned_flops_per_item=6.0 * table_rows * model_shape.width * token_count if table_rows % ALIGNED_MULTIPLE else 0.0,
         attention_flops_per_item=12.0 * model_shape.layer_count * model_shape.width * token_count**2,
         head_flops_per_item=6.0 * table_rows * model_shape.width * token_count,
@@ -190,7 +190,7 @@ def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     image_size = ImageOptions(cell.options).image_size
     token_count = (image_size // patch_size) ** 2 + 1
     width = model_shape.width
-    block = 12 * width**2 + 13 * width
+    block_parameters = 12 * width**2 + 13 * width
     # patches, class token, positions
     front_parameters = vit.CHANNELS * patch_size**2 * width + width + (token_count + 1) * width
     back_parameters = 2 * width + width * class_count + class_count
@@ -205,17 +205,17 @@ def _compute_vit_facts(cell: Cell, workload: Workload) -> ModelFacts:
     )
     input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
     return ModelFacts(
-        parameters=model_shape.layer_count * block + front_parameters + back_parameters,
-        blocks=model_shape.layer_count,
-        block_parameters=block,
-        largest_block=block,
+        parameters=model_shape.layer_count * block_parameters + front_parameters + back_parameters,
+        block_count=model_shape.layer_count,
+        block_parameters=block_parameters,
+        largest_block_parameters=block_parameters,
         front_parameters=front_parameters,
         back_parameters=back_parameters,
         tied_parameters=0,
         flops_per_item=vit.count_flops_per_image(model_shape, image_size, patch_size, class_count),
-        saved=msgspec.structs.replace(saved_bytes, head=saved_bytes.head + cast_bytes, inputs=input_bytes),
-        kind="transformer",
-        how=FORMULA_SOURCE,
+        saved_bytes=msgspec.structs.replace(saved_bytes, head=saved_bytes.head + cast_bytes, inputs=input_bytes),
+        model_kind="transformer",
+        saved_bytes_source=FORMULA_SOURCE,
         attention_flops_per_item=12.0 * model_shape.layer_count * width * token_count**2,
         # the projection of patches, whose pixels need no gradient, and the classifier
         head_flops_per_item=4.0 * vit.CHANNELS * patch_size**2 * width * (token_count - 1) + 6.0 * width * class_count,
@@ -269,20 +269,20 @@ def _compute_llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
     computed_bytes, stream_bytes = precision.computed_bytes(cell.precision), precision.stream_bytes(cell.precision)
     width, inner_width = model_shape.width, llama.compute_inner_width(model_shape.width)
     parameters = llama.count_parameters(model_shape, vocabulary_size)
-    block = 4 * width**2 + 3 * width * inner_width + 2 * width
+    block_parameters = 4 * width**2 + 3 * width * inner_width + 2 * width
     uses_autocast = cell.precision in precision.AUTOCAST
     # under autocast, each of the five layers that read a normed hidden state casts it
     gathered_bytes = token_count * (5 if uses_autocast else 2) * width * computed_bytes
     return ModelFacts(
         parameters=parameters,
-        blocks=model_shape.layer_count,
-        block_parameters=block,
-        largest_block=block,
+        block_count=model_shape.layer_count,
+        block_parameters=block_parameters,
+        largest_block_parameters=block_parameters,
         front_parameters=vocabulary_size * width,
         back_parameters=vocabulary_size * width + width,
         tied_parameters=0,
         flops_per_item=token_count * llama.count_flops_per_token(parameters, model_shape, vocabulary_size, token_count),
-        saved=SavedBytes(
+        saved_bytes=SavedBytes(
             block_whole=token_count * (2 * width * 4 + 8 + 2 * width * stream_bytes) + gathered_bytes,
             block_split=token_count
             * (4 * width * computed_bytes + 4 * inner_width * computed_bytes + 4 * model_shape.head_count),
@@ -294,8 +294,8 @@ def _compute_llama_facts(cell: Cell, workload: Workload) -> ModelFacts:
             inputs=TOKEN_BYTES * (token_count + 1),
             block_gathered=gathered_bytes,
         ),
-        kind="transformer",
-        how=FORMULA_SOURCE,
+        model_kind="transformer",
+        saved_bytes_source=FORMULA_SOURCE,
         attention_flops_per_item=12.0 * model_shape.layer_count * width * token_count**2,
         head_flops_per_item=6.0 * vocabulary_size * width * token_count,
         vocabulary_rows=vocabulary_size,
@@ -309,7 +309,7 @@ AUTOCAST_FACTOR = 1.1
 
 
 def _compute_convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
-    network = counted_networks()[cell.workload]
+    network = read_counted_networks()[cell.workload]
     image_size = ImageOptions(cell.options).image_size
     pixel_ratio = (image_size / network.image_size) ** 2
     input_bytes, cast_bytes = _count_image_bytes(cell, image_size)
@@ -320,16 +320,18 @@ def _compute_convolutional_facts(cell: Cell, workload: Workload) -> ModelFacts:
     flops_per_image = None if workload.flops_per_unit is None else workload.flops_per_unit * pixel_ratio
     return ModelFacts(
         parameters=workload.parameters,
-        blocks=network.blocks,
+        block_count=network.blocks,
         block_parameters=network.in_blocks // network.blocks,
-        largest_block=network.largest_block,
+        largest_block_parameters=network.largest_block,
         front_parameters=outside_parameters,
         back_parameters=0,
         tied_parameters=0,
         flops_per_item=flops_per_image,
-        saved=SavedBytes(bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0, inputs=input_bytes),
-        kind="convolution",
-        how=f"saved activations counted at {network.image_size} pixels",
+        saved_bytes=SavedBytes(
+            bytes_per_image / network.blocks, 0.0, bytes_per_image / network.blocks, 0.0, 0.0, inputs=input_bytes
+        ),
+        model_kind="convolution",
+        saved_bytes_source=f"saved activations counted at {network.image_size} pixels",
         attention_flops_per_item=0.0,
     )
 
@@ -359,8 +361,8 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     counts, all_block_sizes = workload.counts, workload.block_parameters
     block_sizes = all_block_sizes
     if (default_layers := _find_default_value(workload, LAYERS_OPTION)) is not None:
-        more_layers = cast("int", cell.options[LAYERS_OPTION]) - cast("int", default_layers)
-        block_sizes = all_block_sizes[: len(all_block_sizes) + more_layers]
+        added_layers = cast("int", cell.options[LAYERS_OPTION]) - cast("int", default_layers)
+        block_sizes = all_block_sizes[: len(all_block_sizes) + added_layers]
     has_equal_blocks, length_ratio = len(set(all_block_sizes)) <= 1, _find_length_ratio(cell, workload)
     changed_options = {option.name for option in workload.options if cell.options.get(option.name) != option.default}
     has_other_head = workload.unit == "images" and "data" in changed_options  # the data set may have another number of classes
@@ -368,28 +370,28 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
     flops_per_unit = workload.flops_per_unit if not changed_options and length_ratio == 1 else None
     facts = ModelFacts(
         parameters=sum(block_sizes) + outside_parameters,
-        blocks=len(block_sizes),
+        block_count=len(block_sizes),
         # which stage of a pipeline has which blocks is known if they are equal
         block_parameters=0 if not block_sizes else min(block_sizes) if cell.pp > 1 else sum(block_sizes) // len(block_sizes),
-        largest_block=max(block_sizes, default=0),
+        largest_block_parameters=max(block_sizes, default=0),
         # a lower bound: tensor-parallel ranks may split what is outside of the blocks of a model by configuration
         front_parameters=0 if cell.pp > 1 else outside_parameters // cell.tp if workload.is_data else outside_parameters,
         back_parameters=0,
         tied_parameters=0,
         flops_per_item=flops_per_unit * (cell.seq_len or 1) if flops_per_unit else None,
-        saved=None,
-        kind="unknown",
-        how="activations are not known, so memory is a lower bound",
+        saved_bytes=None,
+        model_kind="unknown",
+        saved_bytes_source="activations are not known, so memory is a lower bound",
     )
     if counts is None or (len(block_sizes) < len(all_block_sizes) and not has_equal_blocks):
         return facts
     block_share = len(block_sizes) / len(all_block_sizes) if all_block_sizes else 1.0
-    attention_flops, head_flops = block_share * counts.attention_flops * length_ratio**2, counts.other_flops * length_ratio
+    attention_flops, head_flops = (block_share * counts.attention_flops * length_ratio**2, counts.other_flops * length_ratio)
     block_flops = block_share * max(0.0, counts.block_flops - counts.attention_flops) * length_ratio + attention_flops
     facts = msgspec.structs.replace(
         facts,
         flops_per_item=block_flops + head_flops or None,
-        kind=counts.kind,
+        model_kind=counts.kind,
         unaligned_flops_per_item=head_flops if counts.vocabulary % ALIGNED_MULTIPLE else 0.0,
         attention_flops_per_item=attention_flops,
         head_flops_per_item=head_flops,
@@ -409,8 +411,8 @@ def _compute_described_facts(cell: Cell, workload: Workload) -> ModelFacts:
         front_parameters=front_parameters,
         back_parameters=back_parameters,
         tied_parameters=tied_parameters,
-        saved=msgspec.structs.replace(saved_bytes, block_gathered=gathered_bytes),
-        how="saved activations counted in the model",
+        saved_bytes=msgspec.structs.replace(saved_bytes, block_gathered=gathered_bytes),
+        saved_bytes_source="saved activations counted in the model",
     )
 
 

@@ -33,7 +33,7 @@ class StageShare(msgspec.Struct, frozen=True):
     rank has several stages."""
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """The number of its blocks."""
         return len(self.block_numbers)
 
@@ -43,17 +43,17 @@ def read_schedule_name(cell: Cell) -> str:
     return cast("str", find_strategy(cell.strategy).settings.get("schedule", "1f1b"))
 
 
-def count_kept_chunks(schedule: str, rank: int, rank_count: int, micro_batches: int, per_rank: int = 1) -> int:
+def count_kept_chunks(schedule: str, rank: int, rank_count: int, micro_batches: int, rank_stages: int = 1) -> int:
     """The largest number of (micro-batch, stage) pairs whose activations a rank keeps at the same time."""
     if schedule == "gpipe":
-        return micro_batches * per_rank
+        return micro_batches * rank_stages
     if schedule == "interleaved":
-        micro_batches_of_round = micro_batches_per_round(rank_count, micro_batches)
-        return min(micro_batches * per_rank, 2 * (rank_count - rank - 1) + (per_rank - 1) * micro_batches_of_round + 1)
+        round_micro_batches = count_round_micro_batches(rank_count, micro_batches)
+        return min(micro_batches * rank_stages, 2 * (rank_count - rank - 1) + (rank_stages - 1) * round_micro_batches + 1)
     return min(micro_batches, rank_count - rank)
 
 
-def micro_batches_per_round(rank_count: int, micro_batches: int) -> int:
+def count_round_micro_batches(rank_count: int, micro_batches: int) -> int:
     """How many micro-batches a rank passes through one of its stages before the next stage in the interleaved schedule of
     torch, which divides the micro-batches into rounds of at least one per rank."""
     return micro_batches // max(1, micro_batches // rank_count)
@@ -63,20 +63,22 @@ def compute_shares(cell: Cell, facts: ModelFacts) -> list[StageShare]:
     """The parts of the model on the ranks of a pipeline that can need most memory: the first, the last, and the rank between
     them that keeps the activations of most blocks. Without a pipeline, the whole model."""
     if cell.pp == 1:
-        return [StageShare(range(facts.blocks), True, True, 1.0)]
-    per_rank, schedule = cell.stages_per_rank, read_schedule_name(cell)
-    stage_count = cell.pp * per_rank
+        return [StageShare(range(facts.block_count), True, True, 1.0)]
+    rank_stages, schedule = cell.stages_per_rank, read_schedule_name(cell)
+    stage_count = cell.pp * rank_stages
     stage_shares = []
     for rank in range(cell.pp):
         # Each stage has consecutive blocks, in numbers as equal as possible. Stage s is on rank s mod pp.
         block_numbers = [
             block_number
             for stage in range(rank, stage_count, cell.pp)
-            for block_number in range(stage * facts.blocks // stage_count, (stage + 1) * facts.blocks // stage_count)
+            for block_number in range(stage * facts.block_count // stage_count, (stage + 1) * facts.block_count // stage_count)
         ]
-        kept_micro_batches = count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, per_rank) / per_rank
+        kept_micro_batches = (
+            count_kept_chunks(schedule, rank, cell.pp, cell.gradient_accumulation_steps, rank_stages) / rank_stages
+        )
         stage_shares.append(StageShare(block_numbers, rank == 0, rank == cell.pp - 1, kept_micro_batches))
     middle_share = max(
-        stage_shares[1:-1], key=lambda stage_share: stage_share.blocks * stage_share.kept_micro_batches, default=stage_shares[0]
+        stage_shares[1:-1], key=lambda share: share.block_count * share.kept_micro_batches, default=stage_shares[0]
     )
     return [stage_shares[0], stage_shares[-1], middle_share]

@@ -24,22 +24,22 @@ def format_size(byte_count: float) -> str:
 
 
 def make_predictions_table(
-    predictions: Mapping[str, Prediction], cell_handles: Mapping[str, str]
+    predictions: Mapping[str, Prediction], handle_by_cell: Mapping[str, str]
 ) -> Table[tuple[str, Prediction]]:
     """The predictions of cells, by the name of the cell, without columns in which no value is known.
 
-    cell_handles: the handle of each cell."""
+    handle_by_cell: the handle of each cell."""
     has_rehearsals = any(prediction.memory_from == "rehearsal" for prediction in predictions.values())
     columns = [
         column
-        for column in _COLUMNS
+        for column in _PREDICTION_COLUMNS
         if any(column.text(row).value for row in predictions.items())
         and (
             has_rehearsals or column.heading != MEMORY_SOURCE_HEADING
         )  # without rehearsals, it would say `formula` in every row
     ]
-    handle_column: Column[tuple[str, Prediction]] = handles.make_column(lambda row: cell_handles.get(row[0], ""))
-    return Table("predicted", [handle_column, _CELL, *columns], list(predictions.items()))
+    handle_column: Column[tuple[str, Prediction]] = handles.make_column(lambda row: handle_by_cell.get(row[0], ""))
+    return Table("predicted", [handle_column, _CELL_COLUMN, *columns], list(predictions.items()))
 
 
 def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str, int]) -> list[str]:
@@ -84,7 +84,7 @@ def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str
 def describe_host_memory(predictions: Mapping[str, Prediction]) -> list[str]:
     """Sentences about the cells whose processes need more than the memory of a node, or most of it."""
     close_predictions = {
-        cell_name: prediction for cell_name, prediction in predictions.items() if host_memory.is_close_to_node(prediction)
+        cell_name: prediction for cell_name, prediction in predictions.items() if host_memory.nearly_fills_node(prediction)
     }
     exceeding_predictions = {
         cell_name: prediction for cell_name, prediction in close_predictions.items() if host_memory.exceeds_node(prediction)
@@ -94,13 +94,13 @@ def describe_host_memory(predictions: Mapping[str, Prediction]) -> list[str]:
     }
     left_out_hint = "; `jobs submit` leaves them out, unless they expect oom, or with --no-fit-check"
     return [
-        f"predicted: {len(group)} of {len(predictions)} cell(s) need {share_phrase} of the host memory of a node{hint}: "
-        f"{', '.join(list(group)[:MOST_SHOWN_NAMES])}{' ...' if len(group) > MOST_SHOWN_NAMES else ''}."
-        for group, share_phrase, hint in (
+        f"predicted: {len(cell_group)} of {len(predictions)} cell(s) need {share_phrase} of the host memory of a node{hint}: "
+        f"{', '.join(list(cell_group)[:MOST_SHOWN_NAMES])}{' ...' if len(cell_group) > MOST_SHOWN_NAMES else ''}."
+        for cell_group, share_phrase, hint in (
             (exceeding_predictions, "more than all", left_out_hint),
             (near_predictions, f"more than {host_memory.WARNED_SHARE:.0%}", ""),
         )
-        if group
+        if cell_group
     ]
 
 
@@ -115,7 +115,7 @@ def describe_missing_memory(prediction: Prediction) -> str:
     return f"{format_size(prediction.memory_bytes.low)} of a GPU's {format_size(prediction.capacity_bytes.high)}"
 
 
-def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> None:
+def print_scale_out(out: Output, scaled_by_cell: Mapping[str, Sequence[ScaledCell]]) -> None:
     """Print the predictions of each measured cell for the numbers of GPUs that --scale-out names."""
     columns: list[Column[tuple[str, ScaledCell]]] = [
         Column("cell", lambda row: row[0]),
@@ -125,8 +125,8 @@ def print_scale_out(out: Output, scaled: Mapping[str, Sequence[ScaledCell]]) -> 
         Column("speed-up", lambda row: _format_range(_format_factor, row[1].speedup)),
         Column("trust", lambda row: row[1].trust),
     ]
-    rows = [(name, scaled_cell) for name, scaled_cells in scaled.items() for scaled_cell in scaled_cells]
-    out.show_table(Table("scale-out, with the same batch per GPU", columns, rows))
+    table_rows = [(name, scaled_cell) for name, scaled_cells in scaled_by_cell.items() for scaled_cell in scaled_cells]
+    out.show_table(Table("scale-out, with the same batch per GPU", columns, table_rows))
 
 
 def _format_factor(factor: float) -> str:
@@ -149,16 +149,18 @@ def format_memory(prediction: Prediction) -> str:
     return format_size(prediction.memory_bytes.likely)
 
 
-def _format_range(format_value: Callable[[float], str], span: PredictedRange | None) -> str:
-    return "" if span is None else f"{format_value(span.likely)} ({format_value(span.low)} to {format_value(span.high)})"
+def _format_range(format_value: Callable[[float], str], predicted: PredictedRange | None) -> str:
+    if predicted is None:
+        return ""
+    return f"{format_value(predicted.likely)} ({format_value(predicted.low)} to {format_value(predicted.high)})"
 
 
-def _format_likely(span: PredictedRange | None) -> str:
-    return "" if span is None else format_amount(span.likely)
+def _format_likely(predicted: PredictedRange | None) -> str:
+    return "" if predicted is None else format_amount(predicted.likely)
 
 
-_CELL: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0], priority=1)  # the handle names the cell as well
-_COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
+_CELL_COLUMN: Column[tuple[str, Prediction]] = Column("cell", lambda row: row[0], priority=1)  # the handle names it too
+_PREDICTION_COLUMNS: tuple[Column[tuple[str, Prediction]], ...] = (
     Column("memory", lambda row: format_memory(row[1])),
     Column(MEMORY_SOURCE_HEADING, lambda row: row[1].memory_from),
     Column("fits", lambda row: row[1].fits),

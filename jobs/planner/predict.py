@@ -33,7 +33,7 @@ OWN_STRATEGY_REASON = "no formula describes a strategy of the workspace"
 OWN_OPTIONS_REASON = "the size of a model of the workspace is known only with its default options"
 LARGEST_MICRO_BATCH = 1 << 20  # the largest micro-batch that is considered
 UNMEASURED_ERROR_PCT = 8.0  # the error of a rehearsal whose error was never measured; the limit that the tests allow
-START_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
+STARTUP_S = PredictedRange(15.0, 45.0, 240.0)  # seconds before the first step: imports, NCCL, model, same-work proof; assumed
 POWER_SHARE = PredictedRange(0.45, 0.75, 1.0)  # share of a board's largest power while it trains; assumed
 # the number of images in the official training split
 DATA_SET_ITEMS = {"cifar10": 50_000, "mnist": 60_000, "imagenet": 1_281_167}
@@ -51,47 +51,47 @@ def predict_run(
     machine: PlannedMachine,
     *,
     calibration: Calibration = NO_CALIBRATION,
-    occupied: int | None = None,
+    occupied_gpus: int | None = None,
     recorded_s: float | None = None,
     rehearsal: RehearsalAnswer | None = None,
     node_bytes: float | None = None,
 ) -> Prediction:
     """The prediction of one run.
 
-    calibration: the measurements of earlier runs. occupied: the number of GPUs that nobody else can use during the run; None:
-    only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. rehearsal: the result of
-    a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal. node_bytes: the
-    memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
+    calibration: the measurements of earlier runs. occupied_gpus: the number of GPUs that nobody else can use during the run;
+    None: only the GPUs on which the run trains. recorded_s: the mean time of earlier runs of the same cell. rehearsal: the
+    result of a rehearsal of the cell, which replaces the formula for memory and traffic; None: there is no rehearsal.
+    node_bytes: the memory of a node; None: not known. Ranks of the launcher fork always compute on the CPU.
     """
     machine = NO_GPU_MACHINE if cell.launcher == "fork" else machine
-    gpu_capacity = find_gpu_capacity(cell, machine)
+    capacity = find_gpu_capacity(cell, machine)
     if cell.strategy_code is not None or not model_facts.are_facts_known(cell):
-        return _predict_without_formula(cell, machine, gpu_capacity, recorded_s, rehearsal)
+        return _predict_without_formula(cell, machine, capacity, recorded_s, rehearsal)
     formula_memory = memory.predict_memory(cell, on_gpu=machine.on_gpu)
     run_memory = _predict_memory(cell, machine, formula_memory, calibration, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     step = step_time.predict_step_time(cell, machine)
-    tensor_bytes = run_memory.by_category
+    tensor_bytes = run_memory.bytes_by_category
     host_bytes = host_memory.predict_host_bytes(cell, node_bytes, on_gpu=machine.on_gpu, tensors_by_category=tensor_bytes)
-    step_s, time_note = (None, "") if step is None else calibration.time(cell, machine.name, step)
+    step_s, time_note = (None, "") if step is None else calibration.correct_time(cell, machine.gpu_name, step)
     power_w, power_note = _predict_power(cell, machine, calibration)
     run_time = _predict_run_time(cell, step_s, power_w, recorded_s)
-    gpus = (cell.gpus if occupied is None else occupied) if machine.on_gpu else 0
-    gpu_hours = run_time.time_s.times(gpus / 3600) if run_time is not None and gpus else None
+    counted_gpus = (cell.gpus if occupied_gpus is None else occupied_gpus) if machine.on_gpu else 0
+    gpu_hours = run_time.time_s.times(counted_gpus / 3600) if run_time is not None and counted_gpus else None
     recorded_note = "" if recorded_s is None else "run time: mean of earlier runs of this cell"
     explanations = [run_memory.how, *_explain_step_time(cell, machine, step, time_note), power_note, recorded_note]
     return Prediction(
-        memory_bytes=run_memory.bytes,
+        memory_bytes=run_memory.total_bytes,
         memory_by_category=tensor_bytes,
-        tensor_bytes=run_memory.tensors,
+        tensor_bytes=run_memory.tensor_bytes,
         memory_from=run_memory.source,
-        capacity_bytes=gpu_capacity,
+        capacity_bytes=capacity,
         host_bytes=host_bytes,
         host_capacity_bytes=node_bytes,
-        fits=judge_fit(run_memory.bytes, gpu_capacity, is_complete=run_memory.complete) if gpu_capacity is not None else None,
-        largest_micro_batch=_predict_largest_micro_batch(cell, machine, gpu_capacity, formula_memory, run_memory),
+        fits=judge_fit(run_memory.total_bytes, capacity, is_complete=run_memory.is_complete) if capacity is not None else None,
+        largest_micro_batch=_predict_largest_micro_batch(cell, machine, capacity, formula_memory, run_memory),
         step_s=step_s,
-        step_parts_s={name: part.likely for name, part in step.parts.items() if part.likely} if step else {},
+        step_parts_s={name: part.likely for name, part in step.parts_s.items() if part.likely} if step else {},
         time_s=None if run_time is None else run_time.time_s,
         gpu_hours=gpu_hours,
         energy_kwh=None if run_time is None or not machine.on_gpu else run_time.energy_kwh,
@@ -102,9 +102,9 @@ def predict_run(
         exchanges=_predict_exchanges(cell),
         bottleneck=None if step is None else step.bottleneck,
         how="; ".join(filter(None, explanations)),
-        gpu=machine.name or None,
-        formula_step_s=None if step is None else step.seconds.likely,
-        formula_tensor_bytes=formula_memory.tensors.likely if formula_memory.complete else None,
+        gpu=machine.gpu_name or None,
+        formula_step_s=None if step is None else step.step_s.likely,
+        formula_tensor_bytes=formula_memory.tensor_bytes.likely if formula_memory.is_complete else None,
     )
 
 
@@ -117,18 +117,18 @@ def make_range_around(mean_value: float) -> PredictedRange:
 class _PredictedMemory(msgspec.Struct, frozen=True):
     """The predicted memory of a step."""
 
-    by_category: dict[str, PredictedRange]
-    tensors: PredictedRange
+    bytes_by_category: dict[str, PredictedRange]
+    tensor_bytes: PredictedRange
     """The part that torch's allocator counts."""
-    complete: bool
+    is_complete: bool
     """False if the memory is only a lower bound."""
     source: PredictionSource
     how: str
 
     @property
-    def bytes(self) -> PredictedRange:
-        return self.tensors + sum_ranges(
-            {name: term for name, term in self.by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
+    def total_bytes(self) -> PredictedRange:
+        return self.tensor_bytes + sum_ranges(
+            {name: term for name, term in self.bytes_by_category.items() if name in memory.NON_TENSOR_CATEGORIES}
         )
 
 
@@ -145,10 +145,10 @@ def _predict_memory(
     """
     if isinstance(rehearsal, Rehearsed):
         return _predict_memory_by_rehearsal(cell, machine, rehearsal)
-    tensor_bytes, correction_note = calibration.memory(cell, machine.name, formula_memory.tensors)
+    tensor_bytes, correction_note = calibration.correct_memory(cell, machine.gpu_name, formula_memory.tensor_bytes)
     refusal_note = f", not rehearsed: {rehearsal.why.rstrip('.')}" if isinstance(rehearsal, NotRehearsed) else ""
-    explanation = f"memory: {model_facts.find_model_facts(cell).how}{correction_note}{refusal_note}"
-    return _PredictedMemory(formula_memory.by_category, tensor_bytes, formula_memory.complete, "formula", explanation)
+    explanation = f"memory: {model_facts.find_model_facts(cell).saved_bytes_source}{correction_note}{refusal_note}"
+    return _PredictedMemory(formula_memory.bytes_by_category, tensor_bytes, formula_memory.is_complete, "formula", explanation)
 
 
 def _predict_memory_by_rehearsal(cell: Cell, machine: PlannedMachine, rehearsal: Rehearsed) -> _PredictedMemory:
@@ -191,16 +191,16 @@ def _predict_largest_micro_batch(
     machine: PlannedMachine,
     capacity: PredictedRange | None,
     formula_memory: memory.StepMemoryTerms,
-    predicted_memory: _PredictedMemory,
+    run_memory: _PredictedMemory,
 ) -> int | None:
     """The largest micro-batch that is likely to fit, by the formula; None if it is not known. The formula is scaled so that it
-    gives the memory `predicted_memory` for the micro-batch of the cell."""
+    gives the memory `run_memory` for the micro-batch of the cell."""
     if capacity is None:
         return None
     rehearsal_ratio = (
-        predicted_memory.bytes.likely / formula_memory.bytes.likely if predicted_memory.source == "rehearsal" else 1.0
+        run_memory.total_bytes.likely / formula_memory.total_bytes.likely if run_memory.source == "rehearsal" else 1.0
     )
-    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, real_ratio=rehearsal_ratio)
+    return find_largest_micro_batch(cell, capacity, on_gpu=machine.on_gpu, memory_ratio=rehearsal_ratio)
 
 
 def _predict_without_formula(
@@ -220,18 +220,18 @@ def _predict_without_formula(
     predicted_memory = _predict_memory_by_rehearsal(cell, machine, rehearsal)
     sent_bytes, sent_from, collectives = _predict_traffic(cell, rehearsal)
     return Prediction(
-        memory_bytes=predicted_memory.bytes,
-        memory_by_category=predicted_memory.by_category,
-        tensor_bytes=predicted_memory.tensors,
+        memory_bytes=predicted_memory.total_bytes,
+        memory_by_category=predicted_memory.bytes_by_category,
+        tensor_bytes=predicted_memory.tensor_bytes,
         memory_from=predicted_memory.source,
         capacity_bytes=capacity,
-        fits=judge_fit(predicted_memory.bytes, capacity, is_complete=True) if capacity is not None else None,
+        fits=judge_fit(predicted_memory.total_bytes, capacity, is_complete=True) if capacity is not None else None,
         time_s=time_s,
         sent_bytes=sent_bytes,
         sent_from=sent_from,
         collectives=collectives,
         how=f"{predicted_memory.how}; time: not predicted, because {missing_reason}",
-        gpu=machine.name or None,
+        gpu=machine.gpu_name or None,
     )
 
 
@@ -249,8 +249,8 @@ def _explain_step_time(
 
 def _explain_no_time(cell: Cell, machine: PlannedMachine) -> str:
     """Why no time is predicted: a clause that names the first value that is missing."""
-    if machine.gpu is None:
-        return f"shardlab/hardware/gpu_models.yaml does not list the GPU {machine.name or 'of this cluster; set gpus.type'}"
+    if machine.gpu_model is None:
+        return f"shardlab/hardware/gpu_models.yaml does not list the GPU {machine.gpu_name or 'of this cluster; set gpus.type'}"
     if model_facts.find_model_facts(cell).flops_per_item is None:
         return "the operations of the model are not known"
     if (known_exchanges := exchanges.list_exchanges(cell)) is None:
@@ -267,13 +267,13 @@ def find_gpu_capacity(cell: Cell, machine: PlannedMachine) -> PredictedRange | N
     if not machine.on_gpu:
         return None
     memory_limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
-    if memory_limit is None or machine.capacity is None:
-        return memory_limit or machine.capacity
-    limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.capacity), strict=True)
+    if memory_limit is None or machine.gpu_memory_bytes is None:
+        return memory_limit or machine.gpu_memory_bytes
+    limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.gpu_memory_bytes), strict=True)
     return PredictedRange(*(min(limit_pair) for limit_pair in limit_pairs))
 
 
-def list_cells_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
+def list_names_over_memory(cells: Mapping[str, Cell], predictions: Mapping[str, Prediction]) -> list[str]:
     """The names of the cells that certainly do not fit the memory of a GPU or of a node. Cells that list `oom` in `expect` are
     left out, because out of memory is the result that they test."""
     return [
@@ -297,37 +297,37 @@ def judge_fit(needed_bytes: PredictedRange, capacity: PredictedRange, *, is_comp
     return "likely" if needed_bytes.likely <= capacity.likely else "unlikely"
 
 
-def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, real_ratio: float = 1.0) -> int | None:
+def find_largest_micro_batch(cell: Cell, capacity: PredictedRange, *, on_gpu: bool, memory_ratio: float = 1.0) -> int | None:
     """The largest micro_batch_size that is likely to fit if the number of passes per step stays the same.
 
     Returns 0 if not even one item fits, and None if the memory of activations is not known.
 
     For small micro-batches, the memory is constant; for larger micro-batches, activations decide the peak, and the memory grows
     linearly. So a line through the memory of two large micro-batches gives a first result, which is then corrected by the whole
-    formula. real_ratio: the real memory divided by the memory that the formula gives.
+    formula. memory_ratio: the real memory divided by the memory that the formula gives.
     """
 
     def predict_needed_bytes(micro_batch: int) -> float:
-        return real_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).bytes.likely
+        return memory_ratio * memory.predict_memory(cell, micro_batch=micro_batch, on_gpu=on_gpu).total_bytes.likely
 
-    if not memory.predict_memory(cell, on_gpu=on_gpu).complete:
+    if not memory.predict_memory(cell, on_gpu=on_gpu).is_complete:
         return None
     if predict_needed_bytes(1) > capacity.likely:
         return 0
-    largest_needed = predict_needed_bytes(LARGEST_MICRO_BATCH)
-    bytes_per_item = (largest_needed - predict_needed_bytes(LARGEST_MICRO_BATCH // 2)) / (
+    bytes_at_largest = predict_needed_bytes(LARGEST_MICRO_BATCH)
+    bytes_per_item = (bytes_at_largest - predict_needed_bytes(LARGEST_MICRO_BATCH // 2)) / (
         LARGEST_MICRO_BATCH - LARGEST_MICRO_BATCH // 2
     )
-    if bytes_per_item <= 0 or largest_needed <= capacity.likely:
+    if bytes_per_item <= 0 or bytes_at_largest <= capacity.likely:
         return LARGEST_MICRO_BATCH
-    guessed_size = max(
-        1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (largest_needed - capacity.likely) / bytes_per_item))
+    micro_batch = max(
+        1, min(LARGEST_MICRO_BATCH, math.floor(LARGEST_MICRO_BATCH - (bytes_at_largest - capacity.likely) / bytes_per_item))
     )
-    while guessed_size > 1 and predict_needed_bytes(guessed_size) > capacity.likely:
-        guessed_size -= 1
-    while guessed_size < LARGEST_MICRO_BATCH and predict_needed_bytes(guessed_size + 1) <= capacity.likely:
-        guessed_size += 1
-    return guessed_size
+    while micro_batch > 1 and predict_needed_bytes(micro_batch) > capacity.likely:
+        micro_batch -= 1
+    while micro_batch < LARGEST_MICRO_BATCH and predict_needed_bytes(micro_batch + 1) <= capacity.likely:
+        micro_batch += 1
+    return micro_batch
 
 
 def _predict_rehearsed_memory(cell: Cell, rehearsal: Rehearsed, *, on_gpu: bool) -> dict[str, PredictedRange]:
@@ -362,8 +362,8 @@ def _sum_sent_bytes(rank: RehearsedRank) -> float:
     return sum(map(_count_sent_bytes, rank.collectives or ()))
 
 
-def _count_sent_bytes(call: RehearsedCollective) -> float:
-    return call.times * call.payload_bytes * FACTORS[call.op](call.ranks)
+def _count_sent_bytes(collective: RehearsedCollective) -> float:
+    return collective.times * collective.payload_bytes * FACTORS[collective.op](collective.ranks)
 
 
 def _describe_rehearsal(rehearsal: Rehearsed, *, on_gpu: bool) -> str:
@@ -396,9 +396,9 @@ def _count_steps(cell: Cell) -> int | None:
 def _predict_power(cell: Cell, machine: PlannedMachine, calibration: Calibration) -> tuple[PredictedRange | None, str]:
     """(the power of a GPU while it trains, in watts, and how earlier runs corrected it, or an empty text). The power is None if
     the largest power of the GPU is not known."""
-    if machine.gpu is None or machine.gpu.power_w is None:
+    if machine.gpu_model is None or machine.gpu_model.power_w is None:
         return None, ""
-    power_w, correction_note = calibration.power(cell, machine.name, POWER_SHARE.times(machine.gpu.power_w))
+    power_w, correction_note = calibration.correct_power(cell, machine.gpu_name, POWER_SHARE.times(machine.gpu_model.power_w))
     return power_w, correction_note and f"energy: power of the GPUs{correction_note}"
 
 
@@ -413,7 +413,7 @@ def _predict_run_time(
     if recorded_s is not None:
         time_s = make_range_around(recorded_s)
     elif step_s is not None and (steps := _count_steps(cell)) is not None:
-        time_s = START_S + step_s.times(steps)
+        time_s = STARTUP_S + step_s.times(steps)
     else:
         return None
     if power_w is None:

@@ -28,10 +28,10 @@ class DecisionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     says: str
     """What the study says, in a sentence."""
 
-    def applies(self, facts: Mapping[str, float | bool | str]) -> bool:
-        """Whether the condition of the rule is true. facts: the values of the names in the condition
+    def applies(self, value_by_name: Mapping[str, float | bool | str]) -> bool:
+        """Whether the condition of the rule is true. value_by_name: the values of the names in the condition
         (`advise.make_rule_values`)."""
-        return bool(Expression(self.when).evaluate(facts))
+        return bool(Expression(self.when).evaluate(value_by_name))
 
 
 class JudgedRule(msgspec.Struct, frozen=True):
@@ -54,21 +54,21 @@ def read_rules() -> tuple[DecisionRule, ...]:
 AGREEMENT_SHARE = 0.95  # share of the highest throughput; throughputs above it differ less than the error of the planner
 
 
-def judge_rules(facts: Mapping[str, float | bool | str], throughputs: Mapping[str, float]) -> list[JudgedRule]:
-    """The rules whose condition is true. throughputs: for each strategy that fits, by its name, the throughput of its best
+def judge_rules(value_by_name: Mapping[str, float | bool | str], rate_by_strategy: Mapping[str, float]) -> list[JudgedRule]:
+    """The rules whose condition is true. rate_by_strategy: for each strategy that fits, by its name, the throughput of its best
     configuration, in any unit."""
-    best_throughput = max(throughputs.values(), default=0.0)
-    return [_judge_rule(rule, throughputs, best_throughput) for rule in read_rules() if rule.applies(facts)]
+    best_rate = max(rate_by_strategy.values(), default=0.0)
+    return [_judge_rule(rule, rate_by_strategy, best_rate) for rule in read_rules() if rule.applies(value_by_name)]
 
 
-def _judge_rule(rule: DecisionRule, throughputs: Mapping[str, float], best_throughput: float) -> JudgedRule:
+def _judge_rule(rule: DecisionRule, rate_by_strategy: Mapping[str, float], best_rate: float) -> JudgedRule:
     ranked_strategies: Sequence[tuple[str, float]] = sorted(
-        ((strategy, throughputs[strategy]) for strategy in rule.recommends if strategy in throughputs),
+        ((strategy, rate_by_strategy[strategy]) for strategy in rule.recommends if strategy in rate_by_strategy),
         key=lambda strategy_pair: -strategy_pair[1],
     )
     if not ranked_strategies:
         return JudgedRule(rule, False, f"none of {', '.join(rule.recommends)} fits, or its time is not known")
-    strategy, throughput = ranked_strategies[0]
-    if throughput >= AGREEMENT_SHARE * best_throughput:
-        return JudgedRule(rule, True, f"{strategy} has {100 * throughput / best_throughput:.0f} % of the highest throughput")
-    return JudgedRule(rule, False, f"{strategy} has only {100 * throughput / best_throughput:.0f} % of the highest throughput")
+    strategy, rate = ranked_strategies[0]
+    if rate >= AGREEMENT_SHARE * best_rate:
+        return JudgedRule(rule, True, f"{strategy} has {100 * rate / best_rate:.0f} % of the highest throughput")
+    return JudgedRule(rule, False, f"{strategy} has only {100 * rate / best_rate:.0f} % of the highest throughput")

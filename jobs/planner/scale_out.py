@@ -72,15 +72,17 @@ def extrapolate_to_gpus(
     return ScaledCell(gpus, scaled_prediction, step_s, speedup, trust)
 
 
-def _widen_range(span: PredictedRange, doublings: float) -> PredictedRange:
+def _widen_range(predicted: PredictedRange, doublings: float) -> PredictedRange:
     return PredictedRange(
-        span.low * (1 - WIDENING_PER_DOUBLING) ** doublings, span.likely, span.high * (1 + WIDENING_PER_DOUBLING) ** doublings
+        predicted.low * (1 - WIDENING_PER_DOUBLING) ** doublings,
+        predicted.likely,
+        predicted.high * (1 + WIDENING_PER_DOUBLING) ** doublings,
     )
 
 
-def _rate_trust(cell: Cell, larger_cell: Cell, doublings: float, *, is_measured: bool) -> str:
+def _rate_trust(cell: Cell, scaled_cell: Cell, doublings: float, *, is_measured: bool) -> str:
     basis_clause = "from measured runs" if is_measured else "by formula alone, no run of this workload was measured here"
-    if larger_cell.nnodes > 1 and cell.nnodes == 1:
+    if scaled_cell.nnodes > 1 and cell.nnodes == 1:
         return f"little: {basis_clause}; the original has one node, so the network between nodes was never in a measurement"
     if doublings <= 1:
         return f"good: {basis_clause}; at most twice as many GPUs"

@@ -11,9 +11,9 @@ from trainers.theory.division import Division, divide_by_cuts
 
 
 @functools.cache
-def find_strategy(name: str) -> Strategy:
+def find_strategy(strategy_name: str) -> Strategy:
     """The strategy with this name. The result is cached, because a plan may have thousands of cells."""
-    return menu.find_strategy(name)
+    return menu.find_strategy(strategy_name)
 
 
 def divide_model(cell: Cell, parameters: int) -> Division:

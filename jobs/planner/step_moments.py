@@ -20,7 +20,7 @@ class RankPart(NamedTuple):
     """The number of blocks."""
     block_parameters: float
     """The parameters of a block, on average."""
-    largest_block: float
+    largest_block_parameters: float
     front_parameters: int
     """The parameters before the blocks."""
     back_parameters: int
@@ -28,7 +28,7 @@ class RankPart(NamedTuple):
     tied_parameters: int
     """The parameters that are before and behind the blocks, such as those of an embedding that is also the head. A rank with
     both ends has them once; the first and the last rank of a pipeline have a copy each."""
-    segment_blocks: int = 1
+    blocks_per_segment: int = 1
     """The number of blocks that backward recomputes together, and FSDP reduces together. The first blocks of the model are such
     a segment, the last blocks are not."""
 
@@ -68,12 +68,12 @@ class Activations(NamedTuple):
 
 def list_moments(division: Division, rank_part: RankPart, activations: Activations) -> list[Moment]:
     """The bytes of each moment."""
-    final_gradient_bytes = division.gradient_bytes / division.gradient_ranks + division.pass_gradient_bytes
-    block_moments = _list_block_moments(division, rank_part, activations, final_gradient_bytes - division.kept_gradient_bytes)
+    gradient_bytes = division.gradient_bytes / division.gradient_ranks + division.pass_gradient_bytes
+    block_moments = _list_block_moments(division, rank_part, activations, gradient_bytes - division.kept_gradient_bytes)
     return [
-        *_list_head_moments(division, rank_part, activations, final_gradient_bytes),
+        *_list_head_moments(division, rank_part, activations, gradient_bytes),
         *block_moments,
-        _describe_last_moment(division, rank_part, activations, final_gradient_bytes),
+        _describe_last_moment(division, rank_part, activations, gradient_bytes),
     ]
 
 
@@ -102,7 +102,7 @@ def _list_head_moments(
     # Weights behind the blocks that are not part of a unit are freed before their gradients are reduced.
     freed_bytes = 0 if division.rest_bytes else division.gathered_bytes
     reduced_bytes = max(division.reduced_bytes - freed_bytes, min(division.reduced_bytes, division.computed_bytes))
-    gathered_bytes = division.gathered_bytes * rank_part.largest_block if division.gathers == "blocks" else 0.0
+    gathered_bytes = division.gathered_bytes * rank_part.largest_block_parameters if division.gathers == "blocks" else 0.0
     # DeepSpeed allocates buckets when it gets the first gradient, for which the gradient of the logits is no longer needed.
     # Stage 1 keeps them from pass to pass.
     bucket_bytes = division.backward_bucket_bytes * division.bucket_elements
@@ -123,7 +123,7 @@ def _list_head_moments(
     if not division.previous_unit_bytes:
         return [forward_moment, head_moment]
     # FSDP2 frees the buffer of a gather only when the next gather ends. So when forward begins, there are two.
-    gathered_bytes = division.gathered_bytes * (rank_part.outside_parameters + rank_part.largest_block)
+    gathered_bytes = division.gathered_bytes * (rank_part.outside_parameters + rank_part.largest_block_parameters)
     begin_moment = {
         "gathered": gathered_bytes,
         "gradient": forward_moment["gradient"],
@@ -137,10 +137,10 @@ def _list_block_moments(division: Division, rank_part: RankPart, activations: Ac
     """The begin and the end of the backward of the first, the second and the last block that backward reaches. growth_bytes:
     the bytes per parameter by which the gradients grow in backward."""
     last_index = rank_part.block_count - 1
-    done_counts = sorted({0, min(1, last_index), last_index}) if rank_part.block_count else []
+    done_block_counts = sorted({0, min(1, last_index), last_index}) if rank_part.block_count else []
     return [
         _describe_block_moment(division, rank_part, activations, growth_bytes, done_blocks, computed_blocks)
-        for done_blocks in done_counts
+        for done_blocks in done_block_counts
         for computed_blocks in (0, 1)
     ]
 
@@ -159,7 +159,7 @@ def _describe_block_moment(
     waiting_bytes = division.waiting_gradient_bytes
     has_units = division.rest_bytes > 0
     bucket_elements = division.bucket_elements
-    unit_blocks = rank_part.segment_blocks if done_blocks == rank_part.block_count - 1 else 1
+    unit_blocks = rank_part.blocks_per_segment if done_blocks == rank_part.block_count - 1 else 1
     gradient_elements = (done_blocks + computed_blocks) * rank_part.block_parameters
     if unit_blocks > 1:
         gradient_elements = (
@@ -181,16 +181,18 @@ def _describe_block_moment(
         + waiting_bytes * (rank_part.back_parameters + (0.0 if has_units else gradient_elements))
     )
     temporary_bytes += (
-        division.unit_bytes * unit_blocks * rank_part.largest_block if computed_blocks else activations.backward_bytes
+        division.unit_bytes * unit_blocks * rank_part.largest_block_parameters
+        if computed_blocks
+        else activations.backward_bytes
     )
     temporary_bytes += bucket_bytes * bucket_elements + (
-        division.previous_unit_bytes * rank_part.largest_block if done_blocks else 0.0
+        division.previous_unit_bytes * rank_part.largest_block_parameters if done_blocks else 0.0
     )
     if has_units and not division.previous_unit_bytes and growth_bytes < 0 and unit_blocks == 1:
         # FSDP1 frees the sum of earlier passes of a unit when it has reduced the unit
         grown_elements -= computed_blocks * rank_part.block_parameters
     return {
-        "gathered": gathered_bytes + division.gathered_bytes * gathered_blocks * rank_part.largest_block,
+        "gathered": gathered_bytes + division.gathered_bytes * gathered_blocks * rank_part.largest_block_parameters,
         "gradient": division.kept_gradient_bytes * rank_part.parameters + growth_bytes * grown_elements,
         "activation": activations.kept_bytes - activations.pass_bytes * freed_share + activations.head_left_bytes,
         "temporary": temporary_bytes,
@@ -212,7 +214,7 @@ def _describe_last_moment(
             tied_bytes = division.gathered_bytes + 3 * waiting_bytes + division.kept_gradient_bytes
             temporary_bytes = max(
                 temporary_bytes,
-                tied_bytes * rank_part.outside_parameters + division.previous_unit_bytes * rank_part.largest_block,
+                tied_bytes * rank_part.outside_parameters + division.previous_unit_bytes * rank_part.largest_block_parameters,
             )
     else:
         temporary_bytes = max(

@@ -46,39 +46,39 @@ UPDATE_BYTES = {True: 28, False: 72}  # bytes per parameter that Adam in fp32 re
 class PredictedStepTime(msgspec.Struct, frozen=True):
     """The predicted time of a step in seconds."""
 
-    parts: dict[str, PredictedRange]
+    parts_s: dict[str, PredictedRange]
     """Its parts by name, which add up to the step."""
-    communication: PredictedRange
+    communication_s: PredictedRange
     """The time of all communication, hidden or not."""
     links: tuple[PlannedLink, ...]
     """The links that the communication uses."""
 
     @property
-    def seconds(self) -> PredictedRange:
+    def step_s(self) -> PredictedRange:
         """The time of the whole step."""
-        return sum_ranges(self.parts)
+        return sum_ranges(self.parts_s)
 
     @property
     def bottleneck(self) -> str:
         """The name of the part of the step that takes the longest time."""
-        return max(self.parts, key=lambda name: self.parts[name].likely)
+        return max(self.parts_s, key=lambda name: self.parts_s[name].likely)
 
 
 def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime | None:
     """The time of a step; None if a part of it is not known: the GPU, the operations, the exchanges or a link."""
     facts = model_facts.find_model_facts(cell)
-    if machine.gpu is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
+    if machine.gpu_model is None or facts.flops_per_item is None or (known_exchanges := exchanges.list_exchanges(cell)) is None:
         return None
-    timed_exchanges = [(exchange, find_group_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
-    computing_time = compute_time.predict_compute_time(cell, facts, machine.gpu)
-    if computing_time is None or any(link is None for _, link in timed_exchanges):
+    linked_exchanges = [(exchange, find_group_link(cell, exchange.axis, machine)) for exchange in known_exchanges]
+    computing_time = compute_time.predict_compute_time(cell, facts, machine.gpu_model)
+    if computing_time is None or any(link is None for _, link in linked_exchanges):
         return None
     pass_count = cell.gradient_accumulation_steps
     compute_s = (computing_time.blocks_s + computing_time.head_s).times(pass_count)
     launch_s = _predict_launch_time(cell, facts, compute_s)
-    update_s = _predict_update_time(cell, facts, machine.gpu)
+    update_s = _predict_update_time(cell, facts, machine.gpu_model)
     unhideable_s, hideable_s = ZERO, dict.fromkeys(_share_windows(cell), ZERO)
-    for exchange, link in timed_exchanges:
+    for exchange, link in linked_exchanges:
         assert link is not None
         exchange_s = predict_exchange_time(exchange, link)
         if exchange.hides_in is None:
@@ -99,7 +99,7 @@ def predict_step_time(cell: Cell, machine: PlannedMachine) -> PredictedStepTime 
             "stragglers": _predict_straggler_time(cell, busy_s + update_s + exposed_s + bubble_s),
         },
         sum_ranges(hideable_s) + unhideable_s,
-        tuple({link.name: link for _, link in timed_exchanges if link is not None}.values()),
+        tuple({link.name: link for _, link in linked_exchanges if link is not None}.values()),
     )
 
 
@@ -113,34 +113,34 @@ def find_group_link(cell: Cell, axis: Axis, machine: PlannedMachine) -> PlannedL
         return machine.link_inside_node if ranks_spanned <= ranks_per_node else None
     rank_stride = {"tp": 1, "dp": cell.tp, "replicas": cell.tp * cell.shards, "pp": cell.tp * cell.dp}[axis]
     groups_per_node, doublings = max(1, min(rank_stride, ranks_per_node)), math.log2(cell.nnodes)
-    bandwidths = [
-        bandwidth * (1 - lost_share) ** doublings / groups_per_node
-        for bandwidth, lost_share in zip(
-            msgspec.structs.astuple(machine.link_between_nodes.bandwidth),
+    rates_per_s = [
+        bytes_per_s * (1 - lost_share) ** doublings / groups_per_node
+        for bytes_per_s, lost_share in zip(
+            msgspec.structs.astuple(machine.link_between_nodes.bytes_per_s),
             (CONGESTION_LOSS.high, CONGESTION_LOSS.likely, CONGESTION_LOSS.low),
             strict=True,
         )
     ]
     if machine.link_inside_node is not None:
-        bandwidths = [
+        rates_per_s = [
             min(bandwidth_pair)
-            for bandwidth_pair in zip(bandwidths, msgspec.structs.astuple(machine.link_inside_node.bandwidth), strict=True)
+            for bandwidth_pair in zip(rates_per_s, msgspec.structs.astuple(machine.link_inside_node.bytes_per_s), strict=True)
         ]
-    return msgspec.structs.replace(machine.link_between_nodes, bandwidth=PredictedRange(*bandwidths))
+    return msgspec.structs.replace(machine.link_between_nodes, bytes_per_s=PredictedRange(*rates_per_s))
 
 
 def _predict_launch_time(cell: Cell, facts: ModelFacts, compute_s: PredictedRange) -> PredictedRange:
     """The seconds in a step that the GPU waits until the host starts operators. compute_s: the seconds that it computes."""
     pass_count = cell.gradient_accumulation_steps
     operator_count = (
-        pass_count * device_profile.OPERATORS_PER_BLOCK * max(1, facts.blocks / cell.pp) * (0.3 if cell.compile else 1.0)
+        pass_count * device_profile.OPERATORS_PER_BLOCK * max(1, facts.block_count / cell.pp) * (0.3 if cell.compile else 1.0)
     )
-    launch_s = device_profile.LAUNCH_S.times(operator_count)
+    launch_s = device_profile.OPERATOR_LAUNCH_S.times(operator_count)
     launch_compute_pairs = ((launch_s.low, compute_s.low), (launch_s.likely, compute_s.likely), (launch_s.high, compute_s.high))
     return PredictedRange(*sorted(max(0.0, started_s - computed_s) for started_s, computed_s in launch_compute_pairs))
 
 
-def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> PredictedRange:
+def _predict_update_time(cell: Cell, facts: ModelFacts, gpu_model: GpuModel) -> PredictedRange:
     """The seconds of the optimizer and of the copies of weights for computing. Both are limited by the memory bandwidth."""
     division = sharding.divide_model(cell, facts.parameters)
     if not division.optimizer_ranks:
@@ -150,7 +150,7 @@ def _predict_update_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> Predic
     moved_bytes = moved_bytes // 2 if cell.precision == "bf16-pure" else moved_bytes
     copied_bytes = 6 if division.copy_bytes else 0
     total_bytes = rank_parameters * (moved_bytes / division.optimizer_ranks + copied_bytes)
-    return compute_time.divide_by_rate(total_bytes, device_profile.STREAMED_SHARE.times(gpu.memory_gb_per_s * 1e9))
+    return compute_time.divide_by_rate(total_bytes, device_profile.STREAMED_SHARE.times(gpu_model.memory_gb_per_s * 1e9))
 
 
 def _share_windows(cell: Cell) -> dict[str, float]:
@@ -207,29 +207,29 @@ def _predict_straggler_time(cell: Cell, step_s: PredictedRange) -> PredictedRang
     )
 
 
-def predict_ring_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
+def predict_ring_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bytes_per_s: float) -> float:
     """The seconds that one collective of `payload_bytes` bytes takes with the ring algorithm."""
-    rounds = 2 if operation == "all_reduce" else 1
-    return rounds * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * payload_bytes / bandwidth)
+    round_count = 2 if operation == "all_reduce" else 1
+    return round_count * ((group_size - 1) * alpha_s + (group_size - 1) / group_size * payload_bytes / bytes_per_s)
 
 
-def predict_tree_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
+def predict_tree_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bytes_per_s: float) -> float:
     """The seconds that one all-reduce or broadcast takes with the tree algorithm; infinite for other collectives."""
     if operation not in ("all_reduce", "broadcast"):
         return math.inf
-    rounds = 2 if operation == "all_reduce" else 1
-    return rounds * (math.ceil(math.log2(group_size)) * alpha_s + payload_bytes / bandwidth)
+    round_count = 2 if operation == "all_reduce" else 1
+    return round_count * (math.ceil(math.log2(group_size)) * alpha_s + payload_bytes / bytes_per_s)
 
 
-def predict_faster_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bandwidth: float) -> float:
+def predict_faster_s(operation: str, payload_bytes: float, group_size: int, alpha_s: float, bytes_per_s: float) -> float:
     """The seconds that one collective takes with the faster algorithm; 0 for a single rank, which exchanges nothing."""
     if group_size == 1:
         return 0.0
     if operation == "send":
-        return alpha_s + payload_bytes / bandwidth
+        return alpha_s + payload_bytes / bytes_per_s
     return min(
-        predict_ring_s(operation, payload_bytes, group_size, alpha_s, bandwidth),
-        predict_tree_s(operation, payload_bytes, group_size, alpha_s, bandwidth),
+        predict_ring_s(operation, payload_bytes, group_size, alpha_s, bytes_per_s),
+        predict_tree_s(operation, payload_bytes, group_size, alpha_s, bytes_per_s),
     )
 
 
@@ -239,12 +239,12 @@ def predict_exchange_time(exchange: Term, link: PlannedLink) -> PredictedRange:
         return PredictedRange(0.0, 0.0, 0.0)
     call_bytes = exchange.payload_bytes / exchange.calls
 
-    def predict_seconds(alpha_s: float, bandwidth: float) -> float:
-        return exchange.times * exchange.calls * predict_faster_s(exchange.op, call_bytes, exchange.ranks, alpha_s, bandwidth)
+    def predict_s(alpha_s: float, bytes_per_s: float) -> float:
+        return exchange.times * exchange.calls * predict_faster_s(exchange.op, call_bytes, exchange.ranks, alpha_s, bytes_per_s)
 
     # In the ranges of a link, `low` is the slowest case, which gives the longest time.
     return PredictedRange(
-        predict_seconds(link.alpha_s.high, link.bandwidth.high),
-        predict_seconds(link.alpha_s.likely, link.bandwidth.likely),
-        predict_seconds(link.alpha_s.low, link.bandwidth.low),
+        predict_s(link.alpha_s.high, link.bytes_per_s.high),
+        predict_s(link.alpha_s.likely, link.bytes_per_s.likely),
+        predict_s(link.alpha_s.low, link.bytes_per_s.low),
     )

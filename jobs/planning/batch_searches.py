@@ -24,31 +24,31 @@ LARGEST_TINY_BATCH = 8  # of a pass with `--scale tiny`: a tiny twin runs out of
 class PlannedSearches(msgspec.Struct, frozen=True):
     """The searches of a matrix."""
 
-    cells: list[AnyCell]
+    first_try_cells: list[AnyCell]
     """The cell of the first try of each search, in the order of the matrix."""
-    searches: dict[str, BatchSearch]
+    search_by_family: dict[str, BatchSearch]
     """Each search by the text that `batch_search.search_family_hash` gives for all cells of the search."""
 
 
 def plan_searches(
-    workspace: Workspace, matrix: Matrix, all_cells: Sequence[AnyCell], cluster: Cluster, runs_as: str, plugins: OwnPlugins
+    workspace: Workspace, matrix: Matrix, all_cells: Sequence[AnyCell], cluster: Cluster, stored_name: str, plugins: OwnPlugins
 ) -> PlannedSearches:
     """Plan a search for each cell of a matrix. If the matrix asks for no search, returns the cells unchanged and no searches.
 
-    all_cells: all cells of the matrix, or their tiny twins. cluster: the cluster. runs_as: the name under which the workspace
-    keeps the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the same.
-    Raises InputError if a search has no upper bound, or if shardlab does not train a cell.
+    all_cells: all cells of the matrix, or their tiny twins. cluster: the cluster. stored_name: the name under which the
+    workspace keeps the matrix. A search that was submitted before keeps the size of its first try, so that its tries stay the
+    same. Raises InputError if a search has no upper bound, or if shardlab does not train a cell.
     """
     if matrix.file.search is None:
         return PlannedSearches(list(all_cells), {})
     cells = select_trainings(all_cells)
     if len(cells) < len(all_cells):
         raise matrix.document.error(("search",), "the batch size of a command cannot be searched: its arguments decide it.")
-    earlier_searches = _read_earlier_searches(workspace, runs_as)
-    predictions = plan_predictions.predict_cells(workspace, cluster, cells, {})
+    earlier_searches = _read_earlier_searches(workspace, stored_name)
+    prediction_by_cell = plan_predictions.predict_cells(workspace, cluster, cells, {})
     searches = {}
     for cell in cells:
-        planned_search = _plan_search(matrix, cell, predictions[cell.name()], plugins)
+        planned_search = _plan_search(matrix, cell, prediction_by_cell[cell.name()], plugins)
         earlier_search = earlier_searches.get(batch_search.search_family_hash(cell))
         if (
             earlier_search is not None
@@ -62,18 +62,18 @@ def plan_searches(
 
 
 def describe_searches(
-    cells: Sequence[AnyCell], searches: Mapping[str, BatchSearch], predictions: Mapping[str, Prediction]
+    cells: Sequence[AnyCell], search_by_family: Mapping[str, BatchSearch], prediction_by_cell: Mapping[str, Prediction]
 ) -> list[str]:
     """A sentence for each search: its start, why it starts there, its bound, and how many tries it needs at most. The last
     sentence says that the other numbers of the plan are about the first tries only. Returns no sentences without a search.
 
-    cells: the first cells of the searches. predictions: the predictions for these cells, by name.
+    cells: the first cells of the searches. prediction_by_cell: the predictions for these cells, by name.
     """
     search_sentences = []
     for cell in select_trainings(cells):
-        if (search := searches.get(batch_search.search_family_hash(cell))) is None:
+        if (search := search_by_family.get(batch_search.search_family_hash(cell))) is None:
             continue
-        likely_micro_batch = predictions[cell.name()].largest_micro_batch if cell.name() in predictions else None
+        likely_micro_batch = prediction_by_cell[cell.name()].largest_micro_batch if cell.name() in prediction_by_cell else None
         start_reason = (
             "the planner predicts nothing"
             if likely_micro_batch is None
@@ -86,14 +86,14 @@ def describe_searches(
     return [*search_sentences, FIRST_TRY_NOTE] if search_sentences else []
 
 
-def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
+def _read_earlier_searches(workspace: Workspace, stored_name: str) -> dict[str, BatchSearch]:
     """The searches of this matrix when it was last rendered, by the text that `batch_search.search_family_hash` gives."""
-    if runs_as not in workspace.matrix_names():
+    if stored_name not in workspace.matrix_names():
         return {}
-    cells = workspace.read_expansion(runs_as).cells
+    expanded_cells = workspace.read_expansion(stored_name).cells
     return {
         batch_search.search_family_hash(expanded_cell.cell.require_training()): expanded_cell.search
-        for expanded_cell in cells
+        for expanded_cell in expanded_cells
         if expanded_cell.search is not None
     }
 
@@ -112,17 +112,17 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
     elif likely_micro_batch:
         largest_micro_batch = BOUND_FACTOR * likely_micro_batch
     else:
-        sentence = (
+        problem_sentence = (
             f"found no at_most, and the planner does not know which batch fits {cell.strategy} on {cell.gpus} rank(s) "
             f"({cell_prediction.how}). Allowed: at_most, the largest value that is tried."
         )
-        raise matrix.document.error(("search",), sentence)
+        raise matrix.document.error(("search",), problem_sentence)
     if largest_micro_batch < smallest_micro_batch:
         smallest_size = smallest_micro_batch * pass_count
-        sentence = (
+        problem_sentence = (
             f"found {search_request.at_most}. Allowed for {cell.strategy} with {pass_count} pass(es): {smallest_size} or more."
         )
-        raise matrix.document.error(("search", "at_most"), sentence)
+        raise matrix.document.error(("search", "at_most"), problem_sentence)
     power_of_two = 1 << (max(likely_micro_batch or 1, 1).bit_length() - 1)  # the largest power of two that is likely to fit
     start_micro_batch = min(max(power_of_two, smallest_micro_batch), largest_micro_batch)
     return BatchSearch(
@@ -136,8 +136,8 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
 
 
 def _is_refused(cell: Cell, plugins: OwnPlugins) -> bool:
-    refusals = plugins.workload_menu()[cell.workload].refuse(cell), plugins.strategy_menu()[cell.strategy].refuse(cell)
-    return any(why is not None for why in refusals)
+    workload, strategy = plugins.make_workload_menu()[cell.workload], plugins.make_strategy_menu()[cell.strategy]
+    return workload.refuse(cell) is not None or strategy.refuse(cell) is not None
 
 
 def _expect_oom(cell: Cell) -> Cell:

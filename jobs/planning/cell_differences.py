@@ -26,45 +26,45 @@ def describe_differences(cells: Sequence[AnyCell]) -> list[str]:
     An option that only some strategies or workloads have is compared among the cells that have the option. A key is left out
     if every cell has the default value of its strategy and workload, because the plan has columns for strategy and workload.
     """
-    flat_cells = [_flatten_cell(cell) for cell in cells]
-    defaults_of_cells = [_default_values(cell) for cell in cells]
-    keys = dict.fromkeys(key for flat_cell in flat_cells for key in flat_cell if key not in COLUMN_KEYS)
+    values_of_cells = [_flatten_cell(cell) for cell in cells]
+    default_values_of_cells = [_collect_default_values(cell) for cell in cells]
+    compared_keys = dict.fromkeys(key for value_by_key in values_of_cells for key in value_by_key if key not in COLUMN_KEYS)
     differing_keys = [
         key
-        for key in keys
-        if len({_format_value(flat_cell[key]) for flat_cell in flat_cells if key in flat_cell}) > 1
+        for key in compared_keys
+        if len({_format_value(value_by_key[key]) for value_by_key in values_of_cells if key in value_by_key}) > 1
         and any(
-            key in flat_cell and flat_cell[key] != cell_defaults.get(key, ...)
-            for flat_cell, cell_defaults in zip(flat_cells, defaults_of_cells, strict=True)
+            key in value_by_key and value_by_key[key] != default_by_key.get(key, ...)
+            for value_by_key, default_by_key in zip(values_of_cells, default_values_of_cells, strict=True)
         )
     ]
     return [
         ", ".join(
-            f"{FILE_KEYS_OF_SECONDS.get(key, key)}={_format_value(flat_cell[key])}"
+            f"{FILE_KEYS_OF_SECONDS.get(key, key)}={_format_value(value_by_key[key])}"
             for key in differing_keys
-            if key in flat_cell
+            if key in value_by_key
         )
-        for flat_cell in flat_cells
+        for value_by_key in values_of_cells
     ]
 
 
 def _flatten_cell(cell: AnyCell) -> dict[str, Any]:
-    builtins_of_cell = msgspec.to_builtins(cell)
-    limits_s = {key: builtins_of_cell[key] for key in FILE_KEYS_OF_SECONDS}
+    cell_as_builtins = msgspec.to_builtins(cell)
+    limits_s = {key: cell_as_builtins[key] for key in FILE_KEYS_OF_SECONDS}
     clock_texts = {key: None if limit_s is None else cell_sizes.format_seconds(limit_s) for key, limit_s in limits_s.items()}
-    instruments = {f"instruments.{name}": value for name, value in builtins_of_cell["instruments"].items()}
-    return values_by_name(builtins_of_cell) | clock_texts | instruments
+    instrument_values = {f"instruments.{name}": value for name, value in cell_as_builtins["instruments"].items()}
+    return values_by_name(cell_as_builtins) | clock_texts | instrument_values
 
 
-def _default_values(cell: AnyCell) -> dict[str, Any]:
+def _collect_default_values(cell: AnyCell) -> dict[str, Any]:
     """The default values that the strategy and the workload of a cell give to keys that a matrix does not set."""
     if not isinstance(cell, Cell):
         return {}
     workload = menu.find_workload_of_cell(cell)
-    options = (*menu.find_strategy_of_cell(cell).options, *workload.options)
-    option_defaults = {f"options.{option.name}": option.default for option in options}
-    optimizer_defaults = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
-    return {"seq_len": workload.seq_len, **optimizer_defaults, **option_defaults}
+    all_options = (*menu.find_strategy_of_cell(cell).options, *workload.options)
+    option_default_by_key = {f"options.{option.name}": option.default for option in all_options}
+    optimizer_default_by_key = {f"optimizer.{name}": value for name, value in msgspec.to_builtins(workload.optimizer).items()}
+    return {"seq_len": workload.seq_len, **optimizer_default_by_key, **option_default_by_key}
 
 
 def _format_value(value: Any) -> str:

@@ -17,14 +17,14 @@ AddProblem = Callable[[str, str], None]  # adds a problem of a cell; arguments: 
 
 def parse_limits(draft: Draft, add_problem: AddProblem) -> tuple[int | None, int]:
     """The time limit (None if the draft has none) and the hang limit, in seconds."""
-    limits_s: dict[str, int] = {}
-    for key, limit_text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
+    limit_s_by_key: dict[str, int] = {}
+    for limit_key, limit_text in (("time_limit", draft.time_limit), ("hang_limit", draft.hang_limit)):
         try:
-            limits_s |= {} if limit_text is None else {key: cell_sizes.parse_seconds(limit_text)}
+            limit_s_by_key |= {} if limit_text is None else {limit_key: cell_sizes.parse_seconds(limit_text)}
         except ValueError as error:
-            add_problem(key, str(error))
+            add_problem(limit_key, str(error))
     # The hang limit is 0 only if a problem was added; then no cell is made.
-    return limits_s.get("time_limit"), limits_s.get("hang_limit", 0)
+    return limit_s_by_key.get("time_limit"), limit_s_by_key.get("hang_limit", 0)
 
 
 def count_fewest_nodes(draft: Draft, launcher: Launcher, gpus_per_node: int | None) -> int:

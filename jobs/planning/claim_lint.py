@@ -30,74 +30,77 @@ _TWO_BOUNDS = re.compile(
     r"|\b(?:equals?|constant|comparable|as much as)\b",
     re.IGNORECASE,
 )
-_OTHER_NAMES = {"deepspeed": "zero"}  # a name in sentences -> the beginning of the names of the strategies
+_BEGINNING_BY_NAME = {"deepspeed": "zero"}  # a name in sentences -> the beginning of the names of the strategies
 
 
 def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
     """The hints on a matrix file, one sentence each. cells: all cells of the matrix, or their tiny twins."""
     cells = [cell.rehearses or cell for cell in cells]
-    values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
+    all_values = (
+        [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
+    )
 
-    def select(selector: Mapping[str, Any]) -> list[AnyCell]:
-        names = {name: value for name, value in selector.items() if name not in cell_names.METRIC_ARGUMENTS}
-        return [cell for cell, cell_values in zip(cells, values, strict=True) if cell_names.has_values(cell_values, names)]
+    def select_cells(selector: Mapping[str, Any]) -> list[AnyCell]:
+        cell_filter = {name: value for name, value in selector.items() if name not in cell_names.METRIC_ARGUMENTS}
+        return [cell for cell, values in zip(cells, all_values, strict=True) if cell_names.has_values(values, cell_filter)]
 
     hints = []
     for claim in file.claims:
-        calls = [(metric, select(selector)) for metric, selector in Expression(claim.test).call_arguments]
-        compared = [cell for _, selected in calls for cell in selected]
-        for name in _find_missing_names(claim.says, cells, compared):
-            hints.append(f"claim {claim.id}: its sentence names {name}, and its test compares no cell of it.")
+        metric_cells = [(metric, select_cells(selector)) for metric, selector in Expression(claim.test).call_arguments]
+        compared_cells = [cell for _, selected_cells in metric_cells for cell in selected_cells]
+        for uncompared_name in _find_uncompared_names(claim.says, cells, compared_cells):
+            hints.append(f"claim {claim.id}: its sentence names {uncompared_name}, and its test compares no cell of it.")
         if (two_bounds := _TWO_BOUNDS.search(claim.says)) and not _has_two_bounds(Expression(claim.test).tree):
-            words = f"its sentence has two bounds ({two_bounds[0]}), and its test bounds no number from below and from above"
-            hints.append(f"claim {claim.id}: {words}.")
-        hints += _find_missing_instruments(f"claim {claim.id}", calls)
-    for entry in file.reported:
-        numbers = [(entry.metric, select(selector)) for selector in (entry.cell, entry.against) if selector]
-        hints += _find_missing_instruments(f"reported {entry.printed} ({entry.where})", numbers)
+            clause = f"its sentence has two bounds ({two_bounds[0]}), and its test bounds no number from below and from above"
+            hints.append(f"claim {claim.id}: {clause}.")
+        hints += _find_missing_instruments(f"claim {claim.id}", metric_cells)
+    for number in file.reported:
+        number_cells = [(number.metric, select_cells(selector)) for selector in (number.cell, number.against) if selector]
+        hints += _find_missing_instruments(f"reported {number.printed} ({number.where})", number_cells)
     return list(dict.fromkeys(hints))
 
 
-def _find_missing_names(sentence: str, cells: Sequence[AnyCell], compared: Sequence[AnyCell]) -> list[str]:
+def _find_uncompared_names(sentence: str, cells: Sequence[AnyCell], compared_cells: Sequence[AnyCell]) -> list[str]:
     """The names of strategies and workloads in a sentence of which no compared cell is. Names have two capital letters, so that
     `single` in `a single node` is none. cells: all cells; only names that some of them have are looked for."""
-    missing = []
+    uncompared_names = []
     for name in dict.fromkeys(_NAME.findall(sentence)):
         if sum(letter.isupper() for letter in name) < 2:
             continue
-        plain = name.lower().replace("-", "")
-        beginnings = (_OTHER_NAMES.get(plain, plain), plain.rstrip("0123456789"))
+        plain_name = name.lower().replace("-", "")
+        beginnings = (_BEGINNING_BY_NAME.get(plain_name, plain_name), plain_name.rstrip("0123456789"))
         used_beginning = next((start for start in beginnings if start and any(_has_name(cell, start) for cell in cells)), None)
-        if used_beginning and not any(_has_name(cell, used_beginning) for cell in compared):
-            missing.append(name)
-    return missing
+        if used_beginning and not any(_has_name(cell, used_beginning) for cell in compared_cells):
+            uncompared_names.append(name)
+    return uncompared_names
 
 
 def _has_name(cell: AnyCell, beginning: str) -> bool:
     """Whether the strategy or workload of a cell, or a later part of it such as `pp` of tp-pp, has this beginning."""
-    parts = [name.split("-") for name in (cell.strategy, cell.workload)]
-    return any("".join(words[start:]).startswith(beginning) for words in parts for start in range(len(words)))
+    split_names = [name.split("-") for name in (cell.strategy, cell.workload)]
+    return any("".join(words[start:]).startswith(beginning) for words in split_names for start in range(len(words)))
 
 
 def _has_two_bounds(test: ast.expr) -> bool:
     """Whether a test compares a number with a lower and an upper bound, of which one or both have a constant factor, or tests
     whether two values are equal."""
-    bounds: dict[str, dict[bool, bool]] = {}  # a number -> {whether a bound is an upper one: whether it has a constant}
+    # a number -> {whether a bound is an upper one: whether it has a constant}
+    kinds_by_number: dict[str, dict[bool, bool]] = {}
     for node in ast.walk(test):
         if not isinstance(node, ast.Compare):
             continue
-        sides = [node.left, *node.comparators]
-        for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
-            if isinstance(operator, ast.Eq):
+        compared_expressions = [node.left, *node.comparators]
+        for left, comparison, right in zip(compared_expressions, node.ops, compared_expressions[1:], strict=False):
+            if isinstance(comparison, ast.Eq):
                 return True
-            is_upper = isinstance(operator, ast.Lt | ast.LtE)
-            for number, other, upper in ((left, right, is_upper), (right, left, not is_upper)):
-                kinds = bounds.setdefault(ast.dump(number), {})
-                kinds[upper] = kinds.get(upper, False) or _has_constant(other)
+            is_less = isinstance(comparison, ast.Lt | ast.LtE)
+            for number, bound, is_upper in ((left, right, is_less), (right, left, not is_less)):
+                kinds = kinds_by_number.setdefault(ast.dump(number), {})
+                kinds[is_upper] = kinds.get(is_upper, False) or _has_constant(bound)
                 if isinstance(number, ast.BinOp) and isinstance(number.op, ast.Div | ast.Sub):  # a / b < 1.1 bounds b / a too
                     inverse = ast.dump(ast.BinOp(number.right, number.op, number.left))
-                    bounds.setdefault(inverse, {}).setdefault(not upper, _has_constant(other))
-    return any(len(kinds) == 2 and any(kinds.values()) for kinds in bounds.values())
+                    kinds_by_number.setdefault(inverse, {}).setdefault(not is_upper, _has_constant(bound))
+    return any(len(kinds) == 2 and any(kinds.values()) for kinds in kinds_by_number.values())
 
 
 def _has_constant(node: ast.AST) -> bool:
@@ -107,14 +110,14 @@ def _has_constant(node: ast.AST) -> bool:
     return any(map(_has_constant, ast.iter_child_nodes(node)))
 
 
-def _find_missing_instruments(owner: str, calls: Sequence[tuple[str, Sequence[AnyCell]]]) -> list[str]:
-    """A hint for each metric of which a cell lacks the instrument. owner: the claim or number. calls: metrics with their
-    cells."""
+def _find_missing_instruments(question_name: str, metric_cells: Sequence[tuple[str, Sequence[AnyCell]]]) -> list[str]:
+    """A hint for each metric of which a cell lacks the instrument. question_name: the claim or number. cells_of_metrics:
+    metrics with their cells."""
     hints = []
-    for metric, selected in calls:
+    for metric, cells in metric_cells:
         instrument = metric_names.INSTRUMENTS.get(metric)
-        if instrument and (lacking := [cell for cell in selected if not has_instrument(cell.instruments, instrument)]):
-            hints.append(f"{owner}: {metric} of {lacking[0].name()} needs `{instrument}` in its `instruments`.")
+        if instrument and (lacking_cells := [cell for cell in cells if not has_instrument(cell.instruments, instrument)]):
+            hints.append(f"{question_name}: {metric} of {lacking_cells[0].name()} needs `{instrument}` in its `instruments`.")
     return hints
 
 

@@ -21,51 +21,51 @@ KEYS_OF_EVERY_RUN = frozenset(
      "hang_limit", "expect", "instruments", "env", "set")
 )  # fmt: skip
 # Keys of a draft that a cell has under the same name, so that a command line may contain their values.
-_FREE_KEYS = (
+_PLACEHOLDER_KEYS = (
     "global_batch_size", "micro_batch_size", "seq_len", "steps", "epochs", "precision", "seed", "tp", "pp", "dp", "compile",
     "activation_checkpointing", "max_grad_norm",
 )  # fmt: skip
 
 
-def resolve_command(
+def resolve_command_point(
     matrix: Matrix,
     point: Point,
-    launchers: Mapping[str, Launcher],
-    code: str,
+    launcher_by_name: Mapping[str, Launcher],
+    folder_digest: str,
     gpus_per_node: int | None,
     add_problem: AddProblem,
 ) -> AnyCell | None:
     """Resolve one point whose workload is a command into a cell. If the cell is not possible, adds problems and returns None.
 
-    launchers: all launchers by name. code: the digest of the folder of the command. gpus_per_node: None if it is not known.
+    launcher_by_name: all launchers. folder_digest: that of the folder of the command. gpus_per_node: None if it is not known.
     """
-    name = str(point.keys["workload"])
+    command_name = str(point.keys["workload"])
     try:
         draft = Point({"strategy": command.DEFAULT_LABEL, **point.keys}, point.origin).draft()
-    except msgspec.ValidationError as error:
-        add_problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
+    except msgspec.ValidationError as fault_error:
+        add_problem("workload", f"a cell is not complete: {str(fault_error)[0].lower()}{str(fault_error)[1:]}.")
         return None
-    faults = _find_faults(matrix, point, draft, launchers)
+    faults = _find_faults(matrix, point, draft, launcher_by_name)
     for key, sentence in faults.items():
         add_problem(key, sentence)
-    limits = cell_limits.parse_limits(draft, add_problem)
-    if faults or not limits[1]:
+    limits_s = cell_limits.parse_limits(draft, add_problem)
+    if faults or not limits_s[1]:
         return None
-    launcher = launchers[draft.launcher]
+    launcher = launcher_by_name[draft.launcher]
     nnodes = draft.nnodes or cell_limits.count_fewest_nodes(draft, launcher, gpus_per_node)
-    given_values = {key: getattr(draft, key) for key in _FREE_KEYS if key in point.keys}
-    settings = {f"set.{setting}": value for setting, value in draft.set.items()}
-    values = {"strategy": draft.strategy, "gpus": draft.gpus, "nnodes": nnodes, **given_values, **settings}
+    given_values = {key: getattr(draft, key) for key in _PLACEHOLDER_KEYS if key in point.keys}
+    set_values = {f"set.{set_name}": value for set_name, value in draft.set.items()}
+    value_by_placeholder = {"strategy": draft.strategy, "gpus": draft.gpus, "nnodes": nnodes, **given_values, **set_values}
     try:
-        filled_command = command.fill_command(matrix.commands[name], values)
-    except InputError as error:
-        add_problem("workload", str(error))
+        filled_command = command.fill_command(matrix.commands[command_name], value_by_placeholder)
+    except InputError as fault_error:
+        add_problem("workload", str(fault_error))
         return None
     cell = AnyCell(
-        workload=name, strategy=draft.strategy, gpus=draft.gpus, nnodes=nnodes, launcher=draft.launcher, prove="off",
-        warmup_steps=draft.warmup_steps, instruments=draft.instruments, time_limit_s=limits[0], hang_limit_s=limits[1],
+        workload=command_name, strategy=draft.strategy, gpus=draft.gpus, nnodes=nnodes, launcher=draft.launcher, prove="off",
+        warmup_steps=draft.warmup_steps, instruments=draft.instruments, time_limit_s=limits_s[0], hang_limit_s=limits_s[1],
         expect=draft.expect, gpu_type=draft.gpu_type, environment=draft.environment, command=filled_command, set=draft.set,
-        workload_code=code, env=command.format_variables(draft.env), **given_values,
+        workload_code=folder_digest, env=command.format_variables(draft.env), **given_values,
     )  # fmt: skip
     if (refusal := cell_limits.explain_uneven_ranks(cell, launcher)) is not None:
         add_problem("nnodes", refusal)
@@ -73,32 +73,34 @@ def resolve_command(
     return cell
 
 
-def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[str, Launcher]) -> dict[str, str]:
+def _find_faults(matrix: Matrix, point: Point, draft: Draft, launcher_by_name: Mapping[str, Launcher]) -> dict[str, str]:
     """Why a point cannot be a cell of a command: for each key at fault, a sentence."""
     placeholders = command.find_placeholders(matrix.commands[str(point.keys["workload"])])
     faults: dict[str, str] = {}
-    if draft.launcher not in launchers:
-        faults["launcher"] = str(UnknownName("launcher", draft.launcher, launchers))
-    elif not launchers[draft.launcher].starts_commands:
-        allowed = ", ".join(name for name, launcher in launchers.items() if launcher.starts_commands)
-        faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed}."
-    elif matrix.commands[str(point.keys["workload"])].launcher_options and not launchers[draft.launcher].takes_options:
-        allowed = ", ".join(name for name, launcher in launchers.items() if launcher.takes_options)
-        faults["launcher"] = f"{draft.launcher} takes no launcher_options. Allowed: {allowed}."
+    if draft.launcher not in launcher_by_name:
+        faults["launcher"] = str(UnknownName("launcher", draft.launcher, launcher_by_name))
+    elif not launcher_by_name[draft.launcher].starts_commands:
+        allowed_names = ", ".join(name for name, launcher in launcher_by_name.items() if launcher.starts_commands)
+        faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed_names}."
+    elif matrix.commands[str(point.keys["workload"])].launcher_options and not launcher_by_name[draft.launcher].takes_options:
+        allowed_names = ", ".join(name for name, launcher in launcher_by_name.items() if launcher.takes_options)
+        faults["launcher"] = f"{draft.launcher} takes no launcher_options. Allowed: {allowed_names}."
     if "strategy" in point.keys and draft.strategy not in matrix.labels:
         faults["strategy"] = (
             f"shardlab does not know the strategy of a command. Allowed: a label, written {{label: {draft.strategy}}}."
         )
     for key in point.keys:
-        if key in _FREE_KEYS and key not in placeholders:
+        if key in _PLACEHOLDER_KEYS and key not in placeholders:
             faults[key] = f"the command has no placeholder {{{key}}}, so this value would change nothing."
-        elif key not in _FREE_KEYS and key.partition(".")[0] not in KEYS_OF_EVERY_RUN:
+        elif key not in _PLACEHOLDER_KEYS and key.partition(".")[0] not in KEYS_OF_EVERY_RUN:
             faults[key] = "is a key of trainings by shardlab. Allowed for a command: set.NAME, for a value of its own."
-    for setting in draft.set:
-        if (fault := command.explain_wrong_setting(setting)) is not None:
-            faults[f"set.{setting}"] = fault
-        elif f"set.{setting}" not in placeholders:
-            faults[f"set.{setting}"] = f"the command has no placeholder {{set.{setting}}}, so this value would change nothing."
+    for set_name in draft.set:
+        if (fault := command.explain_wrong_setting(set_name)) is not None:
+            faults[f"set.{set_name}"] = fault
+        elif f"set.{set_name}" not in placeholders:
+            faults[f"set.{set_name}"] = (
+                f"the command has no placeholder {{set.{set_name}}}, so this value would change nothing."
+            )
     faults |= find_variable_faults(draft)
     if msgspec.structs.replace(draft.instruments, telemetry_hz=1.0) != Instruments(telemetry_hz=1.0):
         faults["instruments"] = "only shardlab's own trainings have instruments. Allowed: instruments.telemetry_hz."
@@ -107,7 +109,7 @@ def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[
 
 def find_variable_faults(draft: Draft) -> dict[str, str]:
     """Why a cell cannot set environment variables of `env`: for each key at fault, a sentence."""
-    faults = {f"env.{name}": command.explain_wrong_variable(name) for name in draft.env}
+    faults = {f"env.{variable_name}": command.explain_wrong_variable(variable_name) for variable_name in draft.env}
     return {key: fault for key, fault in faults.items() if fault is not None}
 
 
@@ -132,9 +134,9 @@ def _describe_equal_commands(cells: Sequence[AnyCell]) -> list[str]:
 def _describe_samples(matrix: Matrix) -> list[str]:
     """For each command whose steps have a sample line: what is read from this line, as a sentence."""
     sentences = []
-    for name, workload in matrix.commands.items():
+    for command_name, workload in matrix.commands.items():
         if workload.steps is not None and workload.steps.sample is not None:
-            step: Mapping[str, Any] = command.read_step(workload.steps, workload.steps.sample) or {}
-            values_text = ", ".join(f"{value_name} {number:g}" for value_name, number in step.items())
-            sentences.append(f"{name}: the sample line tells {values_text}.")
+            step_values: Mapping[str, Any] = command.read_step(workload.steps, workload.steps.sample) or {}
+            values_text = ", ".join(f"{value_name} {number:g}" for value_name, number in step_values.items())
+            sentences.append(f"{command_name}: the sample line tells {values_text}.")
     return sentences

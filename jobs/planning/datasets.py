@@ -48,31 +48,31 @@ class DataSetQuestion(msgspec.Struct, frozen=True):
     """The options of each cell."""
 
 
-def find_missing_data(cells: Sequence[AnyCell], context: RenderContext, workspace: Workspace) -> MissingData:
+def find_missing_data(cells: Sequence[AnyCell], render_context: RenderContext, workspace: Workspace) -> MissingData:
     """Find out which data sets of these cells are missing.
 
     If the runs start on this machine, its disk is checked directly. If the runs start on a cluster, the controller of the
     cluster is asked, because the files of this machine say nothing about the nodes of the cluster.
     """
-    cluster, cell_options = context.where, [cell.options for cell in cells]
+    cluster, options_of_cells = render_context.cluster, [cell.options for cell in cells]
     if cluster.data.stage == "node" and (
-        refusals := [why for options_of_cell in cell_options if (why := data_sets.refuse_copy(options_of_cell))]
+        refusals := [why for options_of_cell in options_of_cells if (why := data_sets.refuse_copy(options_of_cell))]
     ):
         return MissingData(list(dict.fromkeys(refusals)))
-    data_set_names = _join_data_set_names(cell_options)
+    data_set_names = _join_data_set_names(options_of_cells)
     if not data_set_names:
         return MissingData()
-    question = DataSetQuestion(cluster.storage.shared, cluster.data.path, cell_options)
-    if context.scheduler == "local":
-        return MissingData(_describe_missing(cell_options, workspace.data_folder(cluster.data.path)))
+    data_set_question = DataSetQuestion(cluster.storage.shared, cluster.data.path, options_of_cells)
+    if render_context.scheduler == "local":
+        return MissingData(_describe_absent_data_sets(options_of_cells, workspace.data_folder(cluster.data.path)))
     if on_controller.starts_runs_here(cluster):
-        return answer_question(question, workspace)
+        return answer_question(data_set_question, workspace)
     try:
-        remote = remote_workspace.read_remote_workspace(workspace)
-        if remote is None or remote.cluster != cluster.name:
-            remote = remote_workspace.find_remote_workspace(workspace, cluster)
-        workspace_trust.must_be_allowed(workspace, f"log in to {remote.host}")
-        return remote.ask("jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(question))
+        remote_machine = remote_workspace.read_remote_workspace(workspace)
+        if remote_machine is None or remote_machine.cluster != cluster.name:
+            remote_machine = remote_workspace.find_remote_workspace(workspace, cluster)
+        workspace_trust.must_be_allowed(workspace, f"log in to {remote_machine.host}")
+        return remote_machine.ask("jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(data_set_question))
     except ShardlabError as error:
         why = str(error).rstrip(".")
         return MissingData(
@@ -85,11 +85,10 @@ def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingD
     disks inside the nodes."""
     data_path, shared_folder = workspace.data_folder(question.data_path), question.shared
     if shared_folder is not None and data_path.resolve().is_relative_to(Path(shared_folder).resolve()):
-        return MissingData(_describe_missing(question.options, data_path))
+        return MissingData(_describe_absent_data_sets(question.options, data_path))
     data_set_names = _join_data_set_names(question.options)
     return MissingData(
-        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not "
-        "on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
+        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
 
@@ -99,27 +98,27 @@ def must_have_data(missing_data: MissingData) -> None:
         raise InputError("\n".join([*missing_data.missing, "With --scale tiny every cell reads synthetic data."]))
 
 
-def _describe_missing(cell_options: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
+def _describe_absent_data_sets(options_of_cells: Sequence[dict[str, Any]], data_path: Path) -> list[str]:
     """A sentence for each data set that cells with these options read and that is not on the disk of this machine."""
-    cells_by_data_set = Counter(
+    cell_count_by_data_set = Counter(
         data_set
-        for options_of_cell in cell_options
+        for options_of_cell in options_of_cells
         if (data_set := data_sets.find_data_path(options_of_cell, data_path)) is not None
     )
-    absent_sets = [(data_set, count) for data_set, count in cells_by_data_set.items() if not data_set.path.exists()]
+    absent_counts = [(data_set, count) for data_set, count in cell_count_by_data_set.items() if not data_set.path.exists()]
     return [
-        f"{count} of {len(cell_options)} cell(s) read {data_set.name}: {data_set.missing_path_error}"
-        for data_set, count in absent_sets
+        f"{count} of {len(options_of_cells)} cell(s) read {data_set.name}: {data_set.missing_path_error}"
+        for data_set, count in absent_counts
     ]
 
 
-def _join_data_set_names(cell_options: Sequence[dict[str, Any]]) -> str:
+def _join_data_set_names(options_of_cells: Sequence[dict[str, Any]]) -> str:
     """The names of the data sets that cells with these options read from files, separated by commas."""
     return ", ".join(
         sorted(
             {
                 data_set_path.name
-                for options_of_cell in cell_options
+                for options_of_cell in options_of_cells
                 if (data_set_path := data_sets.find_data_path(options_of_cell, Path())) is not None
             }
         )

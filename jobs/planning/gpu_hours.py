@@ -25,9 +25,9 @@ TimeSource = Literal["recorded times", "predictions", "time limits"]
 class MostRetries(msgspec.Struct, frozen=True):
     """How often a run may at most be started again by itself, in all states together."""
 
-    matrix: int = 0
+    by_matrix: int = 0
     """As often as the numbers of the key `retry` of the matrix allow."""
-    cluster: int = 0
+    by_cluster: int = 0
     """How often more `slurm.requeue` allows, in states for which `retry` has no number."""
 
 
@@ -49,14 +49,14 @@ class CellHours(msgspec.Struct, frozen=True):
     cell: AnyCell
     run_time: RunTime | None
     """How long a run takes; None: not known."""
-    gpus: int
+    occupied_gpus: int
     """The number of GPUs that all runs of the cell occupy, if they run at the same time."""
-    retries: MostRetries = MostRetries()
+    most_retries: MostRetries = MostRetries()
 
     @property
-    def hours(self) -> float:
+    def total_gpu_hours(self) -> float:
         """The GPU hours of all runs of the cell; 0 if their time is not known."""
-        return 0.0 if self.run_time is None else self.gpus * self.run_time.seconds / 3600
+        return 0.0 if self.run_time is None else self.occupied_gpus * self.run_time.seconds / 3600
 
 
 class GpuHours(msgspec.Struct, frozen=True):
@@ -86,11 +86,11 @@ class GpuHours(msgspec.Struct, frozen=True):
         return self.without_retries + self.retries
 
 
-def count_most_retries(cell: AnyCell, retry: Retry, requeues: int, *, on_slurm: bool) -> MostRetries:
+def count_most_retries(cell: AnyCell, retry_keys: Retry, most_requeues: int, *, on_slurm: bool) -> MostRetries:
     """How often a run of a cell may at most be started again by itself.
 
     A run is not started again after a state that its cell expects, after `timeout` only if it saves checkpoints, and after
-    `preempted` only on Slurm. requeues: `slurm.requeue` of the cluster file; 0 on other schedulers.
+    `preempted` only on Slurm. most_requeues: `slurm.requeue` of the cluster file; 0 on other schedulers.
     """
     impossible_states = {"preempted", *cell.expect}  # on Slurm, preempted has no number of its own: it shares that of node_fail
     if on_slurm and "node_fail" in cell.expect and "preempted" not in cell.expect:
@@ -99,8 +99,8 @@ def count_most_retries(cell: AnyCell, retry: Retry, requeues: int, *, on_slurm: 
         impossible_states.add("timeout")
     retried_states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
     matrix_retries, total_retries = (
-        sum(retry.retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
-        for other_limit in (0, requeues)
+        sum(retry_keys.retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
+        for other_limit in (0, most_requeues)
     )
     return MostRetries(matrix_retries, total_retries - matrix_retries)
 
@@ -115,35 +115,36 @@ def estimate_run_time(
     that is already over is not used.
     """
     predicted_s = cell_prediction.time_s.high if cell_prediction is not None and cell_prediction.time_s is not None else None
-    known_s = recorded_s if recorded_s is not None else predicted_s
-    proposed_s = None if known_s is None else math.ceil(known_s * LIMIT_MARGIN / LIMIT_ROUNDING_S) * LIMIT_ROUNDING_S
+    best_known_s = recorded_s if recorded_s is not None else predicted_s
+    proposed_s = None if best_known_s is None else math.ceil(best_known_s * LIMIT_MARGIN / LIMIT_ROUNDING_S) * LIMIT_ROUNDING_S
     capped_s = None if predicted_s is None else min(predicted_s, limit_s or predicted_s)
-    for source, seconds in zip(get_args(TimeSource), (recorded_s, capped_s, limit_s), strict=True):
-        if seconds is not None and seconds > elapsed_s:
-            return RunTime(seconds, source, proposed_s)
+    for source, estimated_s in zip(get_args(TimeSource), (recorded_s, capped_s, limit_s), strict=True):
+        if estimated_s is not None and estimated_s > elapsed_s:
+            return RunTime(estimated_s, source, proposed_s)
     return None
 
 
 def estimate_cell_hours(
     cells: Sequence[AnyCell],
-    runs: Mapping[str, int],
-    recorded_s: Mapping[str, float],
-    predictions: Mapping[str, Prediction],
+    run_count_by_cell: Mapping[str, int],
+    recorded_s_by_cell: Mapping[str, float],
+    prediction_by_cell: Mapping[str, Prediction],
     cluster: Cluster,
-    retries: Mapping[str, MostRetries] | None = None,
+    retries_by_cell: Mapping[str, MostRetries] | None = None,
 ) -> list[CellHours]:
     """The GPU hours of each cell.
 
-    runs: the number of runs of a cell, by the name of the cell. recorded_s: the mean seconds of a run, by the name of the cell.
-    predictions: the predictions, by the name of the cell. cluster: the cluster, whose time limit is used for cells without an
-    own limit. retries: how often a run may be started again, by the name of the cell; None: never.
+    run_count_by_cell: the number of runs of a cell, by the name of the cell. recorded_s_by_cell: the mean seconds of a run, by
+    the name of the cell. prediction_by_cell: the predictions, by the name of the cell. cluster: the cluster, whose time limit
+    is used for cells without an own limit. retries_by_cell: how often a run may be started again, by the name of the cell;
+    None: never.
     """
     cell_hours = []
     for cell in cells:
-        name, limit_s = cell.name(), cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
-        run_time = estimate_run_time(recorded_s.get(name), predictions.get(name), limit_s)
-        gpus = runs.get(name, 0) * count_occupied_gpus(cell, cluster)
-        cell_hours.append(CellHours(cell, run_time, gpus, (retries or {}).get(name, MostRetries())))
+        cell_name, limit_s = cell.name(), cell.time_limit_s or (cluster.slurm.time_s if cluster.slurm is not None else None)
+        run_time = estimate_run_time(recorded_s_by_cell.get(cell_name), prediction_by_cell.get(cell_name), limit_s)
+        occupied_gpus = run_count_by_cell.get(cell_name, 0) * count_occupied_gpus(cell, cluster)
+        cell_hours.append(CellHours(cell, run_time, occupied_gpus, (retries_by_cell or {}).get(cell_name, MostRetries())))
     return cell_hours
 
 
@@ -154,18 +155,18 @@ def count_occupied_gpus(cell: AnyCell, cluster: Cluster) -> int:
         return 0
     if cluster.provider == "local":
         return cell.gpus
-    gpus = cluster.for_gpu_type(cell.gpu_type).gpus
-    if gpus is None or not gpus.per_node:
+    gpu_entry = cluster.for_gpu_type(cell.gpu_type).gpus
+    if gpu_entry is None or not gpu_entry.per_node:
         return 0
     is_shared = cluster.slurm is not None and not cluster.slurm.exclusive
-    return cell.nnodes * (math.ceil(cell.gpus / cell.nnodes) if is_shared else gpus.per_node)
+    return cell.nnodes * (math.ceil(cell.gpus / cell.nnodes) if is_shared else gpu_entry.per_node)
 
 
 def sum_hours(cell_hours: Sequence[CellHours]) -> GpuHours:
     """The sum of the GPU hours of all cells, separately by the source of their times."""
     measured_hours, predicted_hours, limit_hours = (
         sum(
-            hours_of_cell.hours
+            hours_of_cell.total_gpu_hours
             for hours_of_cell in cell_hours
             if hours_of_cell.run_time is not None and hours_of_cell.run_time.source == source
         )
@@ -176,42 +177,42 @@ def sum_hours(cell_hours: Sequence[CellHours]) -> GpuHours:
         predicted=predicted_hours,
         limits=limit_hours,
         unknown=sum(hours_of_cell.run_time is None for hours_of_cell in cell_hours),
-        retries=sum(hours_of_cell.hours * hours_of_cell.retries.matrix for hours_of_cell in cell_hours),
-        requeues=sum(hours_of_cell.hours * hours_of_cell.retries.cluster for hours_of_cell in cell_hours),
+        retries=sum(hours_of_cell.total_gpu_hours * hours_of_cell.most_retries.by_matrix for hours_of_cell in cell_hours),
+        requeues=sum(hours_of_cell.total_gpu_hours * hours_of_cell.most_retries.by_cluster for hours_of_cell in cell_hours),
     )
 
 
-def must_be_within_bound(most_hours: float, cell_hours: Sequence[CellHours]) -> None:
+def must_be_within_gpu_hours(most_hours: float, cell_hours: Sequence[CellHours]) -> None:
     """Raises InputError if the cells may take more GPU hours than `most_hours`, or if the time of a cell is not known.
 
     The retries that the matrix allows count, because the user asked for them and they start without a further question. The
     restarts of `slurm.requeue` do not count: the cluster file allows them for every matrix, after failures of the machines.
     """
-    estimate = sum_hours(cell_hours)
-    if estimate.unknown:
+    hours_sum = sum_hours(cell_hours)
+    if hours_sum.unknown:
         raise InputError(
-            f"--max-gpu-hours: of {estimate.unknown} cell(s), no run completed in this workspace, and neither a predicted time "
-            "nor a time limit is known. Set `time_limit` in the matrix."
+            f"--max-gpu-hours: of {hours_sum.unknown} cell(s), no run completed in this workspace, and neither a predicted "
+            "time nor a time limit is known. Set `time_limit` in the matrix."
         )
-    if estimate.submitted <= most_hours:
+    if hours_sum.submitted <= most_hours:
         return
     gpu_counts = sorted({hours_of_cell.cell.gpus for hours_of_cell in cell_hours}, reverse=True)
-    fitting_counts = (
+    fitting_gpu_counts = (
         gpu_count
         for gpu_count in gpu_counts
         if sum_hours([hours_of_cell for hours_of_cell in cell_hours if hours_of_cell.cell.gpus <= gpu_count]).submitted
         <= most_hours
     )
-    largest_count = next(fitting_counts, None)
+    largest_count = next(fitting_gpu_counts, None)
     fewer_gpus_hint = (
         f'--where "gpus <= {largest_count}" stays within it' if largest_count is not None else "select cells by --where EXPR"
     )
-    retries_clause = f", and {format_amount(estimate.retries)} GPU hours more with all retries of the matrix"
+    retries_clause = f", and {format_amount(hours_sum.retries)} GPU hours more with all retries of the matrix"
     shorter_limit_hint = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {most_hours:.12g}: the runs may take {describe_hours(estimate)}"
-        f"{retries_clause if estimate.retries else ''}. To submit fewer runs: {fewer_gpus_hint}, or "
-        f"--repeats N; {shorter_limit_hint}{', and smaller numbers of `retry` those of retries' if estimate.retries else ''}."
+        f"--max-gpu-hours {most_hours:.12g}: the runs may take {describe_hours(hours_sum)}"
+        f"{retries_clause if hours_sum.retries else ''}. To submit fewer runs: {fewer_gpus_hint}, or "
+        f"--repeats N; {shorter_limit_hint}{', and smaller numbers of `retry` those of retries' if hours_sum.retries else ''}."
     )
 
 

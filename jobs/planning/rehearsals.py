@@ -49,31 +49,31 @@ class Rehearsals:
 
     def get_answers(self, cells: Sequence[AnyCell]) -> dict[str, RehearsalAnswer]:
         """The answer for each cell that has an answer, by the name of the cell. Missing answers are made if `make` is set."""
-        answers_by_name = dict[str, RehearsalAnswer]()
+        answer_by_cell = dict[str, RehearsalAnswer]()
         if not self._makes_missing and not self.folder.is_dir():
-            return answers_by_name
-        cells_without_answer = dict[
+            return answer_by_cell
+        cells_by_missing_key = dict[
             str, list[Cell]
         ]()  # by key of the answer: cells that need this answer because their steps are equal
         for cell in select_trainings(cells):
             request = self._make_request(cell)
-            if (answer := self._read_stored(request)) is not None:
-                answers_by_name[cell.name()] = answer
+            if (stored_answer := self._read_stored(request)) is not None:
+                answer_by_cell[cell.name()] = stored_answer
             elif self._makes_missing:
-                cells_without_answer.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
-        started_s = time.monotonic()
-        for done_count, equal_cells in enumerate(cells_without_answer.values()):
+                cells_by_missing_key.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
+        begin_s = time.monotonic()
+        for done_count, equal_cells in enumerate(cells_by_missing_key.values()):
             left_s = (
-                (time.monotonic() - started_s) / done_count * (len(cells_without_answer) - done_count) if done_count else None
+                (time.monotonic() - begin_s) / done_count * (len(cells_by_missing_key) - done_count) if done_count else None
             )
             left_text = "" if left_s is None else f", about {moments.format_duration(left_s)} left"
             self._out.print_remark(
-                f"rehearsing {done_count + 1} of {len(cells_without_answer)}: {equal_cells[0].name()}{left_text}"
+                f"rehearsing {done_count + 1} of {len(cells_by_missing_key)}: {equal_cells[0].name()}{left_text}"
             )
-            answers_by_name |= dict.fromkeys(
+            answer_by_cell |= dict.fromkeys(
                 [cell.name() for cell in equal_cells], self._make_answer(self._make_request(equal_cells[0]))
             )
-        return answers_by_name
+        return answer_by_cell
 
     def _make_request(self, cell: Cell) -> RehearsalRequest:
         return RehearsalRequest(cell, self._plugins.find_workload(cell), self._plugins.find_strategy(cell))
@@ -100,7 +100,7 @@ class Rehearsals:
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
                 plugin_source.write_plugin(
-                    Path(request_folder, WORKLOADS.folder), self._plugins.workloads.sources[workload.code]
+                    Path(request_folder, WORKLOADS.folder), self._plugins.workloads.source_by_digest[workload.code]
                 )
             end_reason = self._run_process(request_path, answer_path, error_path)
             made_answer = rehearsed.read_answer(answer_path)
@@ -125,10 +125,10 @@ class Rehearsals:
         return f"it did not end within {ANSWER_S:.0f} s." if exit_code is None else ""
 
 
-def describe_refused(answers: dict[str, RehearsalAnswer]) -> list[str]:
+def describe_refused_rehearsals(answer_by_cell: dict[str, RehearsalAnswer]) -> list[str]:
     """A sentence for each reason why cells were not rehearsed."""
     cells_by_reason: dict[str, list[str]] = {}
-    for cell_name, answer in answers.items():
+    for cell_name, answer in answer_by_cell.items():
         if isinstance(answer, NotRehearsed):
             cells_by_reason.setdefault(answer.why, []).append(cell_name)
-    return [f"not rehearsed, so predicted by formula: {', '.join(cells)}: {why}" for why, cells in cells_by_reason.items()]
+    return [f"not rehearsed, so predicted by formula: {', '.join(names)}: {why}" for why, names in cells_by_reason.items()]

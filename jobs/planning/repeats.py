@@ -31,20 +31,21 @@ class EstimatedCost(msgspec.Struct, frozen=True):
 def count_repeats(file: MatrixFile, cells: Sequence[AnyCell], given_repeats: int | None) -> dict[str, int]:
     """The number of runs of each cell, by the name of the cell.
 
-    file: the matrix file. given_repeats: the value of --repeats, which overrides the file; None if the option is not given.
+    file: the matrix file. given_repeats: the value of --repeats, which overrides the file; None if the option is not
+    given.
     """
     if given_repeats is not None or isinstance(file.repeats, int):
-        repeats = given_repeats or file.repeats
-        assert isinstance(repeats, int)
-        return dict.fromkeys((cell.name() for cell in cells), repeats)
-    claimed_names = find_claimed_cells(file, cells)
+        repeat_count = given_repeats or file.repeats
+        assert isinstance(repeat_count, int)
+        return dict.fromkeys((cell.name() for cell in cells), repeat_count)
+    claimed_names = find_claimed_names(file, cells)
     return {
         cell_name: file.repeats.claims if cell_name in claimed_names else file.repeats.others
         for cell_name in (cell.name() for cell in cells)
     }
 
 
-def find_claimed_cells(file: MatrixFile, cells: Iterable[AnyCell]) -> set[str]:
+def find_claimed_names(file: MatrixFile, cells: Iterable[AnyCell]) -> set[str]:
     """The names of the cells that the claims of the matrix (sentences of a study that are tested) use in their tests."""
     metric_calls = (metric_call for claim in file.claims for _, metric_call in Expression(claim.test).call_arguments)
     cell_filters = [
@@ -57,69 +58,71 @@ def find_claimed_cells(file: MatrixFile, cells: Iterable[AnyCell]) -> set[str]:
     }
 
 
-def order_runs_by_repeat(cells: Sequence[AnyCell], repeats: Mapping[str, int]) -> list[tuple[AnyCell, int]]:
+def order_runs_by_repeat(cells: Sequence[AnyCell], repeats_by_cell: Mapping[str, int]) -> list[tuple[AnyCell, int]]:
     """Every (cell, repeat), in the order in which they run: all first repeats, then all second repeats, and so on. In this
     order, a slow change of the machine's speed affects all cells in the same way."""
-    cell_repeats = [(cell, repeats[cell.name()]) for cell in cells]
-    last_repeat = max((repeat_count for _, repeat_count in cell_repeats), default=0)
+    cell_counts = [(cell, repeats_by_cell[cell.name()]) for cell in cells]
+    last_repeat = max((repeat_count for _, repeat_count in cell_counts), default=0)
     return [
-        (cell, repeat) for repeat in range(1, last_repeat + 1) for cell, repeat_count in cell_repeats if repeat <= repeat_count
+        (cell, repeat) for repeat in range(1, last_repeat + 1) for cell, repeat_count in cell_counts if repeat <= repeat_count
     ]
 
 
-def describe_repeats(repeats: Mapping[str, int], repeats_key: int | Repeats) -> str:
+def describe_repeats(repeats_by_cell: Mapping[str, int], repeats_key: int | Repeats) -> str:
     """The number of runs as text, such as `13 cell(s) that claims name x 3 repeat(s) + 46 other(s) x 1 = 85 run(s)`.
 
-    repeats: the number of runs of each cell, by name. repeats_key: the key `repeats` of the matrix.
+    repeats_by_cell: the number of runs of each cell, by name. repeats_key: the key `repeats_by_cell` of the matrix.
     """
-    run_count, distinct_counts = sum(repeats.values()), set(repeats.values())
+    run_count, distinct_counts = sum(repeats_by_cell.values()), set(repeats_by_cell.values())
     if isinstance(repeats_key, int) or len(distinct_counts) == 1:
-        return f"{len(repeats)} cell(s) x {max(distinct_counts)} repeat(s) = {run_count} run(s)"
-    claimed_count = sum(repeat_count == repeats_key.claims for repeat_count in repeats.values())
-    other_count = len(repeats) - claimed_count
+        return f"{len(repeats_by_cell)} cell(s) x {max(distinct_counts)} repeat(s) = {run_count} run(s)"
+    claimed_count = sum(repeat_count == repeats_key.claims for repeat_count in repeats_by_cell.values())
+    other_count = len(repeats_by_cell) - claimed_count
     claims_text = f"{claimed_count} cell(s) that claims name x {repeats_key.claims} repeat(s)"
     return f"{claims_text} + {other_count} other(s) x {repeats_key.others} = {run_count} run(s)"
 
 
 def compute_mean_recorded_s(
-    workspace: Workspace, cells: Iterable[AnyCell], repeats: Mapping[str, int], rehearsed: Container[str]
+    workspace: Workspace, cells: Iterable[AnyCell], repeats_by_cell: Mapping[str, int], rehearsed_names: Container[str]
 ) -> dict[str, float]:
     """The mean duration in seconds of the completed runs of each cell, by the name of the cell. Cells without a completed run
-    in this workspace are left out. rehearsed: the names of the cells that are planned as rehearsals; earlier rehearsals count
-    only for these cells."""
-    mean_s_by_name = {}
+    in this workspace are left out. rehearsed_names: the names of the cells that are planned as rehearsals; earlier rehearsals
+    count only for these cells."""
+    mean_s_by_cell = {}
     for cell in cells:
-        run_dirs = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
-        is_rehearsed = cell.name() in rehearsed
+        run_dirs = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats_by_cell[cell.name()] + 1))
+        is_rehearsed = cell.name() in rehearsed_names
         durations_s = [
-            seconds for run_dir in run_dirs if (seconds := _read_duration_s(run_dir, rehearsals=is_rehearsed)) is not None
+            run_s for run_dir in run_dirs if (run_s := _read_duration_s(run_dir, counts_rehearsals=is_rehearsed)) is not None
         ]
         if durations_s:
-            mean_s_by_name[cell.name()] = fmean(durations_s)
-    return mean_s_by_name
+            mean_s_by_cell[cell.name()] = fmean(durations_s)
+    return mean_s_by_cell
 
 
-def estimate_cost(cells: Iterable[AnyCell], repeats: Mapping[str, int], recorded_s: Mapping[str, float]) -> EstimatedCost:
-    """The estimated time of the runs of these cells. repeats: the number of runs, by the name of the cell. recorded_s: the
-    result of `compute_mean_recorded_s`."""
+def estimate_cost(
+    cells: Iterable[AnyCell], repeats_by_cell: Mapping[str, int], recorded_s: Mapping[str, float]
+) -> EstimatedCost:
+    """The estimated time of the runs of these cells. repeats_by_cell: the number of runs, by the name of the cell.
+    recorded_s: the result of `compute_mean_recorded_s`."""
     measured_cells, hours, rank_hours = 0, 0.0, 0.0
     for cell in cells:
-        if (seconds := recorded_s.get(cell.name())) is not None:
+        if (mean_s := recorded_s.get(cell.name())) is not None:
             measured_cells += 1
-            hours += repeats[cell.name()] * seconds / 3600
-            rank_hours += repeats[cell.name()] * cell.world_size * seconds / 3600
+            hours += repeats_by_cell[cell.name()] * mean_s / 3600
+            rank_hours += repeats_by_cell[cell.name()] * cell.world_size * mean_s / 3600
     return EstimatedCost(measured_cells, hours, rank_hours)
 
 
-def _read_duration_s(run_dir: RunDir, *, rehearsals: bool) -> float | None:
+def _read_duration_s(run_dir: RunDir, *, counts_rehearsals: bool) -> float | None:
     """The seconds from the start of a run to its end; None if the run has no result or its events cannot be read, or if it is
     a rehearsal and these do not count."""
-    if not run_dir.result.exists() or (not rehearsals and run_dir.is_rehearsal()):
+    if not run_dir.result.exists() or (not counts_rehearsals and run_dir.is_rehearsal()):
         return None
     try:
-        event_times = {event.event: event.wall_s for event in run_dir.events()}
+        time_by_event = {event.event: event.wall_s for event in run_dir.events()}
     except ShardlabError:
         return None
-    if not {"started", "exited"} <= event_times.keys() or event_times["exited"] < event_times["started"]:
+    if not {"started", "exited"} <= time_by_event.keys() or time_by_event["exited"] < time_by_event["started"]:
         return None
-    return event_times["exited"] - event_times["started"]
+    return time_by_event["exited"] - time_by_event["started"]

@@ -48,10 +48,10 @@ VALIDATED_ITEMS = 64  # the number of items that a validation reads, unless a ba
 FORK_LAUNCHER, TORCHRUN_LAUNCHER = "fork", "torchrun"
 
 
-def make_twins(all_cells: Sequence[AnyCell], workloads: Mapping[str, Workload]) -> list[Cell]:
+def make_twins(all_cells: Sequence[AnyCell], workload_by_name: Mapping[str, Workload]) -> list[Cell]:
     """The tiny twin of each cell, in the order of the cells; no two twins are equal.
 
-    workloads: all workloads by name. Raises InputError if a workload has no tiny version, as the program of a user.
+    workload_by_name: all workloads by name. Raises InputError if a workload has no tiny version, as the program of a user.
     """
     cells = select_trainings(all_cells)
     if len(cells) < len(all_cells):
@@ -71,14 +71,14 @@ def make_twins(all_cells: Sequence[AnyCell], workloads: Mapping[str, Workload]) 
     }
     torchrun_index = min(
         (index for index, cell in enumerate(cells) if cell.world_size > 1 and cell.instruments.lost_worker is None),
-        key=lambda cell_index: (cells[cell_index].world_size, -cell_index),
+        key=lambda index: (cells[index].world_size, -index),
         default=None,
     )
     return [
         _make_twin(
             cell,
-            _find_tiny_workload(cell.workload, workloads),
-            parameters=workloads[cell.workload].parameters,
+            _find_tiny_workload(cell.workload, workload_by_name),
+            parameters=workload_by_name[cell.workload].parameters,
             divisor=divisor_by_workload[cell.workload],
             image_count=images_by_workload[cell.workload],
             launcher=TORCHRUN_LAUNCHER if index == torchrun_index else FORK_LAUNCHER,
@@ -114,22 +114,22 @@ def describe_dropped_settings(cells: Sequence[Cell]) -> list[str]:
     return [f"scale tiny leaves out {setting} of {count} cell(s): {why}." for setting, why, count in counted_reasons if count]
 
 
-def _find_tiny_workload(name: str, workloads: Mapping[str, Workload]) -> Workload:
-    tiny_name = name if name.endswith("-tiny") else f"{name}-tiny"
-    if tiny_name not in workloads:
-        allowed_names = ", ".join(other for other in workloads if f"{other}-tiny" in workloads)
-        raise InputError(f"--scale tiny: {name} has no tiny twin. Allowed workloads: {allowed_names}.")
-    return workloads[tiny_name]
+def _find_tiny_workload(workload_name: str, workload_by_name: Mapping[str, Workload]) -> Workload:
+    tiny_name = workload_name if workload_name.endswith("-tiny") else f"{workload_name}-tiny"
+    if tiny_name not in workload_by_name:
+        allowed_names = ", ".join(menu_name for menu_name in workload_by_name if f"{menu_name}-tiny" in workload_by_name)
+        raise InputError(f"--scale tiny: {workload_name} has no tiny twin. Allowed workloads: {allowed_names}.")
+    return workload_by_name[tiny_name]
 
 
-def _find_largest_divisor(sizes: Sequence[int]) -> int:
+def _find_largest_divisor(micro_batch_sizes: Sequence[int]) -> int:
     """The largest number that divides all sizes so that no quotient is below LEAST_MICRO_BATCH; 1 if there is no such
     number."""
-    common_divisor = math.gcd(*sizes)
+    common_divisor = math.gcd(*micro_batch_sizes)
     common_divisors = [
         divisor
         for divisor in range(1, common_divisor + 1)
-        if common_divisor % divisor == 0 and min(sizes) // divisor >= LEAST_MICRO_BATCH
+        if common_divisor % divisor == 0 and min(micro_batch_sizes) // divisor >= LEAST_MICRO_BATCH
     ]
     return max(common_divisors, default=1)
 
@@ -152,9 +152,9 @@ def _make_twin(cell: Cell, workload: Workload, *, parameters: int, divisor: int,
     options |= option_defaults | kept_options | ({"data": "synthetic"} if "data" in option_defaults else {})
     for name, least_size in ((workload.blocks, cell.pp * cell.stages_per_rank), (workload.heads, cell.tp)):
         if name is not None:
-            option_value = options[name]
-            assert isinstance(option_value, int)
-            options[name] = max(option_value, least_size)
+            value = options[name]
+            assert isinstance(value, int)
+            options[name] = max(value, least_size)
     steps, epochs = cell.steps, cell.epochs
     if epochs is not None and "subset" in option_defaults:
         epochs = min(epochs, MOST_EPOCHS)

@@ -28,8 +28,8 @@ from shardlab.runs.rundir import WORK_FOLDER
 from shardlab.workspace.workspace import Workspace
 
 _INTERPRETER = re.compile(r"python[\d.]*|(ba|da|z|)sh")
-MOST_NAMED = 3  # the largest files that a refusal names
-GIT_S = 60.0  # the most seconds for git to list the files
+MOST_NAMED_FILES = 3  # the largest files that a refusal names
+MOST_GIT_S = 60.0  # the most seconds for git to list the files
 
 
 class CommandFolder(msgspec.Struct, frozen=True):
@@ -55,22 +55,22 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
     """
     matrix_path = Path(matrix.path)
     folders = {}
-    for name, workload in matrix.commands.items():
+    for command_name, workload in matrix.commands.items():
         sent_folder = command.find_sent_folder(matrix_path, workload)
         if sent_folder is None:
-            folders[name] = read_folder(matrix_path.parent / workload.folder, workload.exclude, workload.include)
+            folders[command_name] = read_folder(matrix_path.parent / workload.folder, workload.exclude, workload.include)
         else:
-            must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
+            must_have_frozen_copy(store := plugin_store.find_store(workspace), sent_folder.digest)
             frozen_copy = find_copy(store, sent_folder.digest)
-            folders[name] = CommandFolder(frozen_copy, list_copy(frozen_copy), sent_folder.digest, is_sent=True)
-        _must_have_script(name, [str(word) for word in workload.command], folders[name])
+            folders[command_name] = CommandFolder(frozen_copy, list_copy(frozen_copy), sent_folder.digest, is_sent=True)
+        _must_have_script(command_name, [str(word) for word in workload.command], folders[command_name])
     return folders
 
 
-def _must_have_script(name: str, words: Sequence[str], folder: CommandFolder) -> None:
+def _must_have_script(command_name: str, command_words: Sequence[str], folder: CommandFolder) -> None:
     """Raises InputError if the words of a command begin with a relative path, after `python` if they do, that its runs do not
     have. A path with a placeholder is not checked."""
-    script = _find_script(words)
+    script = _find_script(command_words)
     if script is None or "{" in script or Path(script).is_absolute():
         return
     path = PurePosixPath(os.path.normpath(script))
@@ -78,7 +78,9 @@ def _must_have_script(name: str, words: Sequence[str], folder: CommandFolder) ->
     if str(path) not in folders and not {str(path), *map(str, path.parents)} & {*folder.files}:  # a parent may be a link
         fault = "it is outside, git ignores it, or `exclude` names it" if (folder.path / path).exists() else "it does not exist"
         allowed = "a path in `folder`, or an absolute path"
-        raise InputError(f"{name}: runs would not find {script} in a copy of {folder.path}: {fault}. Allowed: {allowed}.")
+        raise InputError(
+            f"{command_name}: runs would not find {script} in a copy of {folder.path}: {fault}. Allowed: {allowed}."
+        )
 
 
 def _find_script(words: Sequence[str]) -> str | None:
@@ -88,29 +90,29 @@ def _find_script(words: Sequence[str]) -> str | None:
         is_program = "/" not in words[0] and (not words[0].endswith(".py") or shutil.which(words[0]) is not None)
         return None if is_program or words[0].startswith("-") else words[0]
     arguments = iter(words[1:])
-    for word in arguments:
-        if word in ("-m", "-c"):
+    for argument in arguments:
+        if argument in ("-m", "-c"):
             return None
-        if word in ("-X", "-W"):
+        if argument in ("-X", "-W"):
             next(arguments, None)
-        elif not word.startswith("-"):
-            return word if word.endswith((".py", ".sh")) else None
+        elif not argument.startswith("-"):
+            return argument if argument.endswith((".py", ".sh")) else None
     return None
 
 
-def describe_folders(folders: Mapping[str, CommandFolder]) -> list[str]:
+def describe_folders(folder_by_command: Mapping[str, CommandFolder]) -> list[str]:
     """For each command whose files another machine sent, or in whose folder git ignores files: which files runs get, as a
     sentence."""
     sent_remarks = [
-        f"{name}: runs get the files that were sent together with the matrix, also if there is such a folder here"
-        for name, folder in folders.items()
+        f"{command_name}: runs get the files that were sent together with the matrix, also if there is such a folder here"
+        for command_name, folder in folder_by_command.items()
         if folder.is_sent
     ]
     return sent_remarks + [
-        f"{name}: runs do not get what git ignores: {', '.join(folder.ignored[:MOST_NAMED])}"
-        f"{' and others' * (len(folder.ignored) > MOST_NAMED)}. If the command needs it, name it in `include`, or give its "
-        "absolute path to the command."
-        for name, folder in folders.items()
+        f"{command_name}: runs do not get what git ignores: {', '.join(folder.ignored[:MOST_NAMED_FILES])}"
+        f"{' and others' * (len(folder.ignored) > MOST_NAMED_FILES)}. If the command needs it, name it in `include`, or give "
+        "its absolute path to the command."
+        for command_name, folder in folder_by_command.items()
         if folder.ignored
     ]
 
@@ -124,70 +126,70 @@ def _check_patterns(key: str, patterns: Sequence[str]) -> None:
             )
 
 
-def read_folder(folder: Path, exclude: Sequence[str], include: Sequence[str] = ()) -> CommandFolder:
-    """Read the folder of a command. exclude: patterns of files that runs do not need. include: patterns of files that runs need
-    although git ignores them. Raises InputError."""
+def read_folder(folder: Path, exclude_patterns: Sequence[str], include_patterns: Sequence[str] = ()) -> CommandFolder:
+    """Read the folder of a command. exclude_patterns: patterns of files that runs do not need. include_patterns: patterns of
+    files that runs need although git ignores them. Raises InputError."""
     if not folder.is_dir():
         raise InputError(f"{folder}: is no folder. Allowed: the folder of the script, relative to the matrix file.")
-    _check_patterns("exclude", exclude)
-    _check_patterns("include", include)
-    listed, ignored = _list_files(folder, exclude, include)
-    names = [name for name in listed if not (folder / name).is_dir() or (folder / name).is_symlink()]
-    if len(names) > MOST_FILES:
-        raise InputError(f"{folder}: has {len(names)} files. Allowed: {MOST_FILES}; leave the others out with `exclude`.")
-    for name in names:
+    _check_patterns("exclude", exclude_patterns)
+    _check_patterns("include", include_patterns)
+    listed_names, ignored_names = _list_files(folder, exclude_patterns, include_patterns)
+    file_names = [name for name in listed_names if not (folder / name).is_dir() or (folder / name).is_symlink()]
+    if len(file_names) > MOST_FILES:
+        raise InputError(f"{folder}: has {len(file_names)} files. Allowed: {MOST_FILES}; leave the others out with `exclude`.")
+    for name in file_names:
         if (folder / name).is_symlink() and not _stays_inside(folder / name, folder):
             raise InputError(
                 f"{folder / name}: links to a file outside of {folder}, or by an absolute path, which runs would not find. "
                 "Allowed: a relative link to a file inside."
             )
-    sizes = {name: (folder / name).stat().st_size for name in names if (folder / name).exists()}
-    if (total_bytes := sum(sizes.values())) > MOST_BYTES:
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:MOST_NAMED]
+    bytes_by_name = {name: (folder / name).stat().st_size for name in file_names if (folder / name).exists()}
+    if (total_bytes := sum(bytes_by_name.values())) > MOST_BYTES:
+        largest_names = sorted(bytes_by_name, key=lambda name: -bytes_by_name[name])[:MOST_NAMED_FILES]
         raise InputError(
-            f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest)}. Allowed: "
+            f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest_names)}. Allowed: "
             f"{MOST_BYTES / 1e6:.0f} MB; leave data and checkpoints out with `exclude`, and give their path to the command."
         )
-    return CommandFolder(folder, names, digest_files(folder, names), ignored)
+    return CommandFolder(folder, file_names, digest_files(folder, file_names), ignored_names)
 
 
 def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> None:
     """Copy the folders of commands into the store of the workspace, unless it has an undamaged copy. Raises ShardlabError."""
     for command_folder in folders:
         store = plugin_store.find_store(workspace)
-        if command_folder.is_sent or is_frozen(store, command_folder.digest):  # `read_folders` has checked a sent copy
+        if command_folder.is_sent or has_frozen_copy(store, command_folder.digest):  # a sent copy was checked before
             continue
-        with new_copy(store, command_folder.digest, f"{command_folder.path}: changed while it was copied") as new_folder:
+        with open_new_copy(store, command_folder.digest, f"{command_folder.path}: changed while it was copied") as new_folder:
             for name in command_folder.files:
                 (new_folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(command_folder.path / name, new_folder / name, follow_symlinks=False)
 
 
-def new_copy(store: Path, digest: str, fault: str) -> AbstractContextManager[Path]:
-    """An empty folder, which becomes the frozen copy with this digest; see `plugin_store.new_copy`."""
-    return plugin_store.new_copy(find_copy(store, digest), lambda folder: is_intact(folder, digest), fault)
+def open_new_copy(store_folder: Path, digest: str, fault_text: str) -> AbstractContextManager[Path]:
+    """An empty folder, which becomes the frozen copy with this digest; see `plugin_store.open_new_copy`."""
+    return plugin_store.open_new_copy(find_copy(store_folder, digest), lambda folder: is_intact(folder, digest), fault_text)
 
 
-def is_frozen(store: Path, digest: str) -> bool:
+def has_frozen_copy(store_folder: Path, digest: str) -> bool:
     """Whether the store has an undamaged copy of a command's folder."""
-    return is_intact(find_copy(store, digest), digest)
+    return is_intact(find_copy(store_folder, digest), digest)
 
 
-def must_be_frozen(store: Path, digest: str) -> None:
+def must_have_frozen_copy(store_folder: Path, digest: str) -> None:
     """Raises InputError if the workspace has no undamaged copy of a command's folder."""
-    if not is_frozen(store, digest):
+    if not has_frozen_copy(store_folder, digest):
         raise InputError(
-            f"{find_copy(store, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
+            f"{find_copy(store_folder, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
             "started again. Submit the matrix again where the folder is, or with `jobs submit --from FILE` if it came in an "
             "archive."
         )
 
 
-def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
+def copy_into_run(store_folder: Path, digest: str, run_folder: Path) -> None:
     """Copy the frozen folder of a command into the new folder of a run, as its working folder. Raises ShardlabError."""
-    must_be_frozen(store, digest)
+    must_have_frozen_copy(store_folder, digest)
     with files.as_workspace_error("write"):
-        shutil.copytree(find_copy(store, digest), run_folder / WORK_FOLDER, symlinks=True)
+        shutil.copytree(find_copy(store_folder, digest), run_folder / WORK_FOLDER, symlinks=True)
 
 
 def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -204,16 +206,16 @@ def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) ->
             _run_git(["git", "init", "--quiet", empty_repository])
             argv += ["--git-dir", f"{empty_repository}/.git", "--work-tree", "."]
         argv += ["ls-files", "-z", "--others"]
-        listed = _split_names(_run_git([*argv, "--cached", "--exclude-standard", "--", ".", *unwanted]))
+        listed_names = _split_names(_run_git([*argv, "--cached", "--exclude-standard", "--", ".", *unwanted]))
         included = _split_names(_run_git([*argv, "--", *_make_pathspecs("glob", include), *unwanted])) if include else []
         ignored = _split_names(_run_git([*argv, "--ignored", "--exclude-standard", "--directory", "--", ".", *unwanted]))
-    if listed is None or included is None:
+    if listed_names is None or included is None:
         raise InputError(f"{folder}: git cannot list its files. Allowed: a folder that git can read.")
-    names = {name for name in (*listed, *included) if not name.endswith("/")}
-    folders_in_use = {f"{parent}/" for name in names for parent in PurePosixPath(name).parents}
-    left_out = [*(name for name in listed if name.endswith("/")), *(ignored or [])]
-    ignored = [name for name in left_out if "__pycache__" not in name and name not in names | folders_in_use]
-    return sorted(name for name in names if os.path.lexists(folder / name)), ignored
+    found_names = {name for name in (*listed_names, *included) if not name.endswith("/")}
+    folders_in_use = {f"{parent}/" for name in found_names for parent in PurePosixPath(name).parents}
+    left_out_names = [*(name for name in listed_names if name.endswith("/")), *(ignored or [])]
+    ignored = [name for name in left_out_names if "__pycache__" not in name and name not in found_names | folders_in_use]
+    return sorted(name for name in found_names if os.path.lexists(folder / name)), ignored
 
 
 def _stays_inside(link: Path, folder: Path) -> bool:
@@ -226,8 +228,8 @@ def _stays_inside(link: Path, folder: Path) -> bool:
 
 def _anchor_pattern(pattern: str) -> str:
     """A pattern relative to the folder. As in .gitignore, a pattern without a slash before its end is for every level."""
-    name = pattern.rstrip("/")
-    return name.lstrip("/") if "/" in name else f"**/{name}"
+    pattern_name = pattern.rstrip("/")
+    return pattern_name.lstrip("/") if "/" in pattern_name else f"**/{pattern_name}"
 
 
 def _make_pathspecs(magic: str, patterns: Sequence[str]) -> list[str]:
@@ -237,12 +239,12 @@ def _make_pathspecs(magic: str, patterns: Sequence[str]) -> list[str]:
 
 def _matches_pattern(path: Path, pattern: str) -> bool:
     """Whether a pattern matches a file, or a folder that has it. path: relative to the folder of the command."""
-    anchored = f"/{_anchor_pattern(pattern)}".removeprefix("/**/")
-    return any(PurePosixPath("/", parent).match(anchored) for parent in (path, *path.parents[:-1]))
+    anchored_pattern = f"/{_anchor_pattern(pattern)}".removeprefix("/**/")
+    return any(PurePosixPath("/", parent).match(anchored_pattern) for parent in (path, *path.parents[:-1]))
 
 
-def _split_names(listed: bytes | None) -> list[str] | None:
-    return None if listed is None else [name for name in os.fsdecode(listed).split("\0") if name]
+def _split_names(git_output: bytes | None) -> list[str] | None:
+    return None if git_output is None else [name for name in os.fsdecode(git_output).split("\0") if name]
 
 
 def _run_git(argv: Sequence[str]) -> bytes | None:
@@ -252,9 +254,9 @@ def _run_git(argv: Sequence[str]) -> bytes | None:
         environment = {
             name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
         }
-        completed = subprocess.run(
-            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=GIT_S, check=False, env=environment
+        git_result = subprocess.run(
+            argv, capture_output=True, stdin=subprocess.DEVNULL, timeout=MOST_GIT_S, check=False, env=environment
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return completed.stdout if completed.returncode == 0 else None
+    return git_result.stdout if git_result.returncode == 0 else None

@@ -35,33 +35,33 @@ class PluginSet(msgspec.Struct, Generic[Description]):
 
     by_name: dict[str, Description] = {}
     """The plug-ins, by name."""
-    sources: dict[str, PluginSource] = {}
+    source_by_digest: dict[str, PluginSource] = {}
     """The files that define them, by their digest."""
-    faults: dict[str, str] = {}
+    fault_by_name: dict[str, str] = {}
     """Why a file defines no plug-ins, by each name that was looked for in the file; if no names were given, by the name of the
     file."""
 
-    def find_plugin(self, name: str, code: str | None) -> Description | None:
-        """The plug-in with this name; None if `code`, the digest of its code in a cell, is None, because it ships with
+    def find_plugin(self, plugin_name: str, code_digest: str | None) -> Description | None:
+        """The plug-in with this name; None if `code_digest`, the digest of its code in a cell, is None, because it ships with
         shardlab."""
-        return None if code is None else self.by_name[name]
+        return None if code_digest is None else self.by_name[plugin_name]
 
     def add_file(
         self,
-        kind: PluginKind[PluginDescription[Description]],
+        plugin_kind: PluginKind[PluginDescription[Description]],
         source: PluginSource,
-        plugins: list[Description],
+        added_plugins: list[Description],
         shipped_names: Collection[str],
     ) -> None:
         """Add the plug-ins that a file defines. Raises InputError if the name of a plug-in is taken; then none is added.
 
         shipped_names: the names of the plug-ins of this kind that ship with shardlab.
         """
-        files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
-        for plugin in plugins:
-            kind.must_be_new(source.file, plugin.name, shipped_names, files_by_name)
-        self.sources[source.digest] = source
-        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in plugins})
+        file_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
+        for plugin in added_plugins:
+            plugin_kind.must_be_new(source.file, plugin.name, shipped_names, file_by_name)
+        self.source_by_digest[source.digest] = source
+        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in added_plugins})
 
 
 class OwnPlugins(msgspec.Struct, frozen=True):
@@ -69,15 +69,15 @@ class OwnPlugins(msgspec.Struct, frozen=True):
 
     workloads: PluginSet[OwnWorkload] = msgspec.field(default_factory=PluginSet[OwnWorkload])
     strategies: PluginSet[OwnStrategy] = msgspec.field(default_factory=PluginSet[OwnStrategy])
-    processes: dict[str, RefusingProcess] = {}
+    process_by_digest: dict[str, RefusingProcess] = {}
     """The processes that say which cells the strategies refuse, by the digest of the file."""
-    commands: dict[str, CommandFolder] = {}
+    command_folders: dict[str, CommandFolder] = {}
     """The folders of the commands that a matrix gives as workloads, by the names of the commands."""
 
     @property
     def sources(self) -> list[PluginSource]:
         """The source files of all workloads and strategies in this collection."""
-        return [*self.workloads.sources.values(), *self.strategies.sources.values()]
+        return [*self.workloads.source_by_digest.values(), *self.strategies.source_by_digest.values()]
 
     def find_workload(self, cell: AnyCell) -> OwnWorkload | None:
         """The workload of a cell if the workspace defines it; None if the workload ships with shardlab."""
@@ -87,30 +87,30 @@ class OwnPlugins(msgspec.Struct, frozen=True):
         """The strategy of a cell if the workspace defines it; None if the strategy ships with shardlab."""
         return self.strategies.find_plugin(cell.strategy, cell.strategy_code)
 
-    def workload_menu(self) -> dict[str, Workload]:
+    def make_workload_menu(self) -> dict[str, Workload]:
         """Every workload by name: the shipped workloads and the workspace's own workloads, which are registered, so that
         `menu.find_workload_of_cell` finds them from now on."""
-        own_entries = {
+        own_entry_by_name = {
             name: menu.add_own_workload(own_workload, Path(own_workload.file))
             for name, own_workload in self.workloads.by_name.items()
         }
-        return menu.load_workloads() | own_entries
+        return menu.load_workloads() | own_entry_by_name
 
-    def strategy_menu(self) -> dict[str, Strategy]:
+    def make_strategy_menu(self) -> dict[str, Strategy]:
         """Every strategy by name: the shipped strategies and the workspace's own strategies, which are registered, so that
         `menu.find_strategy_of_cell` finds them from now on."""
-        own_entries = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
-        for menu_entry in own_entries.values():
+        own_entry_by_name = {name: self._make_entry(strategy) for name, strategy in self.strategies.by_name.items()}
+        for menu_entry in own_entry_by_name.values():
             menu.add_own_strategy(menu_entry)
-        return menu.load_strategies() | own_entries
+        return menu.load_strategies() | own_entry_by_name
 
     def close(self) -> None:
         """End the processes that were asked which cells are refused."""
-        for process in self.processes.values():
+        for process in self.process_by_digest.values():
             process.close()
 
     def _make_entry(self, strategy: OwnStrategy) -> Strategy:
-        process = self.processes.setdefault(strategy.code, RefusingProcess(Path(strategy.file)))
+        process = self.process_by_digest.setdefault(strategy.code, RefusingProcess(Path(strategy.file)))
 
         def refuse(cell: Cell) -> str | None:
             return process.refuse(cell, None if cell.workload_code is None else self.workloads.by_name.get(cell.workload))
@@ -123,16 +123,16 @@ def find_plugins(
     workspace: Workspace,
     workload_names: Collection[str],
     strategy_names: Collection[str],
-    models: Mapping[str, ModelFile],
-    interpreters: Mapping[str, str] = {},
+    model_by_name: Mapping[str, ModelFile],
+    interpreter_by_plugin: Mapping[str, str] = {},
 ) -> OwnPlugins:
     """Find the plug-ins of the workspace with these names.
 
-    workload_names, strategy_names: the names. models: the models that a matrix describes by a configuration file, by name.
-    interpreters: as for `find_plugin_set`. Raises WorkspaceError.
+    workload_names, strategy_names: the names. model_by_name: the models that a matrix describes by a configuration file, by
+    name. interpreter_by_plugin: as for `find_plugin_set`. Raises WorkspaceError.
     """
-    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workload_names, interpreters)
-    add_models(workspace, own_workloads, models)
+    own_workloads = find_plugin_set(workspace, WORKLOADS, menu.load_workloads(), workload_names, interpreter_by_plugin)
+    add_models(workspace, own_workloads, model_by_name)
     return OwnPlugins(own_workloads, find_plugin_set(workspace, STRATEGIES, menu.load_strategies(), strategy_names))
 
 
@@ -141,16 +141,16 @@ def find_plugin_set(
     kind: PluginKind[PluginDescription[Description]],
     shipped: Collection[str],
     names: Collection[str] | None = None,
-    interpreters: Mapping[str, str] = {},
+    interpreter_by_plugin: Mapping[str, str] = {},
 ) -> PluginSet[Description]:
     """Find the plug-ins of one kind that the workspace defines.
 
     Files that cannot define any of the names are not executed. If this user may not act in the workspace
     (shardlab.workspace.workspace_trust), no file is executed, and each file is reported as a fault.
 
-    shipped: the names of the plug-ins of this kind that ship with shardlab. names: the names to look for; None: all plug-ins.
-    interpreters: the interpreters that execute files instead of this process's interpreter, by the names of plug-ins. Raises
-    WorkspaceError.
+    shipped: the names of the plug-ins of this kind that ship with shardlab. names: the names to look for; None:
+    all plug-ins. interpreter_by_plugin: the interpreters that execute files instead of this process's interpreter, by the names
+    of plug-ins. Raises WorkspaceError.
     """
     plugins = PluginSet[Description]()
     for plugin_file in plugin_source.plugin_files(workspace.path / kind.folder):
@@ -163,25 +163,27 @@ def find_plugin_set(
             workspace_trust.must_be_allowed(workspace, f"execute {plugin_file}")
             if kind.folder == STRATEGIES.folder:
                 _must_not_share_helpers(workspace, read_source)
-            interpreter = next((interpreters[name] for name in sought_names if name in interpreters), None)
+            interpreter = next((interpreter_by_plugin[name] for name in sought_names if name in interpreter_by_plugin), None)
             plugins.add_file(
                 kind, read_source, plugin_store.describe_plugins(workspace, kind, read_source, python=interpreter), shipped
             )
         except InputError as error:
-            plugins.faults.update({name: str(error) for name in sought_names if name == base_name or name not in shipped})
+            plugins.fault_by_name.update(
+                {name: str(error) for name in sought_names if name == base_name or name not in shipped}
+            )
     return plugins
 
 
 def freeze_plugins(workspace: Workspace, plugins: OwnPlugins) -> None:
     """Copy the code of plug-ins and the folders of commands into the store of the workspace. Raises ShardlabError."""
     plugin_store.freeze_sources(workspace, plugins.sources)
-    command_folder.freeze_folders(workspace, [*plugins.commands.values()])
+    command_folder.freeze_folders(workspace, [*plugins.command_folders.values()])
 
 
-def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: Mapping[str, ModelFile]) -> None:
+def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], model_by_name: Mapping[str, ModelFile]) -> None:
     """Add the models that a matrix describes by a configuration to the workspace's own workloads. No code of the workspace is
     executed for them. Raises WorkspaceError."""
-    for model in models.values():
+    for model in model_by_name.values():
         try:
             if (workspace.path / WORKLOADS.folder / f"{model.name}.py").exists():
                 raise InputError(
@@ -194,7 +196,7 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
             described_plugins = plugin_store.describe_plugins(workspace, WORKLOADS, model.source, model.seq_len)
             workloads.add_file(WORKLOADS, model.source, described_plugins, ())
         except InputError as error:
-            workloads.faults[model.name] = f"{model.origin}: {error}"
+            workloads.fault_by_name[model.name] = f"{model.origin}: {error}"
 
 
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
@@ -218,7 +220,7 @@ def read_run_plugins(workspace: Workspace, run: Run, *, trust: bool) -> OwnPlugi
     """
     workloads, strategies = PluginSet[OwnWorkload](), PluginSet[OwnStrategy]()
     if run.cell.command is not None and run.cell.workload_code is not None:
-        command_folder.must_be_frozen(plugin_store.find_store(workspace), run.cell.workload_code)
+        command_folder.must_have_frozen_copy(plugin_store.find_store(workspace), run.cell.workload_code)
     if (workload := run.own_workload) is not None and run.cell.workload_code is not None:
         carried_sources = _read_carried_code(workspace, run, workload, run.cell.workload_code, trust=trust or workload.is_data)
         workloads = PluginSet({workload.name: workload}, carried_sources)
@@ -233,7 +235,7 @@ def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
     ShardlabError if a copy is missing or damaged."""
     if run.cell.command is not None and run.cell.workload_code is not None:
         command_folder.copy_into_run(store_folder, run.cell.workload_code, run_folder)
-    for kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
+    for plugin_kind, plugin in ((WORKLOADS, run.own_workload), (STRATEGIES, run.own_strategy)):
         if plugin is None:
             continue
         frozen_copy = plugin_store.read_copy(store_folder / plugin.code, plugin.file, plugin.code)
@@ -241,7 +243,7 @@ def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
             raise ShardlabError(
                 f"{store_folder / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
             )
-        plugin_source.write_plugin(run_folder / kind.folder, frozen_copy)
+        plugin_source.write_plugin(run_folder / plugin_kind.folder, frozen_copy)
 
 
 def _read_carried_code(

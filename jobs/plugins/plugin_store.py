@@ -46,8 +46,8 @@ def describe_plugins(
 ) -> list[Description]:
     """The plug-ins that a file defines, from the cache or from a new process.
 
-    seq_len: the sequence length, for a model that is described by its configuration. python: the interpreter that executes the
-    file; None: that of this process. Raises InputError, which names the fault of the file.
+    seq_len: the sequence length, for a model that is described by its configuration. python: the interpreter that executes
+    the file; None: that of this process. Raises InputError, which names the fault of the file.
     """
     packages_digest = source_digest.digest_installed_packages()
     digest_text = "".join((source.digest, source_digest.digest_source(), packages_digest, str(seq_len or ""), python or ""))
@@ -68,7 +68,7 @@ def describe_plugins(
 
 
 def _ask_process(
-    kind: PluginKind[PluginDescription[Description]], source: PluginSource, seq_len: int | None, python: str | None
+    plugin_kind: PluginKind[PluginDescription[Description]], source: PluginSource, seq_len: int | None, interpreter: str | None
 ) -> PluginDescription[Description]:
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as code_folder:
@@ -79,7 +79,7 @@ def _ask_process(
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
         command_words = ["trainers", "describe", str(plugin_path), *length_options]
-        description = plugin_process.ask_process(command_words, source.file, kind.answer, ANSWER_S, python)
+        description = plugin_process.ask_process(command_words, source.file, plugin_kind.answer, ANSWER_S, interpreter)
     if any(plugin.code != source.digest for plugin in description.plugins):
         raise InputError(f"{source.file}: changed while it was read; run the command again.")
     return description
@@ -91,11 +91,11 @@ def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> Non
         for temporary_folder in find_store(workspace).glob(".*.tmp"):  # left by a command that was killed
             if time.time() - temporary_folder.stat().st_mtime > OUTDATED_S:
                 shutil.rmtree(temporary_folder, ignore_errors=True)
-    for source in sources:
-        is_intact = partial(_has_copy, source)
-        if not is_intact(final_folder := find_store(workspace) / source.digest):
-            with new_copy(final_folder, is_intact, f"{final_folder}: differs from {source.file}") as new_folder:
-                plugin_source.write_plugin(new_folder, source)
+    for plugin in sources:
+        is_intact = partial(_has_copy, plugin)
+        if not is_intact(final_folder := find_store(workspace) / plugin.digest):
+            with open_new_copy(final_folder, is_intact, f"{final_folder}: differs from {plugin.file}") as new_folder:
+                plugin_source.write_plugin(new_folder, plugin)
 
 
 def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | None:
@@ -116,11 +116,11 @@ def _has_copy(source: PluginSource, folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def new_copy(final_folder: Path, is_intact: Callable[[Path], bool], fault: str) -> Iterator[Path]:
+def open_new_copy(final_folder: Path, is_intact: Callable[[Path], bool], fault_text: str) -> Iterator[Path]:
     """An empty folder, which becomes the frozen copy `final_folder` at the end of the `with` block.
 
-    is_intact: whether a folder has the content of the copy. fault: what is wrong if the new folder does not have it. Raises
-    InputError with it, and WorkspaceError.
+    is_intact: whether a folder has the content of the copy. fault_text: what is wrong if the new folder does not have it.
+    Raises InputError with it, and WorkspaceError.
     """
     new_folder = final_folder.with_name(f".{final_folder.name}.{secrets.token_hex(4)}.tmp")
     with files.as_workspace_error("write"):
@@ -128,7 +128,7 @@ def new_copy(final_folder: Path, is_intact: Callable[[Path], bool], fault: str) 
             new_folder.mkdir(parents=True)
             yield new_folder
             if not is_intact(new_folder):
-                raise InputError(f"{fault}; run the command again.")
+                raise InputError(f"{fault_text}; run the command again.")
             if final_folder.exists():  # the existing copy is damaged, or another person may have made it
                 final_folder.rename(damaged_folder := new_folder.with_suffix(".damaged"))
                 shutil.rmtree(damaged_folder)

@@ -38,9 +38,9 @@ def send_folders(remote: RemoteWorkspace, folders: Collection[CommandFolder]) ->
     """Send the folders of which the workspace on the cluster has no copy. Raises ShardlabError."""
     for folder in folders:
         if not remote.ask(__name__, [folder.digest], FolderAnswer).is_frozen:
-            archive = command_copies.pack_files(folder.path, folder.files)
-            limit_s = compute_sending_limit_s(archive)
-            remote.ask(__name__, [folder.digest], FolderAnswer, input_bytes=archive, limit_s=limit_s)
+            packed_folder = command_copies.pack_files(folder.path, folder.files)
+            limit_s = compute_sending_limit_s(packed_folder)
+            remote.ask(__name__, [folder.digest], FolderAnswer, input_bytes=packed_folder, limit_s=limit_s)
 
 
 def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> None:
@@ -53,7 +53,7 @@ def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> No
     try:
         with (
             tarfile.open(fileobj=io.BytesIO(packed_folder)) as archive,
-            command_folder.new_copy(store, digest, f"the folder {digest}: did not arrive whole") as new_folder,
+            command_folder.open_new_copy(store, digest, f"the folder {digest}: did not arrive whole") as new_folder,
         ):
             archive.extractall(new_folder, _list_members(archive), filter=_keep_link)
     except (tarfile.TarError, EOFError, zlib.error, ValueError, OverflowError) as error:
@@ -90,7 +90,7 @@ def main() -> int:
     if packed_folder:
         workspace_trust.begin_workspace(workspace)
         unpack_folder(workspace, arguments.digest, packed_folder)
-    is_frozen = command_folder.is_frozen(plugin_store.find_store(workspace), arguments.digest)
+    is_frozen = command_folder.has_frozen_copy(plugin_store.find_store(workspace), arguments.digest)
     console.Output.from_arguments(arguments).print_document({"is_frozen": is_frozen})
     return 0
 

@@ -42,35 +42,35 @@ def freeze_source(copy_folder: Path) -> None:
         and source_digest.is_complete_copy(copy_folder)
     ):
         return
-    fault = f"{source_digest.ROOT}: a file changed while this command read it"
-    with plugin_store.new_copy(
-        copy_folder, lambda folder: source_digest.digest_source(folder) == copy_folder.name, fault
-    ) as folder:
-        _copy_source(folder)
+    fault_text = f"{source_digest.ROOT}: a file changed while this command read it"
+    with plugin_store.open_new_copy(
+        copy_folder, lambda new_folder: source_digest.digest_source(new_folder) == copy_folder.name, fault_text
+    ) as new_folder:
+        _copy_source(new_folder)
 
 
 def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
     """Remove the copies that no unfinished run uses, but never the copy `current_copy`. If the records of a run cannot be read,
     no copy is removed."""
     copies_folder = find_source_copies_folder(workspace)
-    copies_by_name = {
+    copy_by_name = {
         copy_name: copies_folder / copy_name for copy_name in files.list_names(copies_folder) if copy_name != current_copy.name
     }
-    runs_with_copies = []
-    for run_dir in workspace.all_runs() if copies_by_name else []:
+    run_copy_names = []
+    for run_dir in workspace.all_runs() if copy_by_name else []:
         try:
-            source = run_dir.read_run().source
+            source_path = run_dir.read_run().source
         except ShardlabError:
             return
-        if source is not None and Path(source).name in copies_by_name:
-            runs_with_copies.append((run_dir, Path(source).name))
-    run_statuses = read_statuses(workspace, [run_dir for run_dir, _ in runs_with_copies])
+        if source_path is not None and Path(source_path).name in copy_by_name:
+            run_copy_names.append((run_dir, Path(source_path).name))
+    run_statuses = read_statuses(workspace, [run_dir for run_dir, _ in run_copy_names])
     needed_names = {
         copy_name
-        for (_, copy_name), status in zip(runs_with_copies, run_statuses, strict=True)
+        for (_, copy_name), status in zip(run_copy_names, run_statuses, strict=True)
         if status.state not in FINAL_STATES
     }
-    for copy_name, copy_path in copies_by_name.items():
+    for copy_name, copy_path in copy_by_name.items():
         if copy_name not in needed_names:
             shutil.rmtree(copy_path, ignore_errors=True)
 

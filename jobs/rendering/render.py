@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 import templates
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from jobs.planner import machine as planned_machine
 from jobs.plugins import own_plugins, plugin_store
 from jobs.plugins.own_plugins import OwnPlugins
-from jobs.rendering import frozen_source, run_environment, sbatch_options, scripts
+from jobs.rendering import frozen_source, python_environment, sbatch_options, scripts
 from jobs.rendering.preview import Preview
-from jobs.rendering.run_environment import PythonEnvironment
-from jobs.scheduler import scheduler
+from jobs.rendering.python_environment import PythonEnvironment
+from jobs.scheduler import find_scheduler
 from jobs.status.reconcile import find_blocking_status
 from shardlab import __version__
 from shardlab.cluster import container, tool_caches
@@ -53,13 +53,13 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
 
     matrix: str
     """The name of the matrix."""
-    where: Cluster
+    cluster: Cluster
     """The cluster."""
     scheduler: str
     """The name of the scheduler."""
     own_templates: Path | None
     """The workspace's folder of templates, which replace shipped templates of the same name; or None."""
-    digests: dict[str, str]
+    template_digests: dict[str, str]
     """By the name of the file, the SHA-256 of every template from which the scheduler's scripts may be rendered, and of the
     files that these templates include."""
     source: str
@@ -76,22 +76,22 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     """As in `Run`."""
     created: str
     """As in `Run`."""
-    own_code: Path
+    frozen_plugins_folder: Path
     """The folder of the frozen copies of plug-ins."""
     wait_gpus_s: int = 0
     """As in `Run`."""
     track: str | None = None
     """As in `Run`."""
-    own: OwnPlugins = OwnPlugins()
+    plugins: OwnPlugins = OwnPlugins()
     """The plug-ins of the workspace."""
-    predicted: dict[str, Prediction] = {}
+    predictions: dict[str, Prediction] = {}
     """The planner's prediction for a run, by the name of its cell."""
     retry: Retry = Retry()
     """The key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt."""
-    searches: dict[str, BatchSearch] = {}
+    search_by_family: dict[str, BatchSearch] = {}
     """The searches to which runs may belong, by the text that `batch_search.search_family_hash` gives for all cells of a
     search."""
-    traces: dict[str, TracePart] = {}
+    trace_part_by_cell: dict[str, TracePart] = {}
     """What a run analyses, if it does not train, by the name of its cell."""
     workspace: Workspace | None = None
     """The workspace with the inventory of the environments; None: the runs are rendered by the records of earlier runs."""
@@ -99,9 +99,10 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     preview: Preview | None = None
     """How the scripts are rendered for reading; None: they are rendered for this machine."""
 
-    def search_of(self, cell: AnyCell) -> BatchSearch | None:
+    def find_search(self, cell: AnyCell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
-        return self.searches.get(batch_search.search_family_hash(cell.require_training())) if self.searches else None
+        family = batch_search.search_family_hash(cell.require_training()) if self.search_by_family else ""
+        return self.search_by_family.get(family)
 
     def read_environment(self, name: str | None) -> PythonEnvironment:
         """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
@@ -109,9 +110,9 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         if name is None or self.workspace is None or self.preview is not None:
             return default_environment
         if name not in self._environments:
-            named = run_environment.read_environment(self.workspace, self.where, name)
+            environment = python_environment.read_environment(self.workspace, self.cluster, name)
             shardlab_version = {"shardlab": __version__}
-            self._environments[name] = msgspec.structs.replace(named, versions=named.versions | shardlab_version)
+            self._environments[name] = msgspec.structs.replace(environment, versions=environment.versions | shardlab_version)
         return self._environments[name]
 
     @cached_property
@@ -120,13 +121,13 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
-    def _with_gpus(self) -> dict[str | None, bool]:
+    def _has_gpus_by_type(self) -> dict[str | None, bool]:
         """For each GPU type that a cell may name, and for None: whether nodes with GPUs are known."""
-        return {name: planned_machine.plan_machine(self.where, name).on_gpu for name in (None, *self.where.gpu_types)}
+        return {name: planned_machine.plan_machine(self.cluster, name).on_gpu for name in (None, *self.cluster.gpu_types)}
 
     def plans_rehearsal(self, cell: AnyCell) -> bool:
         """Whether a run of this cell is planned as a rehearsal, because its ranks will have no GPUs or for another reason."""
-        on_gpus = launcher(cell.launcher).on_gpus and self._with_gpus.get(cell.gpu_type, True)
+        on_gpus = find_launcher(cell.launcher).on_gpus and self._has_gpus_by_type.get(cell.gpu_type, True)
         trains_on_cpu = not on_gpus and isinstance(cell, Cell)
         return is_rehearsal(cell, make_cluster_record(self), on_cpu=trains_on_cpu)
 
@@ -149,16 +150,16 @@ def make_render_context(
     scheduler_name = "local" if cluster.provider == "local" else "ssh" if cluster.slurm is None else "slurm"
     scheduler_name = "allocation" if in_allocation else scheduler_name
     template_names = dict.fromkeys(
-        template_name
-        for template in scheduler(scheduler_name).TEMPLATES
-        for template_name in templates.list_template_names(template, workspace.own_templates)
+        name
+        for name in find_scheduler(scheduler_name).TEMPLATES
+        for name in templates.list_template_names(name, workspace.own_templates)
     )
     return RenderContext(
         matrix=matrix,
-        where=cluster,
+        cluster=cluster,
         scheduler=scheduler_name,
         own_templates=workspace.own_templates,
-        digests={template: templates.template_digest(template, workspace.own_templates) for template in template_names},
+        template_digests={name: templates.template_digest(name, workspace.own_templates) for name in template_names},
         source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.digest_source()),
         packages=source_digest.digest_installed_packages(),
         data_path=str(workspace.data_folder(cluster.data.path)),
@@ -166,38 +167,38 @@ def make_render_context(
         versions={**host.read_package_versions(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.read_git_commit(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        own_code=plugin_store.find_store(workspace),
+        frozen_plugins_folder=plugin_store.find_store(workspace),
         wait_gpus_s=wait_gpus_s,
         track=track,
-        own=plugins or OwnPlugins(),
+        plugins=plugins or OwnPlugins(),
         workspace=workspace,
     )
 
 
 def render_for_reading(context: RenderContext, preview: Preview) -> RenderContext:
     """The same values for runs in the workspace on the cluster, whose scripts are only read."""
-    preview_workspace = Workspace(preview.workspace)
+    preview_workspace = Workspace(preview.workspace_path)
     return msgspec.structs.replace(
         context,
         preview=preview,
         source=str(frozen_source.find_source_copies_folder(preview_workspace) / Path(context.source).name),
-        data_path=str(preview_workspace.data_folder(context.where.data.path)),
+        data_path=str(preview_workspace.data_folder(context.cluster.data.path)),
         proofs_path=str(preview_workspace.shardlab_folder / "proofs"),
     )
 
 
-def make_remarks(context: RenderContext) -> list[str]:
+def list_own_file_remarks(context: RenderContext) -> list[str]:
     """A remark for each template and each plug-in file of the workspace that the runs use: another person may have written
     them."""
     templates_folder = context.own_templates
     template_paths = (
-        [templates_folder / template_name for template_name in context.digests if (templates_folder / template_name).exists()]
+        [templates_folder / name for name in context.template_digests if (templates_folder / name).exists()]
         if templates_folder is not None
         else []
     )
-    plugins = context.own.workloads.by_name.values()
+    plugins = context.plugins.workloads.by_name.values()
     workload_files = [plugin.file for plugin in plugins if not plugin.is_data and not plugin.name.endswith("-tiny")]
-    strategy_files = dict.fromkeys(plugin.file for plugin in context.own.strategies.by_name.values())
+    strategy_files = dict.fromkeys(plugin.file for plugin in context.plugins.strategies.by_name.values())
     return [
         *(f"scripts are rendered from the workspace's own template {path}." for path in template_paths),
         *(f"runs execute the workspace's own workload {path}." for path in workload_files),
@@ -208,9 +209,9 @@ def make_remarks(context: RenderContext) -> list[str]:
 def make_cluster_record(context: RenderContext) -> dict[str, str]:
     """The name and the provider of the cluster, and the cluster of Slurm if one is chosen, as run.json records them. Raises
     InputError."""
-    slurm_cluster = choose_slurm_cluster(context.where) if context.scheduler == "slurm" else None
+    slurm_cluster = choose_slurm_cluster(context.cluster) if context.scheduler == "slurm" else None
     slurm_record = {"slurm": slurm_cluster} if slurm_cluster is not None else {}
-    return {"name": context.where.name, "provider": context.where.provider, **slurm_record}
+    return {"name": context.cluster.name, "provider": context.cluster.provider, **slurm_record}
 
 
 def make_run(
@@ -227,7 +228,7 @@ def make_run(
     resume: the ids of the runs from whose checkpoints the run may resume, the preferred run first. avoid: the names of nodes
     that the run must not use. retried: as in `Run`.
     """
-    slurm = context.where.slurm
+    slurm = context.cluster.slurm
     environment = context.read_environment(cell.environment)
     return Run(
         schema=1,
@@ -243,10 +244,10 @@ def make_run(
         world=World(cell.nnodes, cell.world_size // cell.nnodes, cell.world_size),
         cluster=make_cluster_record(context),
         data_path=context.data_path,
-        data_stage=context.where.data.stage,
+        data_stage=context.cluster.data.stage,
         versions=environment.versions,
         git_commit=context.git_commit,
-        templates=context.digests,
+        templates=context.template_digests,
         created=context.created,
         proofs_path=context.proofs_path,
         resume=list(resume),
@@ -260,13 +261,13 @@ def make_run(
         retried=list(retried),
         avoid=list(avoid),
         shares_nodes=slurm is not None and context.scheduler == "slurm" and not slurm.exclusive,
-        separate_folders=context.scheduler == "ssh" and context.where.has_separate_folders,
+        separate_folders=context.scheduler == "ssh" and context.cluster.has_separate_folders,
         track=context.track,
         wait_gpus_s=context.wait_gpus_s,
-        own_workload=context.own.find_workload(cell),
-        own_strategy=context.own.find_strategy(cell),
-        traces=context.traces.get(cell.name()),
-        search=context.search_of(cell),
+        own_workload=context.plugins.find_workload(cell),
+        own_strategy=context.plugins.find_strategy(cell),
+        traces=context.trace_part_by_cell.get(cell.name()),
+        search=context.find_search(cell),
     )
 
 
@@ -278,8 +279,8 @@ def render_script(
     run_folder: the run's folder. cluster: the cluster. own_templates: the workspace's folder of templates. preview: as in
     `RenderContext`.
     """
-    python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), launcher(run.launcher)
-    python, unknown_notes = (python, ()) if preview is None else (preview.python, preview.unknown)
+    python, run_launcher = run.python or os.environ.get(PYTHON_VARIABLE, sys.executable), find_launcher(run.launcher)
+    python, unknown_notes = (python, ()) if preview is None else (preview.interpreter, preview.unknown_notes)
     if preview is not None and run.cell.environment is not None:
         unknown_notes = (
             *unknown_notes,
@@ -291,25 +292,25 @@ def render_script(
         "folder": run_folder,
         "python": python,
         "unknown": unknown_notes,
-        "caches": _cache_variables(cluster),
+        "caches": _list_cache_variables(cluster),
     }
     rank_python = container.rank_python(cluster, python)
     container_options = container.srun_options(cluster, str(run_folder), node_disk=run.data_stage == "node")
     if run.scheduler == "local":
-        template_values["command"] = run_launcher.command(run, python)
+        template_values["command"] = run_launcher.make_node_argv(run, python)
     elif run.scheduler == "allocation":
         template_values["command"] = run_launcher.make_srun_argv(
             run, rank_python, overlap=True, container_options=container_options
         )
     elif run.scheduler == "ssh":
-        template_values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.task(run, python)]
+        template_values["command"] = [python, "-m", "jobs.ssh.step", ".", "--", *run_launcher.make_task_argv(run, python)]
     else:
         template_values["command"] = run_launcher.make_srun_argv(run, rank_python, container_options=container_options)
         template_values["options"] = sbatch_options.list_sbatch_options(run, cluster)
-    return scripts.render_template(scheduler(run.scheduler).TEMPLATE, own_templates, **template_values)
+    return scripts.render_template(find_scheduler(run.scheduler).TEMPLATE, own_templates, **template_values)
 
 
-def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
+def _list_cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
     folder: home folders are on NFS over the control network, which is meant only for logins."""
     return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
@@ -338,14 +339,14 @@ def write_run_folder(
         run_dir.path.mkdir(parents=True)
     try:
         files.write_new(run_dir.run_json, files.encode_json(run))
-        own_plugins.write_plugin_code(context.own_code, run, run_dir.path)
-        if (cell_prediction := context.predicted.get(run.cell.name())) is not None:
+        own_plugins.write_plugin_code(context.frozen_plugins_folder, run, run_dir.path)
+        if (cell_prediction := context.predictions.get(run.cell.name())) is not None:
             files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
-        script_text = render_script(run, final_folder.path, context.where, context.own_templates, context.preview)
-        files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)
+        script_text = render_script(run, final_folder.path, context.cluster, context.own_templates, context.preview)
+        files.write_new(run_dir.path / find_scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)
         if run.search is not None or (run.may_be_retried and run.scheduler != "slurm"):
-            files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.where))
+            files.write_new(run_dir.path / CLUSTER_FILE, files.encode_json(context.cluster))
         run_dir.write_event("controller", "rendered", sync=False)
         if prepare is not None:
             prepare(run_dir)
@@ -360,12 +361,12 @@ def write_run_folder(
     return final_folder
 
 
-def keep_expansion(
-    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[AnyCell], repeats: Mapping[str, int]
+def store_expansion(
+    workspace: Workspace, context: RenderContext, matrix: Matrix, cells: Sequence[AnyCell], repeats_by_cell: Mapping[str, int]
 ) -> None:
     """Save the expanded matrix in the workspace, for commands that read runs without their matrix file.
 
-    cells: all cells of the matrix. repeats: the number of runs of each cell, by the name of the cell.
+    cells: all cells of the matrix. repeats_by_cell: the number of runs of each cell, by the name of the cell.
     """
     is_tiny = any(cell.rehearses for cell in cells)
     workspace.store_expansion(
@@ -378,8 +379,8 @@ def keep_expansion(
                 ExpandedCell(
                     cell.name(),
                     cell,
-                    [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
-                    context.search_of(cell),
+                    [run_id(cell, repeat) for repeat in range(1, repeats_by_cell[cell.name()] + 1)],
+                    context.find_search(cell),
                 )
                 for cell in cells
             ],

@@ -21,10 +21,10 @@ def read_render_context(run_dir: RunDir, run: Run) -> RenderContext:
     workspace = Workspace(run_dir.path.parent.parent)
     return RenderContext(
         matrix=run.matrix,
-        where=_read_cluster(run_dir),
+        cluster=_read_cluster(run_dir),
         scheduler=run.scheduler,
         own_templates=workspace.own_templates,
-        digests=run.templates,
+        template_digests=run.templates,
         source=run.source or "",
         packages=run.packages or "",
         data_path=run.data_path,
@@ -32,7 +32,7 @@ def read_render_context(run_dir: RunDir, run: Run) -> RenderContext:
         versions=run.versions,
         git_commit=run.git_commit,
         created=run.created,
-        own_code=plugin_store.find_store(workspace),
+        frozen_plugins_folder=plugin_store.find_store(workspace),
     )
 
 

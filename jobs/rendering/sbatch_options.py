@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from shardlab.cluster import sbatch_request
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Slurm
@@ -25,8 +25,8 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     cluster = cluster.for_gpu_type(run.cell.gpu_type)
     slurm = cluster.slurm
     assert slurm is not None
-    run_launcher = launcher(run.launcher)
-    tasks_per_node = run.world.nproc_per_node if run_launcher.per_rank else 1
+    run_launcher = find_launcher(run.launcher)
+    tasks_per_node = run.world.nproc_per_node if run_launcher.has_rank_tasks else 1
     named_values = {
         "clusters": run.slurm_cluster,
         "partition": slurm.partition,
@@ -53,13 +53,13 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     excluded_nodes = dict.fromkeys([*slurm.exclude, *run.avoid])
     option_words += [f"exclude={','.join(excluded_nodes)}"] if excluded_nodes else []
     # Variables of the submitting shell are not exported: they may not fit the nodes, and must not affect the measurement.
-    option_words += ["open-mode=append", "export=NONE", *run_launcher.sbatch]
+    option_words += ["open-mode=append", "export=NONE", *run_launcher.sbatch_options]
     return tuple(f"--{option}" for option in sbatch_request.change_options(slurm, option_words))
 
 
 def count_gpus_per_node(run: Run, cluster: Cluster) -> int:
     """The number of GPUs of a run on each node; 0 if its ranks compute on the CPU or the cluster has no GPUs."""
-    if not launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
+    if not find_launcher(run.launcher).on_gpus or cluster.gpus is None or not cluster.gpus.per_node:
         return 0
     return math.ceil(run.cell.gpus / run.world.nnodes)
 

@@ -9,12 +9,12 @@ import templates
 from shardlab.errors import InputError
 
 
-def render_template(template: str, own_templates: Path | None, **values: Any) -> str:
+def render_template(template_name: str, own_templates: Path | None, **values: Any) -> str:
     """The text of a template with its values filled in.
 
-    template: the name of the template. own_templates: the workspace's folder of templates. values: the values, by name. Raises
-    InputError if the workspace's own template is faulty."""
+    template_name: the name of the template. own_templates: the workspace's folder of templates. values: the values, by name.
+    Raises InputError if the workspace's own template is faulty."""
     try:
-        return templates.render(template, own_templates, **values)
+        return templates.render(template_name, own_templates, **values)
     except templates.TemplateFault as fault:
         raise InputError(f"{fault} Correct the file, or remove it to use the shipped template.") from None

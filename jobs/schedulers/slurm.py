@@ -15,9 +15,9 @@ from jobs import claim
 from jobs.rendering import scripts
 from jobs.scheduler import ObservedRun, RunOnDisk, Scheduler, SchedulerFull, SubmitOptions
 from jobs.slurm import query, states, submission
-from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, own_cluster, read_number_setting, read_setting
+from jobs.slurm.commands import ENDED_S, ControllerUnreachable, call_slurm, read_number_setting, read_own_cluster, read_setting
 from jobs.slurm.query import Job, JobsFound
-from jobs.slurm.submission import Kind, Submission
+from jobs.slurm.submission import Submission, SubmissionKind
 from shardlab.cluster import slurm_waiting
 from shardlab.errors import InputError, ShardlabError, WorkspaceError
 from shardlab.files import files
@@ -71,27 +71,27 @@ class SlurmScheduler(Scheduler):
         not even a job with a single run.
         """
         cluster = run_dirs[0].read_run().slurm_cluster  # all runs of a submission have the same cluster
-        earlier_jobs = _find_unended_jobs(workspace, submit_options.after, cluster)
-        is_one_job = submit_options.pack or len(run_dirs) == 1
+        earlier_jobs = _find_unended_jobs(workspace, submit_options.run_ids_before, cluster)
+        is_one_job = submit_options.is_packed or len(run_dirs) == 1
         most_runs_per_job = len(run_dirs) if is_one_job else max(1, read_number_setting("MaxArraySize", 1001, cluster))
-        groups_by_options = _group_by_options(run_dirs)
-        while groups_by_options:
-            equal_runs = groups_by_options[0]
-            job_runs = equal_runs if submit_options.pack else equal_runs[:most_runs_per_job]
+        run_groups = _group_by_options(run_dirs)
+        while run_groups:
+            equal_runs = run_groups[0]
+            job_runs = equal_runs if submit_options.is_packed else equal_runs[:most_runs_per_job]
             try:
                 job = _submit_job(workspace, job_runs, submit_options, earlier_jobs)
             except submission.SlurmLimitReached as limit_error:
-                if submit_options.pack or len(job_runs) == 1:
+                if submit_options.is_packed or len(job_runs) == 1:
                     raise SchedulerFull(
-                        "Slurm", limit_error.why, [run_dir for group_of_runs in groups_by_options for run_dir in group_of_runs]
+                        "Slurm", limit_error.why, [run_dir for group_of_runs in run_groups for run_dir in group_of_runs]
                     ) from None
                 most_runs_per_job = max(1, len(job_runs) // PART_DIVISOR)
                 continue
-            groups_by_options[:1] = [remaining_runs] if (remaining_runs := equal_runs[len(job_runs) :]) else []
-            if submit_options.at_once is not None and job is not None:
+            run_groups[:1] = [remaining_runs] if (remaining_runs := equal_runs[len(job_runs) :]) else []
+            if submit_options.most_runs is not None and job is not None:
                 earlier_jobs = [job]  # jobs with other options wait for this job: otherwise too many runs could run at a time
 
-    def resolve(self, workspace: Workspace) -> list[str]:
+    def finish_interrupted(self, workspace: Workspace) -> list[str]:
         """Finish submissions of earlier commands that were interrupted; return a sentence about each."""
         sentences = []
         for interrupted in submission.list_interrupted(workspace):
@@ -104,7 +104,7 @@ class SlurmScheduler(Scheduler):
                 sentences.append(f"{interrupted.token}: this job was never created. {refusal_error}")
         return sentences
 
-    def damaged(self, workspace: Workspace) -> list[str]:
+    def describe_damaged_records(self, workspace: Workspace) -> list[str]:
         """A sentence for each submission file that cannot be read, with the runs that are skipped for this reason."""
         return submission.describe_damaged(workspace)
 
@@ -116,34 +116,28 @@ class SlurmScheduler(Scheduler):
             runs_by_cluster.setdefault(last_sending.data.get("cluster") if last_sending is not None else None, []).append(run)
         observed_by_id: dict[str, ObservedRun] = {}
         for cluster, runs_of_cluster in runs_by_cluster.items():
-            group_ids = [run.folder.run_id for run in runs_of_cluster]
+            group_ids = [run.run_dir.run_id for run in runs_of_cluster]
             observed_by_id |= zip(group_ids, self._observe_on_cluster(workspace, runs_of_cluster, cluster), strict=True)
-        return [observed_by_id[run.folder.run_id] for run in runs]
+        return [observed_by_id[run.run_dir.run_id] for run in runs]
 
     def _observe_on_cluster(self, workspace: Workspace, runs: Sequence[RunOnDisk], cluster: str | None) -> list[ObservedRun]:
         """As `observe`, for runs that were submitted to the same cluster of Slurm."""
-        last_sendings = [find_last_sending(run.events) for run in runs]
-        job_ids = [
-            str(last_sending.data["job"])
-            for last_sending in last_sendings
-            if last_sending is not None and last_sending.data.get("job")
-        ]
+        sendings = [find_last_sending(run.events) for run in runs]
+        job_ids = [str(sending.data["job"]) for sending in sendings if sending is not None and sending.data.get("job")]
         job_numbers = sorted({job_id.split("_")[0] for job_id in job_ids})
-        since_s = min((last_sending.wall_s for last_sending in last_sendings if last_sending is not None), default=0.0)
-        answer = query.find_jobs(job_numbers, since_s, _list_unfinished_job_ids(runs, last_sendings), cluster)
+        since_s = min((sending.wall_s for sending in sendings if sending is not None), default=0.0)
+        answer = query.find_jobs(job_numbers, since_s, _list_unfinished_job_ids(runs, sendings), cluster)
         unfinished_packs = _find_unfinished_packs(workspace) if any(claim.is_packed(run.events) for run in runs) else set()
-        has_open_sending = any(
-            last_sending is not None and last_sending.event == "submitting" for last_sending in last_sendings
-        )
+        has_open_sending = any(sending is not None and sending.event == "submitting" for sending in sendings)
         unreadable_reasons = submission.find_unreadable(workspace) if has_open_sending else {}
         observed_runs = []
-        for run, last_sending in zip(runs, last_sendings, strict=True):
-            observed_run = _observe_run(run, last_sending, answer, unreadable_reasons)
-            job_name = name_job(observed_run.id, cluster) if observed_run.id != "-" else "-"
+        for run, sending in zip(runs, sendings, strict=True):
+            observed_run = _observe_run(run, sending, answer, unreadable_reasons)
+            job_name = name_job(observed_run.job_id, cluster) if observed_run.job_id != "-" else "-"
             # Slurm may start a run again after an end that was learnt from Slurm: such an end makes no job a leftover.
-            by_records = run if find_learnt_end(run.events) is None else _judge_by_records(run, run.events)
-            is_leftover = job_name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed_run.id))
-            observed_runs.append(msgspec.structs.replace(observed_run, id=job_name, is_leftover=is_leftover))
+            judged_run = run if find_learnt_end(run.events) is None else _judge_by_records(run, run.events)
+            is_leftover = job_name not in unfinished_packs and _is_leftover(judged_run, answer.jobs.get(observed_run.job_id))
+            observed_runs.append(msgspec.structs.replace(observed_run, job_id=job_name, is_leftover=is_leftover))
         record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 
@@ -158,8 +152,8 @@ class SlurmScheduler(Scheduler):
         tokens_by_job: dict[str, str] = {}
         for run in runs:
             last_sending = find_last_sending(run.events)
-            if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.folder):
-                run.folder.write_event("controller", "cancel_requested")
+            if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.run_dir):
+                run.run_dir.write_event("controller", "cancel_requested")
             job, token = sent_job(last_sending)
             # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue,
             # and the supervisor of a running run ends this run.
@@ -167,9 +161,9 @@ class SlurmScheduler(Scheduler):
                 tokens_by_job[job] = token
         try:
             for cluster, job_numbers in query.select_own_jobs(tokens_by_job):
-                answer = call_slurm(["scancel", *job_numbers], cluster=cluster)
-                if answer.code != 0 and query.is_unanswered(answer):
-                    raise ControllerUnreachable(answer.error_line, "")
+                output = call_slurm(["scancel", *job_numbers], cluster=cluster)
+                if output.exit_code != 0 and query.is_unanswered(output):
+                    raise ControllerUnreachable(output.error_line, "")
         except ControllerUnreachable as outage:
             raise ControllerUnreachable(
                 outage.why,
@@ -177,35 +171,35 @@ class SlurmScheduler(Scheduler):
                 "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
             ) from None
 
-    def cancel_jobs(self, jobs: Sequence[str]) -> str:
+    def cancel_jobs(self, job_ids: Sequence[str]) -> str:
         """Cancel jobs that `observe` has just found under their tokens. Returns '', or Slurm's words if it cancelled none."""
-        answers = [
-            call_slurm(["scancel", *job_numbers], cluster=cluster) for cluster, job_numbers in query.split_by_command(jobs)
+        outputs = [
+            call_slurm(["scancel", *job_numbers], cluster=cluster) for cluster, job_numbers in query.split_by_command(job_ids)
         ]
-        return next((answer.error_line for answer in answers if answer.code != 0), "")
+        return next((output.error_line for output in outputs if output.exit_code != 0), "")
 
-    def hold_jobs(self, jobs: Mapping[str, str]) -> str:
+    def hold_jobs(self, token_by_job: Mapping[str, str]) -> str:
         """Hold pending jobs, then requeue the job of this process as a held job, which ends this process. Returns Slurm's words
         if Slurm did not requeue the job."""
         with contextlib.suppress(ControllerUnreachable):  # a run that starts now checks its packages and holds itself
-            for cluster, job_numbers in query.select_own_jobs(jobs):
+            for cluster, job_numbers in query.select_own_jobs(token_by_job):
                 call_slurm(["scontrol", "hold", ",".join(job_numbers)], cluster=cluster)
-        own_job = claim.current_job_id()
+        own_job = claim.read_own_job_id()
         # Slurm requeues only jobs with Requeue=1. The run counts its restarts itself, so this allows no additional restarts.
-        call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"], cluster=own_cluster())
-        answer = call_slurm(["scontrol", "requeuehold", own_job], cluster=own_cluster())
-        if not answer.ends_own_job:
-            return answer.error_line
+        call_slurm(["scontrol", "update", f"JobId={own_job}", "Requeue=1"], cluster=read_own_cluster())
+        output = call_slurm(["scontrol", "requeuehold", own_job], cluster=read_own_cluster())
+        if not output.ends_own_job:
+            return output.error_line
         time.sleep(ENDED_S)  # until Slurm ends this process; otherwise a job with several runs (`--pack`) starts its next run
-        return "" if answer.code == 0 else answer.error_line
+        return "" if output.exit_code == 0 else output.error_line
 
-    def release_jobs(self, jobs: Mapping[str, str]) -> None:
+    def release_jobs(self, token_by_job: Mapping[str, str]) -> None:
         """Release held jobs. Raises ShardlabError if Slurm does not release them."""
-        for cluster, job_numbers in query.select_own_jobs(jobs):
-            answer = call_slurm(["scontrol", "release", ",".join(job_numbers)], cluster=cluster)
-            if answer.code != 0 and not _NOT_HELD_ANY_MORE.search(answer.stderr):
+        for cluster, job_numbers in query.select_own_jobs(token_by_job):
+            output = call_slurm(["scontrol", "release", ",".join(job_numbers)], cluster=cluster)
+            if output.exit_code != 0 and not _NOT_HELD_ANY_MORE.search(output.stderr):
                 raise ShardlabError(
-                    f"Slurm does not release the held runs: {answer.error_line}. They stay held; run the command again."
+                    f"Slurm does not release the held runs: {output.error_line}. They stay held; run the command again."
                 )
 
 
@@ -254,10 +248,10 @@ def _list_unfinished_job_ids(runs: Sequence[RunOnDisk], sendings: Sequence[Event
     }
 
 
-def _list_unfinished_run_ids(workspace: Workspace, submission: Submission) -> set[str]:
+def _list_unfinished_run_ids(workspace: Workspace, pack_submission: Submission) -> set[str]:
     """The ids of those runs of a submission that have not ended, according to their records. A run whose records cannot be read
     counts as not ended."""
-    return {run_id for run_id in submission.runs if not RunDir(workspace.runs / run_id).has_ended()}
+    return {run_id for run_id in pack_submission.runs if not RunDir(workspace.runs / run_id).has_ended()}
 
 
 def _find_unended_jobs(workspace: Workspace, run_ids: Sequence[str], cluster: str | None) -> list[str]:
@@ -302,13 +296,13 @@ def _submit_job(
     """Submit runs with the same options as one job, which starts after the jobs `earlier_jobs` have ended; return its
     number."""
     first_run = run_dirs[0].read_run()
-    kind: Kind = "one" if len(run_dirs) == 1 else "pack" if submit_options.pack else "array"
+    kind: SubmissionKind = "one" if len(run_dirs) == 1 else "pack" if submit_options.is_packed else "array"
     token = submission.make_token(run_dirs[0].run_id if kind == "one" else first_run.matrix)
-    submission_folder = submission.submissions_folder(workspace) / token
-    options: list[str] = []
+    submission_folder = submission.find_submissions_folder(workspace) / token
+    added_options: list[str] = []
     if kind == "one":
-        script = run_dirs[0].path / SCRIPT
-        options.append(f"--output={_escape_percent(run_dirs[0].log)}/slurm-%j.out")
+        script_path = run_dirs[0].path / SCRIPT
+        added_options.append(f"--output={_escape_percent(run_dirs[0].log)}/slurm-%j.out")
     else:
         option_words = _read_script_options(run_dirs[0])
         if kind == "pack":
@@ -317,7 +311,7 @@ def _submit_job(
                 for option_word in option_words
             )
         files.make_folder(submission_folder)
-        script = submission_folder / f"{kind}.sbatch"
+        script_path = submission_folder / f"{kind}.sbatch"
         script_text = scripts.render_template(
             SHARED_TEMPLATES[kind],
             workspace.own_templates,
@@ -325,34 +319,34 @@ def _submit_job(
             folders=[str(run_dir.path) for run_dir in run_dirs],
             script=SCRIPT,
         )
-        files.write_atomic(script, script_text.encode(), mode=0o755)
-        options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
+        files.write_atomic(script_path, script_text.encode(), mode=0o755)
+        added_options.append(f"--output={_escape_percent(submission_folder)}/slurm-%{'a' if kind == 'array' else 'j'}.out")
     if kind == "array":
         task_limit = (
-            f"%{submit_options.at_once}"
-            if submit_options.at_once is not None and submit_options.at_once < len(run_dirs)
+            f"%{submit_options.most_runs}"
+            if submit_options.most_runs is not None and submit_options.most_runs < len(run_dirs)
             else ""
         )
-        options.append(f"--array=0-{len(run_dirs) - 1}{task_limit}")
-    options += [f"--dependency=afterany:{':'.join(earlier_jobs)}"] if earlier_jobs else []
-    sent_job = Submission(
+        added_options.append(f"--array=0-{len(run_dirs) - 1}{task_limit}")
+    added_options += [f"--dependency=afterany:{':'.join(earlier_jobs)}"] if earlier_jobs else []
+    new_submission = Submission(
         token=token,
         kind=kind,
         runs=[run_dir.run_id for run_dir in run_dirs],
-        script=str(script),
-        options=options,
+        script=str(script_path),
+        options=added_options,
         created_s=time.time(),
         cluster=_find_named_cluster(_read_script_options(run_dirs[0])) or first_run.slurm_cluster,
     )
-    submission.record_intent(workspace, sent_job)
-    submission.send_submission(workspace, sent_job)
-    return sent_job.job
+    submission.record_intent(workspace, new_submission)
+    submission.send_submission(workspace, new_submission)
+    return new_submission.job
 
 
-def _find_named_cluster(options: Sequence[str]) -> str | None:
+def _find_named_cluster(sbatch_options: Sequence[str]) -> str | None:
     """The cluster of Slurm that these options of a script name: the user's own template may name another one than the cluster
     file. None if they name none."""
-    return next((option.partition("=")[2] for option in options if option.startswith("--clusters=")), None)
+    return next((option.partition("=")[2] for option in sbatch_options if option.startswith("--clusters=")), None)
 
 
 def _escape_percent(path: Path) -> str:
@@ -421,11 +415,11 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
         return
     for run, observed_run in learnt_pairs:
         with contextlib.suppress(WorkspaceError):  # for example, the file system is read-only
-            events = run.folder.events()
-            if run.folder.judge_with_result(events, run.run)[0].state != run.verdict.state:
+            events = run.run_dir.events()
+            if run.run_dir.judge_with_result(events, run.run)[0].state != run.verdict.state:
                 continue  # the run has gone on, or another command has recorded the state
-            cluster, _, job_number = observed_run.id.rpartition(":")
-            run.folder.write_event(
+            cluster, _, job_number = observed_run.job_id.rpartition(":")
+            run.run_dir.write_event(
                 "controller",
                 ENDED_IN_SLURM,
                 sync=False,
@@ -439,13 +433,13 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
 
 def _reread_run(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
-    return _judge_by_records(run, run.folder.events())
+    return _judge_by_records(run, run.run_dir.events())
 
 
 def _judge_by_records(run: RunOnDisk, events: Sequence[Event]) -> RunOnDisk:
     """The run with the state by these events of it, without what was learnt from Slurm earlier."""
     events = drop_learnt_ends(events)
-    return RunOnDisk(run.folder, run.run, events, *run.folder.judge_with_result(events, run.run))
+    return RunOnDisk(run.run_dir, run.run, events, *run.run_dir.judge_with_result(events, run.run))
 
 
 def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
@@ -454,18 +448,18 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     The records tell best how a run ended. Slurm tells why the records stop, and why Slurm ended the run. is_shared: whether the
     job contains other runs too.
     """
-    own_verdict, slurm_state = run.verdict, states.translate_state(job.state)
-    state = states.extract_state(job.state)
+    verdict, slurm_state = run.verdict, states.translate_state(job.state)
+    slurm_word = states.extract_state(job.state)
     has_started = any(event.event == "started" for event in run.events)
-    if own_verdict.state in FINAL_STATES:
+    if verdict.state in FINAL_STATES:
         return judge_after_end(run, job, is_shared=is_shared)
     if slurm_state == "pending":
-        if own_verdict.held and (not job.reason or "held" in job.reason.lower()):
-            return own_verdict
+        if verdict.held and (not job.reason or "held" in job.reason.lower()):
+            return verdict
         return _judge_waiting(job, "started again by Slurm" if has_started else "")
     if slurm_state == "running":
         waiting_for = "waits for the earlier runs in its job" if is_shared else "its job is starting"
-        return JudgedState("running") if has_started or own_verdict.state == "running" else JudgedState("pending", waiting_for)
+        return JudgedState("running") if has_started or verdict.state == "running" else JudgedState("pending", waiting_for)
     if slurm_state == "unknown":
         return JudgedState("unknown", f"Slurm says {job.state}")
     if not has_started and slurm_state in JOB_STATES_OF_OTHER_RUNS:
@@ -474,15 +468,15 @@ def _combine_with_job(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedSta
     if slurm_state in ("completed", "failed"):
         why = f"its job ended ({job.state}), but the run did not record its end"
         return JudgedState("failed" if slurm_state == "failed" else "unknown", why)
-    return JudgedState(slurm_state, states.END_CLAUSES[state])
+    return JudgedState(slurm_state, states.CLAUSE_BY_END_STATE[slurm_word])
 
 
 def _judge_waiting(job: Job, why: str) -> JudgedState:
     """The state of a run whose job waits: pending, and held if Slurm holds the job after a failed start. why: why the job waits
     again; ''."""
-    reason = job.reason if states.translate_state(job.state) == "pending" else ""
-    why = "; ".join(filter(None, (why, slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_RUNS))))
-    return JudgedState("pending", why, held=bool(slurm_waiting.HELD_AFTER_LAUNCH.match(reason)))
+    pending_reason = job.reason if states.translate_state(job.state) == "pending" else ""
+    why = "; ".join(filter(None, (why, slurm_waiting.explain_waiting(pending_reason, slurm_waiting.FOR_RUNS))))
+    return JudgedState("pending", why, held=bool(slurm_waiting.HELD_AFTER_LAUNCH.match(pending_reason)))
 
 
 def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState:
@@ -491,11 +485,11 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
     end_event = next((event for event in reversed(run.events) if event.event == "exited"), None)
     if end_event is None or verdict.state in ("completed", "cancelled"):
         return verdict
-    reason = end_event.data.get("reason")
-    begun_since = slurm_state == "running" and job.start_s is not None and job.start_s > end_event.wall_s
-    if slurm_state == "pending" or begun_since:
+    end_reason = end_event.data.get("reason")
+    has_begun_again = slurm_state == "running" and job.start_s is not None and job.start_s > end_event.wall_s
+    if slurm_state == "pending" or has_begun_again:
         return _judge_waiting(
-            job, f"started again by Slurm, after {'Slurm told it to end' if reason == TOLD_REASON else verdict.state}"
+            job, f"started again by Slurm, after {'Slurm told it to end' if end_reason == TOLD_REASON else verdict.state}"
         )
     if slurm_state == "running" and not is_shared:  # Slurm may start the run again, and does not yet say why the run ended
         return JudgedState("running", f"its job is ending, after {verdict.state}: {verdict.why}")
@@ -505,27 +499,27 @@ def judge_after_end(run: RunOnDisk, job: Job, *, is_shared: bool) -> JudgedState
         return JudgedState("cancelled", f"cancelled while it waited to be started again, after {verdict.state}")
     # If the run failed without a recorded reason, the reason for which Slurm ended the job may be the cause. If the job has
     # several runs, the job ended later than this run, so its reason counts only if Slurm told this run to end.
-    if verdict.state != "failed" or reason not in (None, TOLD_REASON) or (is_shared and reason is None):
+    if verdict.state != "failed" or end_reason not in (None, TOLD_REASON) or (is_shared and end_reason is None):
         return verdict
     if slurm_state not in STATES_ONLY_SLURM_KNOWS:
         return verdict
-    return JudgedState(slurm_state, states.END_CLAUSES[states.extract_state(job.state)])
+    return JudgedState(slurm_state, states.CLAUSE_BY_END_STATE[states.extract_state(job.state)])
 
 
 def _judge_missing(run: RunOnDisk, sending: Event, answer: JobsFound) -> JudgedState:
     """The state of a run whose job is not in Slurm's answer."""
     if run.verdict.state in FINAL_STATES or answer.no_answer_reason or time.time() - sending.wall_s < ACCOUNTING_LAG_S:
         return run.verdict
-    own_verdict, job = _reread_run(run).verdict, str(sending.data["job"])
-    if own_verdict.state in FINAL_STATES:
-        return own_verdict
+    verdict, job = _reread_run(run).verdict, str(sending.data["job"])
+    if verdict.state in FINAL_STATES:
+        return verdict
     array_number, _, task_number = job.partition("_")
     is_array_known = any(
         listed_job.name == sending.data.get("token")
         for listed_id, listed_job in answer.jobs.items()
         if listed_id.startswith(f"{array_number}_")
     )
-    if task_number and is_array_known and own_verdict.state == "pending" and answer.has_accounting:
+    if task_number and is_array_known and verdict.state == "pending" and answer.has_accounting:
         return JudgedState(
             "cancelled", f"removed from Slurm's queue: Slurm lists other tasks of the array {array_number}, but not it"
         )

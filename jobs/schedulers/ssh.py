@@ -107,13 +107,13 @@ def _find_free_nodes(
     user_clauses: list[str] = []
     free_nodes = list(_lock_nodes(worker_nodes, locks_by_node, lock_stack, user_clauses))
     while len(chosen_nodes) < node_count and free_nodes:
-        nodes, free_nodes = free_nodes[: node_count - len(chosen_nodes)], free_nodes[node_count - len(chosen_nodes) :]
-        with ThreadPoolExecutor(max_workers=len(nodes)) as pool:
-            login_errors = list(pool.map(lambda node: _try_login(node, run_dir), nodes))
-        chosen_nodes += [node for node, login_error in zip(nodes, login_errors, strict=True) if not login_error]
+        asked_nodes, free_nodes = free_nodes[: node_count - len(chosen_nodes)], free_nodes[node_count - len(chosen_nodes) :]
+        with ThreadPoolExecutor(max_workers=len(asked_nodes)) as thread_pool:
+            login_errors = list(thread_pool.map(lambda node: _try_login(node, run_dir), asked_nodes))
+        chosen_nodes += [node for node, login_error in zip(asked_nodes, login_errors, strict=True) if not login_error]
         silent_clauses += [
             f"{node.name} does not answer ({login_error})"
-            for node, login_error in zip(nodes, login_errors, strict=True)
+            for node, login_error in zip(asked_nodes, login_errors, strict=True)
             if login_error
         ]
     return chosen_nodes, "; ".join(silent_clauses or ["waits for free nodes", *user_clauses])
@@ -129,8 +129,8 @@ def _lock_nodes(
     for node in worker_nodes:
         try:
             locks_by_node[node.name] = lock_stack.enter_context(node_lock.hold_lock("node", node.host, _raise_node_in_use))
-        except NodeInUse as in_use:
-            user_clauses += [f"{node.name} is used by {in_use}"] if str(in_use) else []
+        except NodeInUse as node_in_use:
+            user_clauses += [f"{node.name} is used by {node_in_use}"] if str(node_in_use) else []
         else:
             yield node
 
@@ -145,15 +145,15 @@ def _try_login(node: InventoryNode, run_dir: RunDir) -> str:
     run_dir.log.mkdir(exist_ok=True)
     log_path = run_dir.log / f"ssh.{node.name}.log"
     log_path.unlink(missing_ok=True)
-    output_mark = secrets.token_hex(8)
-    argv = make_login_argv(node, log_path, "true", output_mark)
+    start_mark = secrets.token_hex(8)
+    argv = make_login_argv(node, log_path, "true", start_mark)
     try:
         login_result = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"not within {ANSWER_S:g} s"
-    if f"{output_mark}\n" in login_result.stdout:
+    if f"{start_mark}\n" in login_result.stdout:
         return ""
     return read_last_ssh_line(log_path) or describe_lost_command(
         node.name, login_result.returncode, login_result.stdout, login_result.stderr

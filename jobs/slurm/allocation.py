@@ -8,7 +8,7 @@ import msgspec
 
 from jobs import claim
 from jobs.slurm import states
-from jobs.slurm.commands import call_slurm, own_cluster
+from jobs.slurm.commands import call_slurm, read_own_cluster
 from shardlab.errors import InputError
 
 _NODES_PATTERN = re.compile(r"\bNumNodes=(\d+)")
@@ -20,30 +20,32 @@ _GPUS_PATTERN = re.compile(r"\b(?:AllocTRES|TRES)=\S*\bgres/gpu=(\d+)")
 class Allocation(msgspec.Struct, frozen=True):
     """The resources of a Slurm allocation."""
 
-    nodes: int
+    node_count: int
     gpus_per_node: int
 
 
 def read_own_allocation() -> Allocation:
     """The allocation of this process. Raises InputError if this process is not in an allocation."""
-    if not claim.current_job_id():
+    if not claim.read_own_job_id():
         raise InputError(
             "--in-allocation: this process is in no job of Slurm (SLURM_JOB_ID is not set); start it inside `salloc` or in a "
             "notebook's job, or leave --in-allocation out."
         )
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", claim.current_job_id()], cluster=own_cluster())
-    allocation = parse_allocation(answer.stdout)
-    if answer.code != 0 or allocation is None:
-        raise InputError(f"--in-allocation: Slurm does not say what the job {claim.current_job_id()} has: {answer.error_line}.")
+    output = call_slurm(["scontrol", "--oneliner", "show", "job", claim.read_own_job_id()], cluster=read_own_cluster())
+    allocation = parse_allocation(output.stdout)
+    if output.exit_code != 0 or allocation is None:
+        raise InputError(
+            f"--in-allocation: Slurm does not say what the job {claim.read_own_job_id()} has: {output.error_line}."
+        )
     return allocation
 
 
-def has_ended(job: str) -> bool:
+def has_ended(job_id: str) -> bool:
     """Whether an allocation has ended or is ending. False if Slurm does not answer."""
-    answer = call_slurm(["scontrol", "--oneliner", "show", "job", job], cluster=own_cluster())
-    if answer.code != 0:
-        return _UNKNOWN_JOB in answer.stderr
-    state_match = _STATE_PATTERN.search(answer.stdout)
+    output = call_slurm(["scontrol", "--oneliner", "show", "job", job_id], cluster=read_own_cluster())
+    if output.exit_code != 0:
+        return _UNKNOWN_JOB in output.stderr
+    state_match = _STATE_PATTERN.search(output.stdout)
     return state_match is not None and (state_match[1] in states.RUN_STATE_BY_END or state_match[1] == "COMPLETING")
 
 

@@ -40,10 +40,10 @@ class OutageWatch:
     def __init__(self) -> None:
         self._next_question = self._outage_end = float("-inf")
 
-    def is_away(self) -> bool:
+    def was_recently_down(self) -> bool:
         """Whether the controller does not answer, or did not answer at some moment of the last RECOVERY_S seconds."""
         if time.monotonic() >= self._next_question:
-            if is_down():
+            if is_controller_down():
                 self._outage_end = time.monotonic() + RECOVERY_S
             self._next_question = time.monotonic() + QUESTION_INTERVAL_S
         return time.monotonic() < self._outage_end
@@ -52,7 +52,7 @@ class OutageWatch:
 class SlurmOutput(msgspec.Struct, frozen=True):
     """The result of a command of Slurm."""
 
-    code: int | None
+    exit_code: int | None
     """The exit code; None if the command did not end within its time limit."""
     stdout: str
     stderr: str
@@ -61,13 +61,13 @@ class SlurmOutput(msgspec.Struct, frozen=True):
     def ends_own_job(self) -> bool:
         """Of a command that requeues the job of this process: whether Slurm ends this process now. Slurm then ends the command
         too, so a command that Slurm's signals ended also counts."""
-        return self.code in (0, *_ENDED_BY_SIGNAL)
+        return self.exit_code in (0, *_ENDED_BY_SIGNAL)
 
     @property
     def error_line(self) -> str:
         """The last line of the error output, without the name of the command."""
         error_lines = [line for line in self.stderr.splitlines() if line.strip()]
-        return _COMMAND_PREFIX.sub("", error_lines[-1]).strip() if error_lines else f"exit code {self.code}"
+        return _COMMAND_PREFIX.sub("", error_lines[-1]).strip() if error_lines else f"exit code {self.exit_code}"
 
     def find_error_line(self, pattern: re.Pattern[str]) -> str | None:
         """The first line of the error output in which the pattern is found, without the name of the command; None if the
@@ -83,8 +83,8 @@ class ControllerUnreachable(ShardlabError):
     what is not certain yet.
     """
 
-    def __init__(self, why: str, certain: str) -> None:
-        super().__init__(f"Slurm does not answer: {why}. {certain}")
+    def __init__(self, why: str, certain_sentences: str) -> None:
+        super().__init__(f"Slurm does not answer: {why}. {certain_sentences}")
         self.why = why
 
 
@@ -93,7 +93,7 @@ def has_slurm_commands() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def forget_job() -> None:
+def remove_job_variables() -> None:
     """Remove the variables of a Slurm job from the environment of this process and of the processes that it starts.
 
     A run that Slurm does not start may be started in the shell of a job (`srun --pty bash`), or in a container inside a job.
@@ -107,7 +107,7 @@ def forget_job() -> None:
         del os.environ[variable]
 
 
-def own_cluster() -> str | None:
+def read_own_cluster() -> str | None:
     """The cluster of the job in which this process runs; None outside of a job."""
     return os.environ.get(CLUSTER_VARIABLE) or None
 
@@ -118,7 +118,7 @@ def _needs_option(cluster: str | None) -> bool:
     The nodes of a cluster address their own cluster. With the option --clusters, a command would ask Slurm's database, which
     nodes may not reach and some sites do not have. A process inside `salloc` may run on the login node of another cluster.
     """
-    if cluster is None or cluster != own_cluster():
+    if cluster is None or cluster != read_own_cluster():
         return cluster is not None
     return "SLURMD_NODENAME" not in os.environ and read_setting("ClusterName", limit_s=QUESTION_INTERVAL_S) not in ("", cluster)
 
@@ -139,11 +139,11 @@ def call_slurm(
     }
     # Slurm prints times as seconds since the epoch, so the time zones of this machine and of the controller do not matter, and
     # prints the list of an array's tasks in full length.
-    environment = inherited_variables | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+    variables = inherited_variables | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
     deadline = time.monotonic() + limit_s
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables
         )
     except FileNotFoundError:
         raise ShardlabError(f"this machine has no command {argv[0]}; run this on a machine with Slurm's commands.") from None
@@ -159,26 +159,26 @@ def call_slurm(
                     return SlurmOutput(process.returncode, output_text, error_output.decode("utf-8", "replace"))
                 except subprocess.TimeoutExpired as timeout_error:
                     output, error_output = timeout_error.stdout or b"", timeout_error.stderr or b""
-                answer = SlurmOutput(None, output.decode("utf-8", "replace"), error_output.decode("utf-8", "replace"))
+                partial_output = SlurmOutput(None, output.decode("utf-8", "replace"), error_output.decode("utf-8", "replace"))
                 if time.monotonic() >= deadline or (
-                    enough_pattern is not None and answer.find_error_line(enough_pattern) is not None
+                    enough_pattern is not None and partial_output.find_error_line(enough_pattern) is not None
                 ):
-                    return answer
+                    return partial_output
         finally:
             process.kill()  # does nothing if the process has ended
 
 
-def is_down() -> bool:
+def is_controller_down() -> bool:
     """Whether `scontrol ping` says that no controller of this job's cluster is up. False if `scontrol` says nothing."""
-    output = call_slurm(["scontrol", "ping"], cluster=own_cluster()).stdout
+    output = call_slurm(["scontrol", "ping"], cluster=read_own_cluster()).stdout
     return " is DOWN" in output and " is UP" not in output
 
 
 def read_setting(name: str, *, cluster: str | None = None, limit_s: float = COMMAND_LIMIT_S) -> str:
     """The value of an entry of the controller's configuration, such as ClusterName; '' if it cannot be read. cluster: as in
     `call_slurm`."""
-    answer = call_slurm(["scontrol", "show", "config"], cluster=cluster, limit_s=limit_s)
-    for line in answer.stdout.splitlines() if answer.code == 0 else ():
+    output = call_slurm(["scontrol", "show", "config"], cluster=cluster, limit_s=limit_s)
+    for line in output.stdout.splitlines() if output.exit_code == 0 else ():
         setting_name, _, setting_value = line.partition("=")
         if setting_name.strip() == name:
             return setting_value.strip()

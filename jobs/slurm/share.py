@@ -17,7 +17,7 @@ from shardlab.remote.login_shell import login_shell_argv
 from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
 from shardlab.terminal.notation import format_amount
 
-ANSWER_S = 10.0
+SSHARE_LIMIT_S = 10.0
 SSHARE_COLUMNS = "Account,User,GrpTRESMins,GrpTRESRaw"  # the limit (GrpTRESMins) and the use (GrpTRESRaw) are in minutes
 # names with other characters are not printed, because the text comes from another machine
 ACCOUNT_PATTERN = re.compile(r"[A-Za-z0-9_.@+-]{1,128}")
@@ -52,11 +52,11 @@ def read_shares(account: str | None, cluster: str | None) -> list[AccountShare]:
     """
     if shutil.which("sshare") is None:
         return []
-    answer = call_slurm(_make_sshare_argv(account), cluster=cluster, limit_s=ANSWER_S)
-    return parse_shares(answer.stdout, account) if answer.code == 0 else []
+    output = call_slurm(_make_sshare_argv(account), cluster=cluster, limit_s=SSHARE_LIMIT_S)
+    return parse_shares(output.stdout, account) if output.exit_code == 0 else []
 
 
-def read_site_shares(address: Address, account: str | None, cluster: str | None) -> list[AccountShare]:
+def read_shares_over_ssh(address: Address, account: str | None, cluster: str | None) -> list[AccountShare]:
     """As `read_shares`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open.
     If no connection is open, returns an empty list, so that nobody is asked to log in."""
     ssh_words = ssh_command(address)
@@ -65,12 +65,12 @@ def read_site_shares(address: Address, account: str | None, cluster: str | None)
     sshare_command = shlex.join(address_cluster(_make_sshare_argv(account), cluster))
     ssh_argv = [*ssh_words, wrap_for_any_shell(shlex.join(login_shell_argv(sshare_command)))]
     try:
-        answer = subprocess.run(
-            ssh_argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True
+        ssh_result = subprocess.run(
+            ssh_argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=SSHARE_LIMIT_S, check=False, start_new_session=True
         )
     except subprocess.TimeoutExpired:
         return []
-    return parse_shares(answer.stdout.decode("utf-8", "replace"), account) if answer.returncode == 0 else []
+    return parse_shares(ssh_result.stdout.decode("utf-8", "replace"), account) if ssh_result.returncode == 0 else []
 
 
 def _make_sshare_argv(account: str | None) -> list[str]:
@@ -82,19 +82,16 @@ def parse_shares(sshare_output: str, account: str | None) -> list[AccountShare]:
     """For each resource that is limited, the share with the fewest hours left, from the text that sshare printed."""
     fewest_by_resource: dict[str, AccountShare] = {}
     for line in sshare_output.splitlines():
-        row_columns = line.split("|")
-        if len(row_columns) != len(SSHARE_COLUMNS.split(",")):
+        columns = line.split("|")
+        if len(columns) != len(SSHARE_COLUMNS.split(",")):
             continue
-        account_name = row_columns[0].strip()  # sshare indents the name by its depth in the tree of accounts
+        account_name = columns[0].strip()  # sshare indents the name by its depth in the tree of accounts
         if ACCOUNT_PATTERN.fullmatch(account_name) is None or account not in (None, account_name):
             continue
-        limit_minutes, used_minutes = (_parse_minutes(column) for column in row_columns[2:])
-        for resource, limit_of_resource in limit_minutes.items():
+        limit_minutes, used_minutes = (_parse_minutes(column) for column in columns[2:])
+        for resource, resource_minutes in limit_minutes.items():
             share = AccountShare(
-                account_name,
-                resource,
-                max(0.0, limit_of_resource - used_minutes.get(resource, 0.0)) / 60,
-                limit_of_resource / 60,
+                account_name, resource, max(0.0, resource_minutes - used_minutes.get(resource, 0.0)) / 60, resource_minutes / 60
             )
             if resource not in fewest_by_resource or share.left < fewest_by_resource[resource].left:
                 fewest_by_resource[resource] = share

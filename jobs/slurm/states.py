@@ -23,7 +23,7 @@ RUN_STATE_BY_END = {
 }
 # After these states, Slurm may start the job again. The accounting shows the new start only some seconds later.
 RESTARTABLE_STATES = {"PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
-END_CLAUSES = {
+CLAUSE_BY_END_STATE = {
     "TIMEOUT": "Slurm ended the job at its time limit",
     "DEADLINE": "Slurm ended the job at its deadline",
     "OUT_OF_MEMORY": "out of host memory: Slurm saw the kernel's OOM killer end a process of the job",

@@ -29,10 +29,10 @@ from shardlab.runs.state import FINAL_STATES, find_last_sending
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
-LOOK_INTERVAL_S = 1.0
+SEARCH_INTERVAL_S = 1.0
 MESSAGE_TIMEOUTS = 3  # number of Slurm's message timeouts during which a late answer may still arrive
 MOST_NAMED_RUNS = 20  # the most runs that a line names, because a terminal may cut longer lines
-Kind = Literal["one", "array", "pack"]
+SubmissionKind = Literal["one", "array", "pack"]
 SubmitOption = Annotated[str, msgspec.Meta(pattern=r"^--(output|array|dependency)=")]  # the options that `jobs submit` adds
 _NON_TOKEN_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 _JOB_ID_PATTERN = re.compile(rf"^(\d+)(?:;({SLURM_CLUSTER_PATTERN[1:-2]}))?\Z")
@@ -53,7 +53,7 @@ class Submission(msgspec.Struct, kw_only=True):
 
     schema: Count = 1
     token: Token
-    kind: Kind
+    kind: SubmissionKind
     runs: list[RunId]
     """In the order of the array's tasks (kind `array`), or in the order in which they start (kind `pack`)."""
     script: Annotated[str, msgspec.Meta(pattern=r"^/")]
@@ -65,7 +65,7 @@ class Submission(msgspec.Struct, kw_only=True):
     job: JobNumber | None = None
     why: str = ""
 
-    def job_id_at(self, position: int) -> str | None:
+    def find_job_id(self, position: int) -> str | None:
         """Slurm's number of the job or array task that executes the run at this position in `runs`."""
         return f"{self.job}_{position}" if self.kind == "array" and self.job else self.job
 
@@ -83,7 +83,7 @@ class SlurmLimitReached(JobRefused):
         self.why = why
 
 
-def submissions_folder(workspace: Workspace) -> Path:
+def find_submissions_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains the submission files."""
     return workspace.shardlab_folder / "submissions"
 
@@ -95,10 +95,10 @@ def make_token(token_prefix: str) -> str:
 
 def record_intent(workspace: Workspace, submission: Submission) -> None:
     """Record the submission in the workspace before it is sent to Slurm. Raises WorkspaceError."""
-    files.make_folder(submissions_folder(workspace))
+    files.make_folder(find_submissions_folder(workspace))
     _write_submission(workspace, submission)
-    for position, run in enumerate(submission.runs):
-        _record_event(workspace, run, "submitting", **_describe_sending(submission, position))
+    for position, run_id in enumerate(submission.runs):
+        _record_event(workspace, run_id, "submitting", **_describe_sending(submission, position))
 
 
 def send_submission(workspace: Workspace, submission: Submission) -> None:
@@ -134,7 +134,7 @@ def find_unreadable(workspace: Workspace) -> dict[str, str]:
 
 
 def _list_submission_files(workspace: Workspace) -> list[Path]:
-    return sorted(submissions_folder(workspace).glob("*.json"))
+    return sorted(find_submissions_folder(workspace).glob("*.json"))
 
 
 def _read_submission(path: Path) -> Submission | str | None:
@@ -163,10 +163,10 @@ def _describe_damage_and_remedy(workspace: Workspace, token: str, damage: str) -
             "has for them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
             f"{cancel_commands}"
         )
-    ids = " ".join(waiting_ids)
+    ids_text = " ".join(waiting_ids)
     return (
-        f"{damage}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {ids}. "
-        f"Restore the file; or withdraw the runs with `jobs cancel {ids}` (a job that Slurm has for them then does "
+        f"{damage}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {ids_text}. "
+        f"Restore the file; or withdraw the runs with `jobs cancel {ids_text}` (a job that Slurm has for them then does "
         "nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
     )
 
@@ -213,7 +213,7 @@ def settle_submission(workspace: Workspace, submission: Submission) -> str:
     return f"{submission.token}: Slurm did not have this job; it was submitted now as job {submission.job}."
 
 
-def _find_out_outcome(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> None:
+def _find_out_outcome(workspace: Workspace, submission: Submission, output: SlurmOutput) -> None:
     """Handle an answer that does not say whether the job exists: look for the job as long as Slurm may still create it."""
     deadline = time.monotonic() + MESSAGE_TIMEOUTS * read_number_setting("MessageTimeout", 10, submission.cluster)
     while True:
@@ -221,26 +221,26 @@ def _find_out_outcome(workspace: Workspace, submission: Submission, answer: Slur
             return
         if time.monotonic() > deadline:
             break
-        time.sleep(LOOK_INTERVAL_S)
-    if answer.find_error_line(_BUSY_PATTERN) is not None:
-        raise _record_refusal(workspace, submission, answer)
+        time.sleep(SEARCH_INTERVAL_S)
+    if output.find_error_line(_BUSY_PATTERN) is not None:
+        raise _record_refusal(workspace, submission, output)
     if _call_sbatch(workspace, submission) is not None:
-        raise _make_unknown_outcome_error(submission, answer.error_line)
+        raise _make_unknown_outcome_error(submission, output.error_line)
 
 
 def _call_sbatch(workspace: Workspace, submission: Submission) -> SlurmOutput | None:
     """Call sbatch. Returns None if Slurm created the job, or the output of sbatch if the output does not say whether the job
     exists. Raises JobRefused."""
     argv = ["sbatch", "--parsable", f"--job-name={submission.token}", *submission.options, submission.script]
-    answer = call_slurm(argv, cluster=submission.cluster, enough_pattern=_BUSY_PATTERN)
-    if answer.code == 0 and (match := _JOB_ID_PATTERN.match(answer.stdout.strip())):
+    output = call_slurm(argv, cluster=submission.cluster, enough_pattern=_BUSY_PATTERN)
+    if output.exit_code == 0 and (id_match := _JOB_ID_PATTERN.match(output.stdout.strip())):
         # sbatch prints the cluster only if a cluster was named. The user's own template may name another cluster.
-        submission.cluster = match[2] or submission.cluster
-        _record_sent(workspace, submission, match[1])
+        submission.cluster = id_match[2] or submission.cluster
+        _record_sent(workspace, submission, id_match[1])
         return None
-    if answer.code == 0 or query.is_unanswered(answer):
-        return answer
-    raise _record_refusal(workspace, submission, answer)
+    if output.exit_code == 0 or query.is_unanswered(output):
+        return output
+    raise _record_refusal(workspace, submission, output)
 
 
 def _adopt_job(workspace: Workspace, submission: Submission) -> bool:
@@ -271,18 +271,18 @@ def _make_unknown_outcome_error(submission: Submission, why: str) -> ControllerU
     )
 
 
-def _record_sent(workspace: Workspace, submission: Submission, job: str) -> None:
+def _record_sent(workspace: Workspace, submission: Submission, job_number: str) -> None:
     """Record the job's number in the events of its runs, then record the submission as sent. This order matters, because a
     submission that is recorded as sent is not examined again."""
-    submission.state, submission.job = "sent", job
-    for position, run in enumerate(submission.runs):
+    submission.state, submission.job = "sent", job_number
+    for position, run_id in enumerate(submission.runs):
         _record_event(
             workspace,
-            run,
+            run_id,
             "submitted",
             **_describe_sending(submission, position),
             kind=submission.kind,
-            job=submission.job_id_at(position),
+            job=submission.find_job_id(position),
         )
     _write_submission(workspace, submission)
 
@@ -293,14 +293,14 @@ def _describe_sending(submission: Submission, position: int) -> dict[str, Any]:
     return {"scheduler": "slurm", "token": submission.token, "position": position, **cluster}
 
 
-def _record_refusal(workspace: Workspace, submission: Submission, answer: SlurmOutput) -> JobRefused:
-    limit_line = answer.find_error_line(LIMIT_PATTERN)
-    why = limit_line or answer.error_line
+def _record_refusal(workspace: Workspace, submission: Submission, output: SlurmOutput) -> JobRefused:
+    limit_line = output.find_error_line(LIMIT_PATTERN)
+    why = limit_line or output.error_line
     submission.state, submission.why = "refused", why
     _write_submission(workspace, submission)
     sentence = f"Slurm rejected the job because of a limit: {why}" if limit_line else f"Slurm rejected the job: {why}"
-    for run in submission.runs:
-        _record_event(workspace, run, "refused", sync=True, why=sentence, token=submission.token)
+    for run_id in submission.runs:
+        _record_event(workspace, run_id, "refused", sync=True, why=sentence, token=submission.token)
     # The submission file is removed, because the events of the runs record the refusal. Otherwise, a command that waits at a
     # limit for days would leave a file for each try.
     _remove_files(workspace, submission)
@@ -316,7 +316,7 @@ def _record_event(workspace: Workspace, run_id: str, event_kind: str, *, sync: b
 
 
 def _remove_files(workspace: Workspace, submission: Submission) -> None:
-    shutil.rmtree(submissions_folder(workspace) / submission.token, ignore_errors=True)
+    shutil.rmtree(find_submissions_folder(workspace) / submission.token, ignore_errors=True)
     _make_submission_path(workspace, submission).unlink(missing_ok=True)
 
 
@@ -326,4 +326,4 @@ def _write_submission(workspace: Workspace, submission: Submission) -> None:
 
 
 def _make_submission_path(workspace: Workspace, submission: Submission) -> Path:
-    return submissions_folder(workspace) / f"{submission.token}.json"
+    return find_submissions_folder(workspace) / f"{submission.token}.json"

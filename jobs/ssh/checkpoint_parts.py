@@ -29,7 +29,7 @@ STAGING_FOLDER = (
 class StoredCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint from which a run may resume."""
 
-    run: RunDir
+    old_run_dir: RunDir
     """The old run that wrote the checkpoint."""
     path: Path
     manifest: CheckpointManifest
@@ -51,7 +51,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         return [
             rank
             for rank in range(self.manifest.world)
-            if not any(record.step == step and not record.warmup for record in self.run.steps(rank).records)
+            if not any(record.step == step and not record.warmup for record in self.old_run_dir.steps(rank).records)
         ]
 
 
@@ -63,7 +63,7 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
     must end. A damaged checkpoint is skipped, which is recorded as an event. Raises ShardlabError if no checkpoint is usable,
     or if a node that has a part of the checkpoint does not answer.
     """
-    reasons: list[str] = []
+    unusable_reasons: list[str] = []
     for old_run in (RunDir(run_dir.path.parent / run_id) for run_id in run.resume):
         for checkpoint_path in checkpoint.complete_checkpoints(old_run.path):
             manifest = checkpoint.read_manifest(checkpoint_path)
@@ -77,10 +77,10 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
                 if not unusable_reason:
                     return stored_checkpoint
             run_dir.write_event("attempt", "checkpoint_passed_over", why=unusable_reason)
-            reasons.append(unusable_reason)
+            unusable_reasons.append(unusable_reason)
     if not run.resume:
         return None
-    reasons_text = "; ".join(reasons) or "they have no checkpoint on this node"
+    reasons_text = "; ".join(unusable_reasons) or "they have no checkpoint on this node"
     raise ShardlabError(
         f"cannot resume from {', '.join(run.resume)}: {reasons_text}. `jobs submit` starts the cell from step 0."
     )
@@ -96,31 +96,31 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
     if not faulty_files and not stored_checkpoint.find_late_ranks():
         return ""
     workspace = Workspace(run_dir.path.parent.parent)
-    placed_on = placement.read_placement(stored_checkpoint.run.events())
-    nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
-    runs_folder, old_run = run_dir.path.parent, stored_checkpoint.run
-    absent_nodes = []
-    for node_name in placed_on.nodes if placed_on is not None else ():
+    old_placement = placement.read_placement(stored_checkpoint.old_run_dir.events())
+    node_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
+    runs_folder, old_run_dir = run_dir.path.parent, stored_checkpoint.old_run_dir
+    absent_node_errors = []
+    for node_name in old_placement.nodes if old_placement is not None else ():
         if must_stop():
             return ""
         staging_folder = run_dir.path / STAGING_FOLDER / node_name
         files.make_folder(staging_folder)
         wanted_paths = [stored_checkpoint.path / file.name for file in faulty_files]
         if stored_checkpoint.needs_records:
-            wanted_paths += [old_run.steps_file(rank) for rank in range(stored_checkpoint.manifest.world)]
-        file_names = [str(path.relative_to(runs_folder)) for path in wanted_paths]
+            wanted_paths += [old_run_dir.steps_file(rank) for rank in range(stored_checkpoint.manifest.world)]
+        wanted_names = [str(path.relative_to(runs_folder)) for path in wanted_paths]
         try:
-            if node_name not in nodes_by_name:
+            if node_name not in node_by_name:
                 raise NodeLost(node_name, "the inventory does not list it any more")
-            node_transfer.fetch_files(nodes_by_name[node_name], workspace, file_names, staging_folder, must_stop)
+            node_transfer.fetch_files(node_by_name[node_name], workspace, wanted_names, staging_folder, must_stop)
         except NodeLost as node_lost_error:
-            absent_nodes.append(str(node_lost_error))
+            absent_node_errors.append(str(node_lost_error))
         faulty_files = _place_files(
             stored_checkpoint, staging_folder / stored_checkpoint.path.relative_to(runs_folder), faulty_files
         )
-        _place_records(old_run, staging_folder / old_run.run_id / "steps")
+        _place_records(old_run_dir, staging_folder / old_run_dir.run_id / "steps")
         shutil.rmtree(staging_folder.parent, ignore_errors=True)
-    return _explain_unusable(stored_checkpoint, faulty_files, absent_nodes)
+    return _explain_unusable(stored_checkpoint, faulty_files, absent_node_errors)
 
 
 def _explain_unusable(
@@ -132,7 +132,7 @@ def _explain_unusable(
     fault_clause = f"{len(faulty_files)} of its {len(stored_checkpoint.manifest.files)} files are missing or damaged"
     if not faulty_files:
         fault_clause = f"the step records of {len(late_ranks)} of its {stored_checkpoint.manifest.world} ranks end before it"
-    why = f"the checkpoint at step {stored_checkpoint.manifest.step} of {stored_checkpoint.run.run_id}: {fault_clause}"
+    why = f"the checkpoint at step {stored_checkpoint.manifest.step} of {stored_checkpoint.old_run_dir.run_id}: {fault_clause}"
     if absent:
         raise ShardlabError(f"cannot resume from {why} ({'; '.join(absent)}). Run `jobs retry` again when the node answers.")
     return why
@@ -152,11 +152,11 @@ def _place_files(
     return [file for file in faulty_files if file not in intact_files]
 
 
-def _place_records(old_run: RunDir, arrived_folder: Path) -> None:
+def _place_records(old_run_dir: RunDir, arrived_folder: Path) -> None:
     """Replace each file of step records on this machine by the file of the same name in the folder `arrived_folder`, if the
     arrived file begins with the same records."""
     for record_name in files.list_names(arrived_folder):
-        own_path = old_run.path / "steps" / record_name
+        own_path = old_run_dir.path / "steps" / record_name
         with files.as_workspace_error("write"):
             if not own_path.exists() or part_files.is_beginning(own_path, arrived_folder / record_name):
                 files.move_into_place(arrived_folder / record_name, own_path)

@@ -63,9 +63,9 @@ def send_run_files(run_dir: RunDir, run: Run, nodes: Sequence[InventoryNode], mu
     files.write_new(run_dir.path / TOKEN_FILE, token.encode())
     stored_checkpoint = checkpoint_parts.gather_checkpoint(run_dir, run, must_stop)
     with ThreadPoolExecutor(max_workers=len(nodes)) as thread_pool:
-        answers = list(thread_pool.map(lambda node: _prepare_node(workspace, run_dir, node, token), nodes))
-        _must_be_separate(run_dir, nodes, answers)
-        other_nodes = [node for node, answer in zip(nodes, answers, strict=True) if answer != "own"]
+        node_answers = list(thread_pool.map(lambda node: _prepare_node(workspace, run_dir, node, token), nodes))
+        _must_be_separate(run_dir, nodes, node_answers)
+        other_nodes = [node for node, answer in zip(nodes, node_answers, strict=True) if answer != "own"]
         for transfer_future in [
             thread_pool.submit(_send_to_node, workspace, run_dir, run, node, stored_checkpoint, must_stop)
             for node in other_nodes
@@ -87,18 +87,18 @@ def _send_to_node(
         if _is_rendered(run_dir.path / file_name)
     ]
     file_names += [os.path.relpath(run.source, workspace.path)] if run.source is not None else []
-    names: dict[str, WantedIf] = dict.fromkeys(file_names, "different")
+    wanted_by_path: dict[str, WantedIf] = dict.fromkeys(file_names, "different")
     if stored_checkpoint is not None:
-        old_run = stored_checkpoint.run
-        old_folder = f"runs/{old_run.run_id}"
-        names[f"{old_folder}/{stored_checkpoint.path.relative_to(old_run.path)}"] = "different"
+        old_run_dir = stored_checkpoint.old_run_dir
+        old_folder = f"runs/{old_run_dir.run_id}"
+        wanted_by_path[f"{old_folder}/{stored_checkpoint.path.relative_to(old_run_dir.path)}"] = "different"
         # Files that the node has already are kept, because the node wrote them itself. Only its files of step records are
         # replaced, if they end earlier than the files on this machine.
-        events = [file_name for file_name in files.list_names(old_run.path) if file_name.startswith("events.")]
-        names |= dict.fromkeys((f"{old_folder}/{file_name}" for file_name in ("run.json", *events)), "missing")
-        if (old_run.path / "steps").exists():
-            names[f"{old_folder}/steps"] = "longer"
-    node_transfer.send_files(node, workspace, names, must_stop)
+        event_names = [file_name for file_name in files.list_names(old_run_dir.path) if file_name.startswith("events.")]
+        wanted_by_path |= dict.fromkeys((f"{old_folder}/{file_name}" for file_name in ("run.json", *event_names)), "missing")
+        if (old_run_dir.path / "steps").exists():
+            wanted_by_path[f"{old_folder}/steps"] = "longer"
+    node_transfer.send_files(node, workspace, wanted_by_path, must_stop)
 
 
 def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, token: str) -> str:
@@ -116,22 +116,22 @@ def _prepare_node(workspace: Workspace, run_dir: RunDir, node: InventoryNode, to
     if ssh_result.returncode == 255:
         raise NodeLost(node.name, read_last_ssh_line(log_path) or "the connection broke")
     output_lines = ssh_result.stdout.decode("utf-8", "replace").splitlines()
-    answer = next((line.removeprefix(f"{token} ") for line in output_lines if line.startswith(f"{token} ")), "")
-    if ssh_result.returncode or not answer:
+    script_answer = next((line.removeprefix(f"{token} ") for line in output_lines if line.startswith(f"{token} ")), "")
+    if ssh_result.returncode or not script_answer:
         failure_reason = error_lines[-1] if error_lines else f"exit code {ssh_result.returncode}"
         raise ShardlabError(
             f"{node.name}: cannot make the folder {run_dir.path} ({failure_reason}). "
             "`provision` makes the folder of the workspaces on each node."
         )
-    return answer
+    return script_answer
 
 
-def _must_be_separate(run_dir: RunDir, nodes: Sequence[InventoryNode], answers: Sequence[str]) -> None:
+def _must_be_separate(run_dir: RunDir, nodes: Sequence[InventoryNode], node_answers: Sequence[str]) -> None:
     """Raises ShardlabError if two of the nodes share the run's folder: each of them would treat the files of the other node as
     its own."""
-    own_names = [node.name for node, answer in zip(nodes, answers, strict=True) if answer == "own"]
-    sharing_names = own_names if len(own_names) > 1 else []
-    for node, answer in zip(nodes, answers, strict=True):
+    first_node_names = [node.name for node, answer in zip(nodes, node_answers, strict=True) if answer == "own"]
+    sharing_names = first_node_names if len(first_node_names) > 1 else []
+    for node, answer in zip(nodes, node_answers, strict=True):
         if not sharing_names and answer.startswith("shared "):
             sharing_names = [*(other_node.name for other_node in nodes if answer == f"shared {other_node.name}"), node.name]
     if sharing_names:

@@ -20,37 +20,37 @@ LONGEST_COMMAND = 200  # characters of a command line that a message shows
 
 
 @contextlib.contextmanager
-def hold_lock(kind: str, host: str, handle_busy: Callable[[int], object]) -> Iterator[int]:
+def hold_lock(lock_kind: str, host: str, handle_busy: Callable[[int], object]) -> Iterator[int]:
     """Hold the lock of a node during the block; yield the descriptor of the lock file.
 
-    kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. handle_busy: as in
-    `files.hold_lock`. Raises WorkspaceError, and what `handle_busy` raises.
+    lock_kind: `node` on the machine that starts runs, `run` on the node itself. host: the address of the node. handle_busy: as
+    in `files.hold_lock`. Raises WorkspaceError, and what `handle_busy` raises.
     """
-    lock_name = f"shardlab-{kind}-{host.replace(':', '_')}.lock"
+    lock_name = f"shardlab-{lock_kind}-{host.replace(':', '_')}.lock"
     with contextlib.ExitStack() as exit_stack:
         try:
-            lock = exit_stack.enter_context(files.hold_lock(LOCK_FOLDER / lock_name, handle_busy))
+            lock_descriptor = exit_stack.enter_context(files.hold_lock(LOCK_FOLDER / lock_name, handle_busy))
         except WorkspaceError:
-            own_locks = own_folder.make_own_folder(LOCK_FOLDER, f"shardlab-locks-{os.geteuid()}")
-            lock = exit_stack.enter_context(files.hold_lock(own_locks / lock_name, handle_busy))
+            own_lock_folder = own_folder.make_own_folder(LOCK_FOLDER, f"shardlab-locks-{os.geteuid()}")
+            lock_descriptor = exit_stack.enter_context(files.hold_lock(own_lock_folder / lock_name, handle_busy))
         with contextlib.suppress(PermissionError):  # another user owns the lock file
-            os.fchmod(lock, 0o644)  # whatever the umask, other users may lock the file, and may not write to it
-            os.utime(lock)  # keep the lock file new: systemd removes old files from /tmp
-        yield lock
+            os.fchmod(lock_descriptor, 0o644)  # whatever the umask, other users may lock the file, and may not write to it
+            os.utime(lock_descriptor)  # keep the lock file new: systemd removes old files from /tmp
+        yield lock_descriptor
 
 
-def find_lock_holder(lock: int) -> tuple[int, str]:
-    """Who holds a lock: (the id of the user, a phrase such as `process 12 of the user bob (python -m jobs ...)`).
+def find_lock_holder(lock_descriptor: int) -> tuple[int, str]:
+    """Who holds a lock_descriptor: (the id of the user, a phrase such as `process 12 of the user bob (python -m jobs ...)`).
 
-    lock: the descriptor of the lock file.
+    lock_descriptor: the descriptor of the lock file.
     """
     import psutil
 
-    lock_status = os.fstat(lock)
+    lock_status = os.fstat(lock_descriptor)
     for line in files.read("/proc/locks").decode().splitlines():
         # a line of a process that waits for a lock has `->` as its kind
-        _, lock_kind, _, _, process_id, locked_file, *_ = line.split()
-        if lock_kind == "FLOCK" and locked_file.endswith(f":{lock_status.st_ino}"):
+        _, kind, _, _, process_id, locked_file, *_ = line.split()
+        if kind == "FLOCK" and locked_file.endswith(f":{lock_status.st_ino}"):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(int(process_id))
                 command_line = " ".join(process.cmdline())[:LONGEST_COMMAND]

@@ -50,18 +50,18 @@ class TaskRequest(msgspec.Struct, frozen=True):
 
     folder: str
     """The run's folder."""
-    command: list[str]
+    launcher_argv: list[str]
     """The command line of the launcher, for jobs.supervisor.step_task."""
     environment: dict[str, str]
-    number: int
+    node_number: int
     """The number of the node in the run, from 0."""
-    hosts: list[str]
+    node_addresses: list[str]
     """The addresses of the run's nodes, in their order."""
-    gpus: int
+    gpu_count: int
     """The number of GPUs that the ranks of this node use."""
-    token: str = ""
+    folder_token: str = ""
     """If the nodes share no folder: the text in the claim, by which a node knows that it is the first node."""
-    packages: str | None = None
+    packages_digest: str | None = None
     """If the nodes share no folder: the digest of the packages that the run was submitted with."""
 
 
@@ -69,27 +69,27 @@ def main() -> int:
     """Read a TaskRequest, execute the task, and return its exit code. Raises ShardlabError."""
     request_line = sys.stdin.buffer.readline()
     request = json_file.decode_standard_input(request_line, TaskRequest, "a request of this version of shardlab")
-    if request.packages not in (None, own_digest := source_digest.digest_installed_packages()):
+    if request.packages_digest not in (None, own_digest := source_digest.digest_installed_packages()):
         raise ShardlabError(
             f"{socket.gethostname()}: its installed packages (digest {own_digest}) are not those of the first node (digest "
-            f"{request.packages}). Run: provision CLUSTER.yaml"
+            f"{request.packages_digest}). Run: provision CLUSTER.yaml"
         )
-    own_host = request.hosts[request.number]
+    own_host = request.node_addresses[request.node_number]
     with node_lock.hold_lock("run", own_host, _wait_for_lock):
-        _write_line(f"ready {_find_free_address(own_host) if request.number == 0 else '-'}")
+        _write_line(f"ready {_find_free_address(own_host) if request.node_number == 0 else '-'}")
         signal.alarm(START_S)  # SIGALRM ends this process if no rendezvous arrives in time
         rendezvous = sys.stdin.buffer.readline().decode().strip()
         signal.alarm(0)
         if not rendezvous:  # the supervisor sends no rendezvous, because another node is not ready
             return 1
         os.chdir(request.folder)
-        task = _start_task(request, rendezvous)
+        task_process = _start_task(request, rendezvous)
         # starts a thread, so it must come after the fork of the task
         record_sender = RecordSender(Path(request.folder)) if _has_own_folder(request) else None
-        exit_code = _supervise_task(task)
+        exit_code = _supervise_task(task_process)
         # Ends the processes that jobs.supervisor.step_task marked with this text, in case jobs.supervisor.step_task was killed
         # before it could end its ranks.
-        node_processes.kill_marked_processes(f"{request.folder}#{request.number}.0")
+        node_processes.kill_marked_processes(f"{request.folder}#{request.node_number}.0")
         if record_sender is not None:
             record_sender.finish()
         _write_line(f"exit {exit_code}")
@@ -127,67 +127,67 @@ class RecordSender:
 
 def _has_own_folder(request: TaskRequest) -> bool:
     """Whether the folder of the run on this node is not the same folder as on the first node."""
-    if not request.token:
+    if not request.folder_token:
         return False
     token_path = Path(request.folder) / TOKEN_FILE
-    return not token_path.exists() or files.read(token_path).decode(errors="replace") != request.token
+    return not token_path.exists() or files.read(token_path).decode(errors="replace") != request.folder_token
 
 
 def _start_task(request: TaskRequest, rendezvous: str) -> subprocess.Popen[bytes]:
-    visible_devices = os.environ.get(VISIBLE_DEVICES_VARIABLE, ",".join(map(str, range(request.gpus))))
+    visible_devices = os.environ.get(VISIBLE_DEVICES_VARIABLE, ",".join(map(str, range(request.gpu_count))))
     environment = {
         **os.environ,
         **request.environment,
         RENDEZVOUS_VARIABLE: rendezvous,
-        NODE_VARIABLE: str(request.number),
-        NODES_VARIABLE: ",".join(request.hosts),
+        NODE_VARIABLE: str(request.node_number),
+        NODES_VARIABLE: ",".join(request.node_addresses),
         VISIBLE_DEVICES_VARIABLE: visible_devices,
     }
-    task_argv = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.command]
+    task_argv = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", request.folder, "--", *request.launcher_argv]
     return node_processes.start_process(task_argv, sys.stderr.fileno(), environment)
 
 
-def _supervise_task(task: subprocess.Popen[bytes]) -> int:
+def _supervise_task(task_process: subprocess.Popen[bytes]) -> int:
     """Wait until the task ends, or end it if the supervisor asks for this or is lost. Returns the exit code of the task."""
     received_signals: list[int] = []
     for signal_number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_number, lambda signal_number, _frame: received_signals.append(signal_number))
-    last_heard = time.monotonic()
+    last_heard_s = time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.buffer, selectors.EVENT_READ)
-        while (exit_code := task.poll()) is None:
+        while (exit_code := task_process.poll()) is None:
             if selector.select(timeout=0.1):
                 if not os.read(sys.stdin.fileno(), 4096):
                     break
-                last_heard = time.monotonic()
-            if received_signals or time.monotonic() > last_heard + MOST_SILENT_S:
+                last_heard_s = time.monotonic()
+            if received_signals or time.monotonic() > last_heard_s + MOST_SILENT_S:
                 break
     # jobs.supervisor.step_task gives its ranks GRACE_S seconds to end, and then needs a moment to end leftover processes
     if exit_code is None:
-        exit_code = node_processes.end_process(task, signal.SIGTERM, node_processes.GRACE_S + 5)
+        exit_code = node_processes.end_process(task_process, signal.SIGTERM, node_processes.GRACE_S + 5)
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
-def _wait_for_lock(lock: int) -> None:
+def _wait_for_lock(lock_descriptor: int) -> None:
     """Wait for the lock of this node until another run on the node has ended. Raises ShardlabError if that run does not end."""
-    deadline = time.monotonic() + MOST_BUSY_S
-    while time.monotonic() < deadline:
+    deadline_s = time.monotonic() + MOST_BUSY_S
+    while time.monotonic() < deadline_s:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             time.sleep(0.2)
-    holder_text = node_lock.find_lock_holder(lock)[1]
-    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {holder_text}.")
+    holder = node_lock.find_lock_holder(lock_descriptor)[1]
+    raise ShardlabError(f"{socket.gethostname()}: another run, which was not started from here, uses this node: {holder}.")
 
 
 def _find_free_address(host: str) -> str:
     """An address of this node with a free port, as HOST:PORT. host: the node's address in the inventory. Raises
     RendezvousError."""
     try:
-        family, socket_kind, _, _, socket_address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        family, socket_kind, _, _, address_to_bind = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket_kind) as listener:
-            listener.bind(socket_address)
+            listener.bind(address_to_bind)
             address, port = listener.getsockname()[:2]
     except OSError as error:
         raise RendezvousError(f"{socket.gethostname()}: cannot listen at its address {host} ({error.strerror}).") from None

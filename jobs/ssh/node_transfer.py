@@ -22,39 +22,39 @@ MustStop = Callable[[], bool]
 NODE_SILENCE_S = 60.0  # a node that is silent for this many seconds is lost: it only stores or reads files
 
 
-def send_files(node: InventoryNode, workspace: Workspace, names: Mapping[str, WantedIf], must_stop: MustStop) -> None:
+def send_files(node: InventoryNode, workspace: Workspace, wanted_by_path: Mapping[str, WantedIf], must_stop: MustStop) -> None:
     """Copy files and folders of the workspace to the same paths on a node. Ends early if `must_stop` says that the run must
     end.
 
-    names: for each path relative to the workspace, when the node replaces its own file. Raises NodeLost if the connection
-    broke, ShardlabError if a file could not be copied.
+    wanted_by_path: for each path relative to the workspace, when the node replaces its own file. Raises NodeLost if the
+    connection broke, ShardlabError if a file could not be copied.
     """
-    offered: dict[str, OfferedFile] = {}
+    offered_files: dict[str, OfferedFile] = {}
     with files.as_workspace_error("read"), _start_conversation(node, workspace, must_stop) as conversation:
-        for name, wanted_if in names.items():
-            offered.update(_list_entries(workspace.path, name, wanted_if))
-        conversation.send(OfferedFiles(offered))
-        sender = FileSender(conversation.send_bytes)
+        for name, wanted_if in wanted_by_path.items():
+            offered_files.update(_list_entries(workspace.path, name, wanted_if))
+        conversation.send(OfferedFiles(offered_files))
+        file_sender = FileSender(conversation.send_bytes)
         for name in conversation.receive(list[str]):
-            if (file := offered.get(name)) is None:
+            if (offered_file := offered_files.get(name)) is None:
                 raise InputError(f"asks for {name[:100]!r}, which was not offered")
-            if stat.S_ISREG(file.mode):
-                sender.send_file(f"{workspace.path}/{name}", name, file.bytes, file.mtime_ns)
-        sender.send_message(RunEnd(None))
-        sender.flush_output()
+            if stat.S_ISREG(offered_file.mode):
+                file_sender.send_file(f"{workspace.path}/{name}", name, offered_file.bytes, offered_file.mtime_ns)
+        file_sender.send_message(RunEnd(None))
+        file_sender.flush_output()
         conversation.receive(bool)
 
 
-def fetch_files(node: InventoryNode, workspace: Workspace, names: Sequence[str], target: Path, must_stop: MustStop) -> None:
-    """Copy files of runs from a node into the folder `target`, with the same names. Ends early if `must_stop` says that the run
-    must end.
+def fetch_files(node: InventoryNode, workspace: Workspace, run_paths: Sequence[str], target: Path, must_stop: MustStop) -> None:
+    """Copy files of runs from a node into the folder `target`, with the same names. Ends early if `must_stop` says that
+    the run must end.
 
-    names: paths relative to the folder of all runs. Files that the node does not have are left out, without an error. Raises
-    NodeLost and ShardlabError.
+    run_paths: paths relative to the folder of all runs. Files that the node does not have are left out, without an error.
+    Raises NodeLost and ShardlabError.
     """
     with files.as_workspace_error("write"), _start_conversation(node, workspace, must_stop) as conversation:
-        conversation.send(AskedFiles(dict.fromkeys(names)))
-        Arrival(conversation, asked_names=set(names)).receive("", target, {})
+        conversation.send(AskedFiles(dict.fromkeys(run_paths)))
+        Arrival(conversation, asked_names=set(run_paths)).receive("", target, {})
 
 
 @contextlib.contextmanager
@@ -71,15 +71,15 @@ def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: Mu
         raise ShardlabError(f"{node.name}: {error}") from None
 
 
-def _list_entries(workspace: Path, name: str, wanted_if: WantedIf) -> Iterator[tuple[str, OfferedFile]]:
+def _list_entries(workspace_path: Path, relative_path: str, wanted_if: WantedIf) -> Iterator[tuple[str, OfferedFile]]:
     """List a file, or a folder with all that is in it: (path relative to the workspace, what a node is offered)."""
-    path = workspace / name
-    status = path.lstat()
-    if not files.is_utf8(name) or (stat.S_ISLNK(status.st_mode) and not files.is_utf8(str(path.readlink()))):
-        raise InputError(f"{name!r} or its link contains bytes that are not UTF-8. Allowed: names and links in UTF-8.")
-    if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-        link = str(path.readlink()) if stat.S_ISLNK(status.st_mode) else ""
-        yield name, OfferedFile(status.st_mode, status.st_size, status.st_mtime_ns, link, wanted_if)
-    if stat.S_ISDIR(status.st_mode):
+    path = workspace_path / relative_path
+    file_status = path.lstat()
+    if not files.is_utf8(relative_path) or (stat.S_ISLNK(file_status.st_mode) and not files.is_utf8(str(path.readlink()))):
+        raise InputError(f"{relative_path!r} or its link contains bytes that are not UTF-8. Allowed: names and links in UTF-8.")
+    if stat.S_ISDIR(file_status.st_mode) or stat.S_ISREG(file_status.st_mode) or stat.S_ISLNK(file_status.st_mode):
+        link = str(path.readlink()) if stat.S_ISLNK(file_status.st_mode) else ""
+        yield relative_path, OfferedFile(file_status.st_mode, file_status.st_size, file_status.st_mtime_ns, link, wanted_if)
+    if stat.S_ISDIR(file_status.st_mode):
         for entry_name in files.list_names(path):
-            yield from _list_entries(workspace, f"{name}/{entry_name}", wanted_if)
+            yield from _list_entries(workspace_path, f"{relative_path}/{entry_name}", wanted_if)

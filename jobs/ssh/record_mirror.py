@@ -41,7 +41,7 @@ class RecordChange(msgspec.Struct, frozen=True):
     """The name of a record in the run's folder; "" if a file that is not copied changed."""
     content: bytes | None = b""
     """New content; None if the file was removed."""
-    begin: Annotated[int, msgspec.Meta(ge=0)] = 0
+    first_byte: Annotated[int, msgspec.Meta(ge=0)] = 0
     """For a file that grows, the byte at which the content begins."""
 
 
@@ -56,13 +56,13 @@ class RecordReader:
     def read_changes(self) -> Iterator[RecordChange]:
         """Yields the changes since the last call. result.json comes last, because it says that the other records are
         complete."""
-        names = sorted(self._list_names(), key=lambda name: name == "result.json")
-        for removed_name in self._positions.keys() - set(names):
+        record_names = sorted(self._list_names(), key=lambda record_name: record_name == "result.json")
+        for removed_name in self._positions.keys() - set(record_names):
             del self._positions[removed_name]
             yield RecordChange(removed_name, None)
-        for name in names:
+        for record_name in record_names:
             with contextlib.suppress(OSError):  # raised if a checkpoint is removed at this moment
-                yield from self._read_added(name)
+                yield from self._read_added(record_name)
         file_stats = frozenset(scan_files(self._folder, opens_files=False))
         if file_stats != self._file_stats:
             self._file_stats = file_stats
@@ -79,23 +79,23 @@ class RecordReader:
             if WHOLE_FILES.fullmatch(relative_name) and (self._folder / relative_name).exists():
                 yield relative_name
 
-    def _read_added(self, name: str) -> Iterator[RecordChange]:
-        with files.open_regular(self._folder / name) as handle:
-            file_status = os.fstat(handle.fileno())
-            inode, position = self._positions.get(name, (file_status.st_ino, 0))
+    def _read_added(self, record_name: str) -> Iterator[RecordChange]:
+        with files.open_regular(self._folder / record_name) as record_file:
+            file_status = os.fstat(record_file.fileno())
+            inode, position = self._positions.get(record_name, (file_status.st_ino, 0))
             # the file was replaced, which happens when a run resumes
             if inode != file_status.st_ino or position > file_status.st_size:
                 position = 0
-            if WHOLE_FILES.fullmatch(name):
-                if name not in self._positions or not position:
-                    yield RecordChange(name, content := handle.read())
-                    self._positions[name] = (file_status.st_ino, len(content))
+            if WHOLE_FILES.fullmatch(record_name):
+                if record_name not in self._positions or not position:
+                    yield RecordChange(record_name, content := record_file.read())
+                    self._positions[record_name] = (file_status.st_ino, len(content))
                 return
-            handle.seek(position)
-            while added_bytes := handle.read(MOST_PART_BYTES):
-                yield RecordChange(name, added_bytes, position)
+            record_file.seek(position)
+            while added_bytes := record_file.read(MOST_PART_BYTES):
+                yield RecordChange(record_name, added_bytes, position)
                 position += len(added_bytes)
-                self._positions[name] = (file_status.st_ino, position)
+                self._positions[record_name] = (file_status.st_ino, position)
 
 
 class RecordCopies:
@@ -107,17 +107,17 @@ class RecordCopies:
         self._folder = folder
         self._owners: dict[str, str] = {}  # for each file by its name: the node that writes the file
 
-    def apply(self, node: str, change: RecordChange) -> None:
-        """Repeat on the first node a change that happened on the node `node`. Raises ShardlabError if `node` may not write
-        the file, or if the file on the first node ends before the byte at which the content begins."""
+    def apply_change(self, node_name: str, change: RecordChange) -> None:
+        """Repeat on the first node a change that happened on the node `node_name`. Raises ShardlabError if `node_name` may not
+        write the file, or if the file on the first node ends before the byte at which the content begins."""
         if change.name == "":
             with files.as_workspace_error("write"):
-                (self._folder / f"{PROGRESS_PREFIX}{node}").touch()
+                (self._folder / f"{PROGRESS_PREFIX}{node_name}").touch()
             return
         copy_path = self._folder / change.name
         if not (APPENDED_FILES.fullmatch(change.name) or WHOLE_FILES.fullmatch(change.name)):
-            raise ShardlabError(f"{node}: sent the file {change.name[:100]!r}, which is not a record of a run.")
-        self._must_own(node, copy_path, change.name)
+            raise ShardlabError(f"{node_name}: sent the file {change.name[:100]!r}, which is not a record of a run.")
+        self._must_own(node_name, copy_path, change.name)
         if change.content is None:
             _remove_copy(copy_path)
             return
@@ -125,11 +125,11 @@ class RecordCopies:
         if WHOLE_FILES.fullmatch(change.name):
             files.write_atomic(copy_path, change.content)
         else:
-            _append_at(node, copy_path, change.content, change.begin)
+            _append_at(node_name, copy_path, change.content, change.first_byte)
 
-    def _must_own(self, node: str, path: Path, name: str) -> None:
+    def _must_own(self, node: str, copy_path: Path, name: str) -> None:
         """Raises ShardlabError if another node writes this file: each file of records has one writer."""
-        owner = self._owners.get(name, "the first node" if path.exists() else node)
+        owner = self._owners.get(name, "the first node" if copy_path.exists() else node)
         if owner != node:
             raise ShardlabError(
                 f"{node}: sent the file {name}, which {owner} writes. If both nodes have one host name, change one of them."
@@ -142,17 +142,17 @@ def _append_at(node: str, path: Path, content: bytes, first_byte: int) -> None:
     than `first_byte` bytes. node: the sender, for the error."""
     with files.as_workspace_error("write"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as handle:
+        with os.fdopen(descriptor, "wb") as copy_file:
             if first_byte > (file_size := os.fstat(descriptor).st_size):
                 raise ShardlabError(f"{node}: sent byte {first_byte} of {path.name}, of which this node has {file_size} bytes.")
-            handle.seek(first_byte)
-            handle.write(content)
-            handle.truncate()  # if the node replaced its file, the new file may be shorter than the copy here
+            copy_file.seek(first_byte)
+            copy_file.write(content)
+            copy_file.truncate()  # if the node replaced its file, the new file may be shorter than the copy here
 
 
-def _remove_copy(path: Path) -> None:
+def _remove_copy(copy_path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    if path.parent.parent.name == "checkpoints":
+        copy_path.unlink()
+    if copy_path.parent.parent.name == "checkpoints":
         with contextlib.suppress(OSError):  # raised if the first node's own part of the checkpoint is still in the folder
-            path.parent.rmdir()
+            copy_path.parent.rmdir()

@@ -76,9 +76,9 @@ class NodeLost(ShardlabError):
 class NodeSession:
     """The SSH session of one node's task."""
 
-    def __init__(self, node: InventoryNode, run_dir: RunDir, copies: RecordCopies) -> None:
+    def __init__(self, node: InventoryNode, run_dir: RunDir, record_copies: RecordCopies) -> None:
         self.node = node
-        self._copies = copies
+        self._copies = record_copies
         self.exit_code: int | None = None  # the exit code that the task reported
         self.rendezvous_address = ""  # the address that the node offers for the rendezvous; "" until it is ready
         self._log_path, self._unread = (log_path := run_dir.log / f"ssh.{node.name}.log"), bytearray()
@@ -100,12 +100,12 @@ class NodeSession:
             self._stdin.write(line + b"\n")
             self._stdin.flush()
 
-    def end(self) -> None:
+    def ask_to_end(self) -> None:
         """Ask the node to end the task, and to report its exit code."""
         with contextlib.suppress(OSError):
             self._stdin.close()
 
-    def read(self) -> bool:
+    def read_output(self) -> bool:
         """Read and handle output of the node. Returns False at the end of the output. Raises ShardlabError if the node sends a
         line that is not valid."""
         read_bytes = os.read(self.stdout.fileno(), 1 << 16)
@@ -133,9 +133,9 @@ class NodeSession:
                 change = msgspec.json.decode(value, type=RecordChange)
             except DECODE_FAULTS as error:
                 raise ShardlabError(f"{self.node.name}: sent a record that cannot be read: {error}.") from None
-            self._copies.apply(self.node.name, change)
+            self._copies.apply_change(self.node.name, change)
 
-    def explain_end(self) -> ShardlabError:
+    def make_end_error(self) -> ShardlabError:
         """The error for a session that ended although its task did not report its end."""
         exit_code = self.process.wait()
         if exit_code != 255 and exit_code >= 0:
@@ -153,11 +153,11 @@ BETWEEN_NODES_HINT = (
 )
 
 
-def make_login_argv(node: InventoryNode, log_path: Path, script: str, mark: str = "") -> list[str]:
-    """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log_path`. mark: as
-    for `wrap_for_any_shell`."""
+def make_login_argv(node: InventoryNode, log_path: Path, script: str, start_mark: str = "") -> list[str]:
+    """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log_path`. start_mark:
+    as for `wrap_for_any_shell`."""
     ssh_words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
-    return [ssh_words[0], "-E", str(log_path), *ssh_words[1:], wrap_for_any_shell(script, mark)]
+    return [ssh_words[0], "-E", str(log_path), *ssh_words[1:], wrap_for_any_shell(script, start_mark)]
 
 
 def read_last_ssh_line(log_path: Path) -> str:
@@ -166,30 +166,30 @@ def read_last_ssh_line(log_path: Path) -> str:
     return next((line.strip().rstrip(".") for line in reversed(log_lines) if line.strip()), "")
 
 
-class Step:
+class SshStep:
     """The tasks of one run on its nodes."""
 
     def __init__(self, run_dir: RunDir, run: Run, nodes: Sequence[InventoryNode], command: Sequence[str]) -> None:
         self._is_told_to_end = False
-        copies = RecordCopies(run_dir.path)
-        self._sessions = [NodeSession(node, run_dir, copies) for node in nodes]
+        record_copies = RecordCopies(run_dir.path)
+        self._sessions = [NodeSession(node, run_dir, record_copies) for node in nodes]
         self._open_sessions = list(self._sessions)
         self._selector = selectors.DefaultSelector()
         for session in self._sessions:
             self._selector.register(session.stdout, selectors.EVENT_READ, session)
-        own_names = {name for name in os.environ if name in OWN_VARIABLES or name.startswith(OWN_VARIABLE_PREFIXES)}
-        environment = {name: value for name, value in os.environ.items() if name not in own_names}
+        own_variable_names = {name for name in os.environ if name in OWN_VARIABLES or name.startswith(OWN_VARIABLE_PREFIXES)}
+        environment = {name: value for name, value in os.environ.items() if name not in own_variable_names}
         environment[RENDEZVOUS_ID_VARIABLE] = f"{run.run_id}-{time.time_ns()}"
         for node_number, session in enumerate(self._sessions):
             request = TaskRequest(
                 folder=str(run_dir.path),
-                command=list(command),
+                launcher_argv=list(command),
                 environment=environment,
-                number=node_number,
-                hosts=[node.address_between_nodes for node in nodes],
-                gpus=run.world.nproc_per_node,
-                token=files.read(run_dir.path / TOKEN_FILE).decode(errors="replace") if run.separate_folders else "",
-                packages=run.packages if run.separate_folders else None,
+                node_number=node_number,
+                node_addresses=[node.address_between_nodes for node in nodes],
+                gpu_count=run.world.nproc_per_node,
+                folder_token=files.read(run_dir.path / TOKEN_FILE).decode(errors="replace") if run.separate_folders else "",
+                packages_digest=run.packages if run.separate_folders else None,
             )
             session.send(msgspec.json.encode(request))
 
@@ -197,10 +197,10 @@ class Step:
         """Run the tasks until they end; return the exit code. Raises NodeLost, and ShardlabError if a task cannot start."""
         signal.signal(signal.SIGTERM, self._note_signal)
         try:
-            deadline = time.monotonic() + START_S
+            deadline_s = time.monotonic() + START_S
             while not all(session.rendezvous_address for session in self._sessions):
                 self._read_sessions()
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline_s:
                     late_nodes = ", ".join(session.node.name for session in self._sessions if not session.rendezvous_address)
                     raise ShardlabError(f"{late_nodes}: not ready after {START_S} s.")
                 if self._is_told_to_end:
@@ -209,9 +209,9 @@ class Step:
                 session.send(self._sessions[0].rendezvous_address.encode())
             self._wait_until_ended()
             # a task may have failed because another node was lost, as ssh notices later
-            if failure_code := self._find_first_failure():
+            if failed_exit_code := self._find_first_failure():
                 self._end_tasks(MOST_SILENT_S, may_be_lost=True)
-                return failure_code
+                return failed_exit_code
             return 128 + signal.SIGTERM if self._is_told_to_end else 0
         finally:
             self._end_tasks(MOST_END_S - 2)
@@ -220,10 +220,10 @@ class Step:
 
     def _wait_until_ended(self) -> None:
         """Wait until all tasks have ended, a task has failed, or this process was told to end."""
-        next_beat = 0.0
+        next_beat_s = 0.0
         while self._open_sessions and not self._is_told_to_end and not self._find_first_failure():
-            if time.monotonic() > next_beat:
-                next_beat = time.monotonic() + BEAT_INTERVAL_S
+            if time.monotonic() > next_beat_s:
+                next_beat_s = time.monotonic() + BEAT_INTERVAL_S
                 for session in self._open_sessions:
                     session.send(b"")
             self._read_sessions()
@@ -233,12 +233,12 @@ class Step:
         false."""
         for key, _ in self._selector.select(timeout=0.2):
             session: NodeSession = key.data
-            if session.read():
+            if session.read_output():
                 continue
             self._selector.unregister(session.stdout)
             self._open_sessions.remove(session)
             if session.exit_code is None and is_lost:
-                raise session.explain_end()
+                raise session.make_end_error()
 
     def _find_first_failure(self) -> int:
         return next((session.exit_code for session in self._sessions if session.exit_code), 0)
@@ -247,9 +247,9 @@ class Step:
         """End all tasks, and wait up to limit_s seconds for their ends. may_be_lost: whether to raise NodeLost for a node that
         does not report the end of its task."""
         for session in self._open_sessions:
-            session.end()
-        deadline = time.monotonic() + limit_s
-        while self._open_sessions and time.monotonic() < deadline and not (may_be_lost and self._is_told_to_end):
+            session.ask_to_end()
+        deadline_s = time.monotonic() + limit_s
+        while self._open_sessions and time.monotonic() < deadline_s and not (may_be_lost and self._is_told_to_end):
             self._read_sessions(is_lost=may_be_lost)
         if self._open_sessions and may_be_lost and not self._is_told_to_end:
             raise NodeLost(self._open_sessions[0].node.name, f"did not report the end of its task within {limit_s:g} s")
@@ -263,8 +263,8 @@ def read_chosen_nodes(run_dir: RunDir, run: Run) -> list[InventoryNode]:
     if NODES_VARIABLE not in os.environ:
         raise InputError(f"{NODES_VARIABLE} is not set; the runner of the scheduler sets it.")
     inventory_nodes = inventory.read_inventory(Workspace(run_dir.path.parent.parent), run.cluster["name"]).nodes
-    nodes_by_name = {node.name: msgspec.structs.replace(node, python=run.python or node.python) for node in inventory_nodes}
-    return [nodes_by_name[name] for name in os.environ[NODES_VARIABLE].split(",")]
+    node_by_name = {node.name: msgspec.structs.replace(node, python=run.python or node.python) for node in inventory_nodes}
+    return [node_by_name[name] for name in os.environ[NODES_VARIABLE].split(",")]
 
 
 def main(argv: list[str]) -> int:
@@ -277,7 +277,7 @@ def main(argv: list[str]) -> int:
     if run.separate_folders:
         run_dir.write_event("step", placement.PLACED_EVENT, nodes=[node.name for node in nodes])
     try:
-        return Step(run_dir, run, nodes, argv[2:]).run()
+        return SshStep(run_dir, run, nodes, argv[2:]).run()
     except NodeLost as node_lost_error:
         run_dir.write_event("step", NODE_LOST_EVENT, node=node_lost_error.node, why=str(node_lost_error))
         raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from jobs.scheduler import ObservedRun, RunOnDisk, group_by_scheduler, scheduler
+from jobs.scheduler import ObservedRun, RunOnDisk, find_scheduler, group_by_scheduler
 from jobs.status import retry_budget
 from shardlab import run_guard
 from shardlab.cluster import slurm_waiting
@@ -109,38 +109,38 @@ def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir], matrix_name:
     A run whose records cannot be read has the state `unknown`, with the reason. matrix_name: as for `Workspace.number_cells`.
     """
     with gc_pause.pause_collector():
-        statuses, cell_handles = _judge_statuses(workspace, run_dirs), workspace.number_cells(matrix_name)
+        statuses, cell_handles = _make_statuses(workspace, run_dirs), workspace.number_cells(matrix_name)
         for status in statuses:
             status.handle = handles.run_handle(status.id, cell_handles)
         return statuses
 
 
-def _judge_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:
+def _make_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Status]:
     runs_or_errors, lease = [_read_run_or_error(run_dir) for run_dir in run_dirs], inventory.read_lease(workspace)
     observed_by_id: dict[str, ObservedRun] = {}
     for scheduler_name, runs in group_by_scheduler(
         run_or_error for run_or_error in runs_or_errors if isinstance(run_or_error, RunOnDisk)
     ).items():
-        observed_runs = scheduler(scheduler_name).observe(workspace, runs)
+        observed_runs = find_scheduler(scheduler_name).observe(workspace, runs)
         observed_by_id |= {
-            run_or_error.folder.run_id: observed_run for run_or_error, observed_run in zip(runs, observed_runs, strict=True)
+            run_or_error.run_dir.run_id: observed_run for run_or_error, observed_run in zip(runs, observed_runs, strict=True)
         }
-    status_list = []
+    statuses = []
     for run_dir, run_or_error in zip(run_dirs, runs_or_errors, strict=True):
         status = (
             run_guard.run_guarded(partial(_make_status, run_or_error, observed_by_id[run_dir.run_id], lease))
             if isinstance(run_or_error, RunOnDisk)
             else run_or_error
         )
-        status_list.append(status if isinstance(status, Status) else _make_unreadable_status(run_dir, status))
-    return status_list
+        statuses.append(status if isinstance(status, Status) else _make_unreadable_status(run_dir, status))
+    return statuses
 
 
 def read_run_on_disk(run_dir: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
     record cannot be read, and UnknownName if this version has no such scheduler."""
     run, events = run_dir.read_run(), run_dir.events(strict=True)
-    scheduler(run.scheduler)  # raises UnknownName
+    find_scheduler(run.scheduler)  # raises UnknownName
     verdict, result = run_dir.judge_with_result(events, run)
     return RunOnDisk(run_dir, run, events, verdict, result)
 
@@ -167,26 +167,26 @@ def _read_run_or_error(run_dir: RunDir) -> RunOnDisk | ShardlabError:
     return run_guard.run_guarded(lambda: read_run_on_disk(run_dir))
 
 
-def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
-    run_dir, run = records.folder, records.run
+def _make_status(run_on_disk: RunOnDisk, observed: ObservedRun, lease: Lease | None) -> Status:
+    run_dir, run = run_on_disk.run_dir, run_on_disk.run
     verdict = judge_with_lease(
-        records, observed, lease, find_run_span(records.events, observed.verdict.state)[1], datetime.now(UTC)
+        run_on_disk, observed, lease, find_run_span(run_on_disk.events, observed.verdict.state)[1], datetime.now(UTC)
     )
-    result = records.result or run_dir.read_result() if verdict.state == "completed" else None
+    result = run_on_disk.result or run_dir.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
-    suspensions = suspension.read_suspensions(records.events)
+    suspensions = suspension.read_suspensions(run_on_disk.events)
     progress = Progress()
     progress.add(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
     rate_per_s, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
-    started_at, ended_at = find_run_span(records.events, verdict.state)
+    started_at, ended_at = find_run_span(run_on_disk.events, verdict.state)
     end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
-    resumed_step = next((event.data.get("step") for event in reversed(records.events) if event.event == "resumed"), None)
+    resumed_step = next((event.data.get("step") for event in reversed(run_on_disk.events) if event.event == "resumed"), None)
     return Status(
         id=run.run_id,
         cell=msgspec.to_builtins(run.cell),
         state=verdict.state,
-        why=verdict.why or (retry_budget.describe_retry(run, records.events) if verdict.state in STATES_WITH_RETRY else ""),
-        scheduler={"name": run.scheduler, "id": observed.id, "raw": observed.scheduler_words},
+        why=verdict.why or (retry_budget.describe_retry(run, run_on_disk.events) if verdict.state in STATES_WITH_RETRY else ""),
+        scheduler={"name": run.scheduler, "id": observed.job_id, "raw": observed.scheduler_words},
         step=result.steps if result else progress.step,
         steps=result.steps if result else run.cell.steps,
         # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
@@ -196,32 +196,32 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         started=started_at,
         ended=ended_at,
         duration_s=max((end_or_now - started_at).total_seconds(), 0) if started_at and end_or_now else None,
-        hosts=_list_hosts(records),
+        hosts=_list_hosts(run_on_disk),
         attempt=run.attempt,
         repeat=run.repeat,
-        rehearsal=was_rehearsal(run, result or records.result, records.events),
+        rehearsal=was_rehearsal(run, result or run_on_disk.result, run_on_disk.events),
         resumed_from_step=resumed_step,
         expected=verdict.state == "completed" or verdict.state in run.cell.expect,
         held=verdict.held,
         leftover=observed.is_leftover,
-        trouble=recorder_ends.describe_early_ends(records.events),
+        trouble=recorder_ends.describe_early_ends(run_on_disk.events),
         search=run.search,
-        retried=retry_budget.list_retried_states(run, records.events),
-        retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.retries_after(state))},
+        retried=retry_budget.list_retried_states(run, run_on_disk.events),
+        retries_allowed={state: retry_limit for state in Retry.__struct_fields__ if (retry_limit := run.retries_after(state))},
     )
 
 
-def find_run_span(events: Sequence[Event], state: str) -> tuple[datetime | None, datetime | None]:
+def find_run_span(events: Sequence[Event], run_state: str) -> tuple[datetime | None, datetime | None]:
     """When a run first started and when it ended, by the clock of its supervisor: (start, end).
 
-    events: the events of the run. state: its state. The end is None if the run waits for another start after a requeue, or if
-    its supervisor was lost.
+    events: the events of the run. run_state: its state. The end is None if the run waits for another start after a requeue, or
+    if its supervisor was lost.
     """
     timed_events = sorted((event.wall_s, event.event) for event in events if event.writer == "attempt")
-    start_times = [wall_s for wall_s, name in timed_events if name == "started"]
-    end_times = [wall_s for wall_s, name in timed_events if name == "exited"]
+    start_times = [wall_s for wall_s, event_kind in timed_events if event_kind == "started"]
+    end_times = [wall_s for wall_s, event_kind in timed_events if event_kind == "exited"]
     last_end_s = (
-        end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and state in FINAL_STATES else None
+        end_times[-1] if end_times and start_times and end_times[-1] >= start_times[-1] and run_state in FINAL_STATES else None
     )
     return _to_datetime(start_times[0] if start_times else None), _to_datetime(last_end_s)
 
@@ -230,14 +230,14 @@ def _to_datetime(wall_s: float | None) -> datetime | None:
     return datetime.fromtimestamp(wall_s, UTC) if wall_s is not None else None
 
 
-def _list_hosts(records: RunOnDisk) -> list[str]:
+def _list_hosts(run_on_disk: RunOnDisk) -> list[str]:
     """The machines on which the ranks run. The machine of the supervisor is included, unless the scheduler may start the
     supervisor on another machine than the ranks."""
-    is_elsewhere = records.run.scheduler in ("ssh", "allocation")
-    supervisor_hosts = {event.host for event in records.events if event.writer == "attempt" and not is_elsewhere}
+    is_elsewhere = run_on_disk.run.scheduler in ("ssh", "allocation")
+    supervisor_hosts = {event.host for event in run_on_disk.events if event.writer == "attempt" and not is_elsewhere}
     # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
-    sampled_hosts = records.folder.sampled_hosts() if records.run.traces is not None else []
-    return sorted({*supervisor_hosts, *records.folder.hosts(), *sampled_hosts})
+    sampled_hosts = run_on_disk.run_dir.sampled_hosts() if run_on_disk.run.traces is not None else []
+    return sorted({*supervisor_hosts, *run_on_disk.run_dir.hosts(), *sampled_hosts})
 
 
 def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
@@ -281,7 +281,7 @@ def _make_unreadable_status(run_dir: RunDir, error: ShardlabError) -> Status:
 
 
 def judge_with_lease(
-    run: RunOnDisk, observed: ObservedRun, lease: Lease | None, ended_at: datetime | None, current_time: datetime
+    run_on_disk: RunOnDisk, observed: ObservedRun, lease: Lease | None, ended_at: datetime | None, current_time: datetime
 ) -> JudgedState:
     """The state of a run, with the end of the lease taken into account.
 
@@ -293,17 +293,17 @@ def judge_with_lease(
     if lease is None or not lease.has_ended(current_time):
         return observed.verdict
     is_lost = observed.verdict.state == "node_fail" and (ended_at is None or ended_at >= lease.expires)
-    if is_lost and lease_cutoff.was_running_at_end(_find_last_record_time(run), lease):
+    if is_lost and lease_cutoff.was_running_at_end(_find_last_record_time(run_on_disk), lease):
         return JudgedState("node_fail", f"{lease_cutoff.describe_lease_end(lease)}: {observed.verdict.why}")
     if not observed.is_unanswered:
         return observed.verdict
-    return lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run), current_time)
+    return lease_cutoff.judge_by_records(observed.verdict, lease, _find_last_record_time(run_on_disk), current_time)
 
 
-def _find_last_record_time(run: RunOnDisk) -> datetime:
+def _find_last_record_time(run_on_disk: RunOnDisk) -> datetime:
     """The time of the last record in the run's folder, by the clocks of the nodes."""
-    moments_s = [event.wall_s for event in run.events]
-    moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
-    for host in run.folder.hosts():
-        moments_s += [sample.wall_s for sample in read_lines(run.folder.samples_file(host), Sample).records[-1:]]
+    moments_s = [event.wall_s for event in run_on_disk.events]
+    moments_s += [record.wall_s for record in run_on_disk.run_dir.steps(0).records[-1:]]
+    for host_name in run_on_disk.run_dir.hosts():
+        moments_s += [sample.wall_s for sample in read_lines(run_on_disk.run_dir.samples_file(host_name), Sample).records[-1:]]
     return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -49,16 +49,16 @@ def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
         raise RestartedTooOften(f"Slurm has restarted the run {restart_count} times; allowed: {allowed_restarts}.")
 
 
-def allows_retry(run_dir: RunDir, run: Run, state: str) -> bool:
+def allows_retry(run_dir: RunDir, run: Run, end_state: str) -> bool:
     """Whether the budget of the run allows another start after it ended in this state."""
-    if state in run.cell.expect:
+    if end_state in run.cell.expect:
         return False
     events = run_dir.events()
-    if run.scheduler == "slurm" and state in SHARED_ON_SLURM:
+    if run.scheduler == "slurm" and end_state in SHARED_ON_SLURM:
         used_retries = count_slurm_restarts(run_dir, run, events)
     else:
-        used_retries = list_retried_states(run, events).count(state)
-    return used_retries < run.retries_after(state)
+        used_retries = list_retried_states(run, events).count(end_state)
+    return used_retries < run.retries_after(end_state)
 
 
 def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], saved_step: int) -> str | None:
@@ -68,10 +68,10 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
     start of the run began. After a time limit without a newer checkpoint, another start would only repeat the same steps."""
     if end_data["reason"] == TOLD_REASON:  # only Slurm knows why it told the run to end, and whether it starts the run again
         return None
-    state = run_dir.judge_at_end(end_data, run).state
-    if state == "timeout" and find_saved_step(run_dir) <= saved_step:
+    end_state = run_dir.judge_at_end(end_data, run).state
+    if end_state == "timeout" and find_saved_step(run_dir) <= saved_step:
         return None
-    return state if allows_retry(run_dir, run, state) else None
+    return end_state if allows_retry(run_dir, run, end_state) else None
 
 
 def find_saved_step(run_dir: RunDir) -> int:
@@ -86,14 +86,14 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
     """
     attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     if run.cell.command is not None:
-        saved = (
+        folder_checkpoints = (
             (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders
         )
-        return [(folder.name, command_run.read_number(path)) for folder, path in saved if path is not None]
+        return [(folder.name, command_run.read_number(path)) for folder, path in folder_checkpoints if path is not None]
     saved_runs = [
-        (attempt_folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
-        for attempt_folder in attempt_folders
-        if (checkpoints := checkpoint.complete_checkpoints(attempt_folder))
+        (folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
+        for folder in attempt_folders
+        if (checkpoints := checkpoint.complete_checkpoints(folder))
     ]
     return sorted(saved_runs, key=lambda saved_run: saved_run[1], reverse=True)
 
@@ -109,5 +109,5 @@ def describe_retry(run: Run, events: Sequence[Event]) -> str:
     if not retried_states:
         return ""
     start_kind = "started again" if any(event.event == REQUEUED_EVENT for event in events) else f"attempt {run.attempt}"
-    last_state, count = retried_states[-1], retried_states.count(retried_states[-1])
-    return f"{start_kind} after {last_state} (retry {count} of {run.retries_after(last_state)})"
+    last_state, retry_count = retried_states[-1], retried_states.count(retried_states[-1])
+    return f"{start_kind} after {last_state} (retry {retry_count} of {run.retries_after(last_state)})"

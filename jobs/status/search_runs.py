@@ -25,18 +25,18 @@ BETWEEN_TRIES_S = 30.0
 POLL_S = 0.2
 
 
-def read_search_paths(workspace: Workspace, runs: Iterable[Status]) -> list[SearchPath]:
+def read_search_paths(workspace: Workspace, statuses: Iterable[Status]) -> list[SearchPath]:
     """The path of each search to which at least one of these runs belongs, in the order of the runs. A path is the tries of a
     search so far, and the next try."""
-    paths_by_search: dict[tuple[str, str, int], SearchPath] = {}
-    for run in runs:
-        if run.search is None or run.cell is None or run.repeat is None:
+    path_by_search: dict[tuple[str, str, int], SearchPath] = {}
+    for status in statuses:
+        if status.search is None or status.cell is None or status.repeat is None:
             continue
-        cell = msgspec.convert(run.cell, Cell)
-        search_key = (batch_search.search_family_hash(cell), run.search.goal, run.repeat)
-        if search_key not in paths_by_search:
-            paths_by_search[search_key] = search_path.follow_search(workspace.runs, cell, run.search, run.repeat)
-    return list(paths_by_search.values())
+        cell = msgspec.convert(status.cell, Cell)
+        search_key = (batch_search.search_family_hash(cell), status.search.goal, status.repeat)
+        if search_key not in path_by_search:
+            path_by_search[search_key] = search_path.follow_search(workspace.runs, cell, status.search, status.repeat)
+    return list(path_by_search.values())
 
 
 def describe_search(path: SearchPath) -> str:
@@ -76,11 +76,11 @@ def add_tries(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[RunDir]:
     return list(folders_by_id.values())
 
 
-def find_stopped_searches(workspace: Workspace, runs: Sequence[Status]) -> list[SearchPath]:
+def find_stopped_searches(workspace: Workspace, statuses: Sequence[Status]) -> list[SearchPath]:
     """The searches of these runs that were interrupted: they need a next try, but no process starts it."""
-    if any(run.state not in FINAL_STATES for run in runs):
+    if any(status.state not in FINAL_STATES for status in statuses):
         return []
-    return [path for path in read_search_paths(workspace, runs) if path.following is not None]
+    return [path for path in read_search_paths(workspace, statuses) if path.following is not None]
 
 
 def _read_path(workspace: Workspace, run_dir: RunDir) -> SearchPath | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobs.scheduler import scheduler
+from jobs.scheduler import find_scheduler
 from jobs.status.reconcile import Status
 
 
@@ -15,22 +15,22 @@ class CancelledJobs(msgspec.Struct, frozen=True):
 
     sentences: list[str]
     """A sentence for each job."""
-    all_gone: bool
+    are_all_cancelled: bool
     """Whether the scheduler cancelled all these jobs."""
 
 
-def cancel_stale_jobs(runs: Sequence[Status]) -> CancelledJobs:
+def cancel_stale_jobs(statuses: Sequence[Status]) -> CancelledJobs:
     """For each of these runs that has ended: cancel the job of the run if the job is still queued (`Status.leftover`)."""
-    sentences, all_gone = [], True
-    for run in runs:
-        if not run.leftover:
+    sentences, are_all_cancelled = [], True
+    for status in statuses:
+        if not status.leftover:
             continue
-        job_id, scheduler_words = run.scheduler["id"], run.scheduler["raw"]
-        refusals = scheduler(run.scheduler["name"]).cancel_jobs([job_id])
-        all_gone = all_gone and not refusals
-        outcome_clause = f"cancelling the job failed: {refusals}" if refusals else "the job was cancelled"
+        job_id, scheduler_words = status.scheduler["id"], status.scheduler["raw"]
+        refusal_words = find_scheduler(status.scheduler["name"]).cancel_jobs([job_id])
+        are_all_cancelled = are_all_cancelled and not refusal_words
+        outcome_clause = f"cancelling the job failed: {refusal_words}" if refusal_words else "the job was cancelled"
         sentences.append(
-            f"{run.id}: the run is {run.state}, but its job {job_id} was still in the queue "
+            f"{status.id}: the run is {status.state}, but its job {job_id} was still in the queue "
             f"({scheduler_words}); {outcome_clause}."
         )
-    return CancelledJobs(sentences, all_gone)
+    return CancelledJobs(sentences, are_all_cancelled)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
+from jobs.scheduler import SchedulerFull, SubmitOptions, find_scheduler
 from jobs.slurm.commands import ControllerUnreachable
 from jobs.status.reconcile import Status, find_blocking_status
 from jobs.submission import lease_schedule
@@ -29,15 +29,15 @@ class Backlog:
     submission after which it is unknown whether Slurm accepted the job; None if there is no such submission.
     """
 
-    def __init__(self, workspace: Workspace, name: str, submit_options: SubmitOptions, full: SchedulerFull) -> None:
+    def __init__(self, workspace: Workspace, scheduler_name: str, submit_options: SubmitOptions, full: SchedulerFull) -> None:
         """Take over the runs that a scheduler did not accept.
 
-        name: the name of the scheduler. submit_options: the options with which the runs are submitted. full: the exception that
-        the scheduler raised, with the runs that it did not accept."""
+        scheduler_name: the name of the scheduler. submit_options: the options with which the runs are submitted. full_error:
+        the exception that the scheduler raised, with the runs that it did not accept."""
         self.folders = full.unsubmitted
         self.problem = full.why
         self._workspace = workspace
-        self._scheduler = scheduler(name)
+        self._scheduler = find_scheduler(scheduler_name)
         self._options = submit_options
         self.unanswered: ControllerUnreachable | None = None
         self._given_up = False
@@ -49,24 +49,24 @@ class Backlog:
     def __bool__(self) -> bool:
         return (bool(self.folders) or self.unanswered is not None) and not self._given_up
 
-    def attend(self, runs: Sequence[Status]) -> None:
+    def submit_more_runs(self, statuses: Sequence[Status]) -> None:
         """Submit as many runs as have ended since the last call. From time to time, try to submit further runs, because jobs of
         other users may have ended too. At most `at_once` runs are submitted and unfinished at a time.
 
-        runs: the status of all runs of this command.
+        statuses: the status of all runs of this command.
         """
         # another command may have submitted or cancelled the other runs
-        planned_ids = {run.id for run in runs if run.state == "planned"}
+        planned_ids = {status.id for status in statuses if status.state == "planned"}
         self.folders = [run_dir for run_dir in self.folders if run_dir.run_id in planned_ids]
-        ended_count = sum(run.state in FINAL_STATES for run in runs)
+        ended_count = sum(status.state in FINAL_STATES for status in statuses)
         self._freed_places += ended_count - (ended_count if self._ended_count is None else self._ended_count)
         self._ended_count = ended_count
         most_new_runs = len(self.folders)
-        if self._options.pack:
+        if self._options.is_packed:
             self._freed_places, self._guessed_places = 0, most_new_runs  # with --pack, all runs together need only one job
-        elif self._options.at_once is not None:
-            unfinished_count = sum(run.state in ("pending", "running") for run in runs)
-            most_new_runs = max(0, min(most_new_runs, self._options.at_once - unfinished_count))
+        elif self._options.most_runs is not None:
+            unfinished_count = sum(status.state in ("pending", "running") for status in statuses)
+            most_new_runs = max(0, min(most_new_runs, self._options.most_runs - unfinished_count))
         if (target_count := min(self._freed_places, most_new_runs)) > 0 and self._freed_pause.is_over():
             sent_count = self._submit_next_runs(target_count)
             self._freed_places -= sent_count
@@ -79,7 +79,7 @@ class Backlog:
             self._guessed_places = 2 * target_count if sent_count == target_count else 1
             self._guess_pause.start_again(has_failed=sent_count < target_count)
 
-    def unsent(self) -> list[RunDir]:
+    def list_unsent_runs(self) -> list[RunDir]:
         """The runs that no command has submitted, cancelled or held back so far. Runs with unreadable records are left out."""
         readable_runs = ((run_dir, run_dir.judge()) for run_dir in self.folders if find_blocking_status(run_dir) is None)
         return [run_dir for run_dir, verdict in readable_runs if verdict.state == "planned" and not verdict.held]
@@ -88,17 +88,19 @@ class Backlog:
         """Submit the first `target_count` runs; return how many of them the scheduler accepted."""
         try:
             with self._workspace.hold_runs_lock():
-                self._scheduler.resolve(self._workspace)
+                self._scheduler.finish_interrupted(self._workspace)
                 self.unanswered = None
-                self.folders = self.unsent()
+                self.folders = self.list_unsent_runs()
                 if not self._options.ignore_lease:
                     self.folders = lease_schedule.hold_late_folders(
-                        self._workspace, self.folders, target_count, pack=self._options.pack
+                        self._workspace, self.folders, target_count, pack=self._options.is_packed
                     )
                 next_runs, later_runs, unsubmitted = self.folders[:target_count], self.folders[target_count:], list[RunDir]()
                 try:
                     if next_runs:
-                        self._scheduler.submit(self._workspace, next_runs, msgspec.structs.replace(self._options, at_once=None))
+                        self._scheduler.submit(
+                            self._workspace, next_runs, msgspec.structs.replace(self._options, most_runs=None)
+                        )
                 except SchedulerFull as full_error:
                     self.problem, unsubmitted = full_error.why, full_error.unsubmitted
                 self.folders = unsubmitted + later_runs

@@ -37,8 +37,9 @@ class LeaseSchedule:
     """
 
     def __init__(self, leased: Inventory, recorded_s: Mapping[str, float] | None = None, at_once: int | None = None) -> None:
-        """leased: an inventory with a lease. recorded_s: the mean duration of a cell's completed runs, by the name of the cell.
-        at_once: the most runs that run at the same time, of those that are held back if they are late; None: no limit."""
+        """leased: an inventory with a lease. recorded_s: the mean duration of a cell's completed runs, by the name of
+        the cell. at_once: the most runs that run at the same time, of those that are held back if they are late; None: no
+        limit."""
         assert leased.lease is not None
         self.lease, self._current_time = leased.lease, datetime.now(UTC)
         # when each node becomes free, sorted
@@ -46,8 +47,8 @@ class LeaseSchedule:
         self._recorded_s, self._most_at_once = recorded_s or {}, at_once
         self._last_start_s, self._run_end_s = 0.0, list[float]()
 
-    def add_unfinished(self, workspace: Workspace, other_ids: Container[str]) -> None:
-        """Add the running and the pending runs of a workspace, except for runs with the ids `other_ids`. Their recorded
+    def add_unfinished(self, workspace: Workspace, excluded_ids: Container[str]) -> None:
+        """Add the running and the pending runs of a workspace, except for runs with the ids `excluded_ids`. Their recorded
         durations are used for the runs that are added later."""
         runs = read_statuses(workspace, select_last_attempts(workspace.all_runs()))
         durations_by_cell: dict[str, list[float]] = {}
@@ -55,12 +56,10 @@ class LeaseSchedule:
             id_parts = parse_run_id(run.id)
             if id_parts is not None and id_parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
                 durations_by_cell.setdefault(id_parts.cell, []).append(run.duration_s)
-        self._recorded_s = {cell: fmean(seconds) for cell, seconds in durations_by_cell.items()}
-        unfinished_runs = [
-            run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable
-        ]
-        for run in sorted(unfinished_runs, key=lambda run: run.state != "running"):
-            if run.id not in other_ids:
+        self._recorded_s = {cell: fmean(durations_s) for cell, durations_s in durations_by_cell.items()}
+        unfinished = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
+        for run in sorted(unfinished, key=lambda run: run.state != "running"):
+            if run.id not in excluded_ids:
                 elapsed_s = (run.duration_s or 0.0) if run.state == "running" else 0.0
                 run_dir = RunDir(workspace.runs / run.id)
                 run_prediction = prediction.read_prediction(run_dir.path)
@@ -74,20 +73,20 @@ class LeaseSchedule:
         run_prediction: the prediction of the run; None if there is none. elapsed_s: seconds since the run started. always_add:
         whether to add the run even if it would not end before the lease.
         """
-        nodes = min(run.world.nnodes, len(self._node_free_s))
-        left_s, source = estimate_time_left(run, self._recorded_s, run_prediction, elapsed_s)
-        start_s = max(self._last_start_s, self._node_free_s[nodes - 1])
+        node_count = min(run.world.nnodes, len(self._node_free_s))
+        left_s, source_clause = estimate_time_left(run, self._recorded_s, run_prediction, elapsed_s)
+        start_s = max(self._last_start_s, self._node_free_s[node_count - 1])
         if self._most_at_once is not None and len(self._run_end_s) >= self._most_at_once and not always_add:
             start_s = max(start_s, sorted(self._run_end_s)[-self._most_at_once])
         end_s, is_late = start_s + left_s, start_s + left_s > self.lease.left_s(self._current_time)
         if always_add or not is_late:
-            self._last_start_s, self._node_free_s = start_s, sorted([*self._node_free_s[nodes:], *[end_s] * nodes])
+            self._last_start_s, self._node_free_s = start_s, sorted([*self._node_free_s[node_count:], *[end_s] * node_count])
             self._run_end_s += [] if always_add else [end_s]
         if not is_late:
             return None
         return (
             f"held back, because the lease ends {moments.format_time(self.lease.expires)} and the run would end "
-            f"about {moments.format_time(self._current_time + timedelta(seconds=end_s))}{source}: after an extension, "
+            f"about {moments.format_time(self._current_time + timedelta(seconds=end_s))}{source_clause}: after an extension, "
             "`jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
         )
 
@@ -110,7 +109,7 @@ def estimate_time_left(
     return (0.0, "") if run_time is None else (max(run_time.seconds - elapsed_s, 0.0), f" (by {run_time.source})")
 
 
-def hold_late_runs(
+def hold_back_late_runs(
     workspace: Workspace,
     leased_inventory: Inventory,
     decisions: list[RunDecision],
@@ -120,25 +119,25 @@ def hold_late_runs(
     """The decisions, in which the runs that would not end before the lease are marked as held back.
 
     leased_inventory: an inventory with a lease."""
-    lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if submit_options.pack else submit_options.at_once)
-    lease_schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.send})
+    lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if submit_options.is_packed else submit_options.most_runs)
+    lease_schedule.add_unfinished(workspace, {decision.run.run_id for decision in decisions if decision.is_sent})
     checked_decisions = []
     for decision in decisions:
-        run_prediction = context.predicted.get(decision.run.cell.name())
-        if run_prediction is None and decision.now is not None:  # a new attempt; the last attempt has a prediction
-            run_prediction = prediction.read_prediction(workspace.runs / decision.now.id)
-        if decision.send and (late_reason := lease_schedule.add_run(decision.run, run_prediction)) is not None:
+        run_prediction = context.predictions.get(decision.run.cell.name())
+        if run_prediction is None and decision.status is not None:  # a new attempt; the last attempt has a prediction
+            run_prediction = prediction.read_prediction(workspace.runs / decision.status.id)
+        if decision.is_sent and (late_reason := lease_schedule.add_run(decision.run, run_prediction)) is not None:
             # a run that is already in the queue is held there, because the installed packages changed
-            in_queue = decision.now is not None and decision.now.is_held_in_queue
-            decision = msgspec.structs.replace(decision, send=False, held_back=not in_queue, why=late_reason)
+            in_queue = decision.status is not None and decision.status.is_held_in_queue
+            decision = msgspec.structs.replace(decision, is_sent=False, is_held_back=not in_queue, why=late_reason)
         checked_decisions.append(decision)
     return checked_decisions
 
 
-def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], most_runs: int, *, pack: bool) -> list[RunDir]:
+def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], most_sent: int, *, pack: bool) -> list[RunDir]:
     """Hold back waiting runs that would not end before the lease, and return the other waiting runs, in order.
 
-    waiting_runs: the runs that wait to be submitted. most_runs: how many of them are about to be submitted; runs behind them in
+    waiting_runs: the runs that wait to be submitted. most_sent: how many of them are about to be submitted; runs behind them in
     the list are returned unchecked. pack: whether the runs run one after another in one allocation. The reason is written into
     the events of each run that is held back. Without a lease, all waiting runs are returned. Raises ShardlabError.
     """
@@ -147,27 +146,27 @@ def hold_late_folders(workspace: Workspace, waiting_runs: Sequence[RunDir], most
         return list(waiting_runs)
     lease_schedule = LeaseSchedule(leased_inventory, at_once=1 if pack else None)
     lease_schedule.add_unfinished(workspace, {folder.run_id for folder in waiting_runs})
-    kept_folders = list[RunDir]()
+    sendable_folders = list[RunDir]()
     for index, folder in enumerate(waiting_runs):
-        if len(kept_folders) == most_runs:
-            return [*kept_folders, *waiting_runs[index:]]
+        if len(sendable_folders) == most_sent:
+            return [*sendable_folders, *waiting_runs[index:]]
         if (late_reason := lease_schedule.add_run(folder.read_run(), prediction.read_prediction(folder.path))) is None:
-            kept_folders.append(folder)
+            sendable_folders.append(folder)
         else:
             folder.write_event("controller", "held", why=late_reason)
-    return kept_folders
+    return sendable_folders
 
 
 def count_late_runs(plan: MatrixPlan, workspace: Workspace) -> int:
     """The number of runs of a plan that would not end before the lease. Runs that have ended in this workspace take no time.
     Raises InputError."""
-    leased_inventory = inventory.read_leased_inventory(workspace, plan.source.where.name)
+    leased_inventory = inventory.read_leased_inventory(workspace, plan.context.cluster.name)
     if leased_inventory is None:
         return 0
-    lease_schedule = LeaseSchedule(leased_inventory, plan.recorded)
+    lease_schedule = LeaseSchedule(leased_inventory, plan.recorded_s)
     runs = [
-        render.make_run(cell, repeat, 1, plan.source)
-        for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)
+        render.make_run(cell, repeat, 1, plan.context)
+        for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats_by_cell)
         if not (run_dir := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
     ]
-    return sum(lease_schedule.add_run(run, plan.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)
+    return sum(lease_schedule.add_run(run, plan.predictions.get(run.cell.name()), always_add=True) is not None for run in runs)

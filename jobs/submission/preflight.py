@@ -46,49 +46,49 @@ def must_be_accepted(runs: Sequence[Run], context: RenderContext, *, pack: bool 
         return
     runs_by_options: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        runs_by_options.setdefault(sbatch_options.list_sbatch_options(run, context.where), []).append(run)
+        runs_by_options.setdefault(sbatch_options.list_sbatch_options(run, context.cluster), []).append(run)
     sentences, partition_limits = [], None
     with tempfile.TemporaryDirectory(prefix="shardlab-") as temporary_folder:
-        script = Path(temporary_folder) / "job.sbatch"
-        for options, equal_runs in runs_by_options.items():
-            script_text = render.render_script(equal_runs[0], Path(temporary_folder), context.where, context.own_templates)
-            script.write_text(script_text)
-            run_count = len(equal_runs) if pack else 1
+        script_path = Path(temporary_folder) / "job.sbatch"
+        for options, alike_runs in runs_by_options.items():
+            script_text = render.render_script(alike_runs[0], Path(temporary_folder), context.cluster, context.own_templates)
+            script_path.write_text(script_text)
+            run_count = len(alike_runs) if pack else 1
             time_options = (
-                [f"--time={sbatch_options.compute_limit_minutes(equal_runs[0]) * run_count}"] if run_count > 1 else []
+                [f"--time={sbatch_options.compute_limit_minutes(alike_runs[0]) * run_count}"] if run_count > 1 else []
             )
-            answer = _test_request(script, time_options, equal_runs[0].slurm_cluster)
-            if query.is_unanswered(answer):
+            output = _test_request(script_path, time_options, alike_runs[0].slurm_cluster)
+            if query.is_unanswered(output):
                 return
             if partition_limits is None:
-                partition_limits = partitions.read_partitions(MOST_TEST_S, equal_runs[0].slurm_cluster)
-            if answer.code != 0 and not _is_rejected_for_now(answer, options):
-                sentences.append(describe_rejection(equal_runs, join_error_lines(answer.stderr)))
+                partition_limits = partitions.read_partitions(MOST_TEST_S, alike_runs[0].slurm_cluster)
+            if output.exit_code != 0 and not _is_rejected_for_now(output, options):
+                sentences.append(describe_rejection(alike_runs, join_error_lines(output.stderr)))
             elif rejection := partitions.find_exceeded_limit(
                 partition_limits, [*_OPTION_PATTERN.findall(script_text), *time_options]
             ):
-                sentences.append(describe_rejection(equal_runs, rejection, "Slurm would never start"))
+                sentences.append(describe_rejection(alike_runs, rejection, "Slurm would never start"))
     if sentences:
         raise InputError("\n".join([*sentences, "Nothing was rendered, and nothing was submitted."]))
 
 
-def _test_request(script: Path, options: Sequence[str], cluster: str | None) -> SlurmOutput:
+def _test_request(script_path: Path, extra_options: Sequence[str], cluster: str | None) -> SlurmOutput:
     return call_slurm(
-        ["sbatch", "--test-only", *options, str(script)],
+        ["sbatch", "--test-only", *extra_options, str(script_path)],
         cluster=cluster,
         limit_s=MOST_TEST_S,
         enough_pattern=_REJECTED_FOR_NOW_PATTERN,
     )
 
 
-def _is_rejected_for_now(answer: SlurmOutput, options: Sequence[str]) -> bool:
+def _is_rejected_for_now(output: SlurmOutput, request_options: Sequence[str]) -> bool:
     """Whether Slurm rejected the test only because of the state of the cluster at this moment, so that Slurm may still accept
     the job later."""
-    if answer.find_error_line(_REJECTED_FOR_NOW_PATTERN) is not None:
+    if output.find_error_line(_REJECTED_FOR_NOW_PATTERN) is not None:
         return True
-    if answer.find_error_line(_NO_SUCH_NODES) is None:
+    if output.find_error_line(_NO_SUCH_NODES) is None:
         return False
-    place_options = [option for option in options if option.startswith(("--clusters=", "--partition="))]
+    place_options = [option for option in request_options if option.startswith(("--clusters=", "--partition="))]
     return bool(
         _UNAVAILABLE_STATE.search(call_slurm(["sinfo", *place_options, "-h", "-N", "-o", "%T"], limit_s=MOST_TEST_S).stdout)
     )
@@ -106,5 +106,5 @@ def describe_rejection(runs: Sequence[Run], why: str, first_words: str = "Slurm 
     first_words: the beginning of the sentence."""
     cell_names = list(dict.fromkeys(run.cell.name() for run in runs))
     rest_clause = f" and {len(cell_names) - MOST_NAMED_CELLS} more" if len(cell_names) > MOST_NAMED_CELLS else ""
-    cells = f"{', '.join(cell_names[:MOST_NAMED_CELLS])}{rest_clause}"
-    return f"{first_words} {len(runs)} run(s) ({cells}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()
+    cells_text = f"{', '.join(cell_names[:MOST_NAMED_CELLS])}{rest_clause}"
+    return f"{first_words} {len(runs)} run(s) ({cells_text}): {why.rstrip('.')}. {advise_on_rejection(why)}".rstrip()

@@ -11,7 +11,7 @@ import msgspec
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.plugins import own_plugins, plugin_store
 from jobs.rendering import frozen_source, render
-from jobs.scheduler import SubmitOptions, scheduler
+from jobs.scheduler import SubmitOptions, find_scheduler
 from jobs.status import retry_budget
 from jobs.status.reconcile import Status, find_blocking_status, read_statuses, select_last_attempts
 from jobs.supervisor import hold
@@ -40,50 +40,50 @@ class RunDecision(msgspec.Struct, frozen=True):
 
     run: Run
     """The run.json of the attempt."""
-    send: bool
+    is_sent: bool
     """Whether the run is submitted."""
     why: str
     """The reason for the decision."""
-    now: Status | None = None
+    status: Status | None = None
     """The status of the last attempt at the run; None if the run has no folder."""
-    held_back: bool = False
+    is_held_back: bool = False
     """Whether the run is rendered but not submitted, because it would not end before the lease of the nodes."""
-    code: Sequence[PluginSource] = ()
+    plugin_sources: Sequence[PluginSource] = ()
     """The code of the run's plug-ins that this workspace does not have yet, because it came with a fetched run."""
 
 
 def check_runs(
     workspace: Workspace,
     cells: Sequence[AnyCell],
-    repeats: Mapping[str, int],
+    repeats_by_cell: Mapping[str, int],
     context: render.RenderContext,
     resume_from: str | None = None,
 ) -> None:
     """Check the runs of the workspace before anything is changed.
 
     Raises InputError if one of these runs was submitted to another cluster, or if the cells cannot resume from the checkpoint
-    of the run `resume_from`. repeats: the number of runs of each cell, by the name of the cell.
+    of the run `resume_from`. repeats_by_cell: the number of runs of each cell, by the name of the cell.
     """
     if resume_from:
         _must_be_resumable(workspace.find_run(resume_from), cells)
-    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, context)).values():
+    for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats_by_cell, context)).values():
         must_be_of_cluster(folder, context)
 
 
 def decide_runs(
     workspace: Workspace,
     cells: Sequence[AnyCell],
-    repeats: Mapping[str, int],
+    repeats_by_cell: Mapping[str, int],
     context: render.RenderContext,
     resume_from: str | None = None,
 ) -> list[RunDecision]:
     """The decision on every repeat of every cell, in the order in which the runs are submitted.
 
-    repeats: the number of runs of each cell, by the name of the cell. resume_from: the id of the run from whose checkpoint new
-    runs resume; None: they start from step 0.
+    repeats_by_cell: the number of runs of each cell, by the name of the cell. resume_from: the id of the run from whose
+    checkpoint new runs resume; None: they start from step 0.
     """
     resume_ids = [resume_from] if resume_from else []
-    wanted_runs = _list_wanted_runs(workspace, cells, repeats, context)
+    wanted_runs = _list_wanted_runs(workspace, cells, repeats_by_cell, context)
     last_folders = _find_last_folders(workspace, wanted_runs)
     statuses_by_id = {split_attempt(status.id)[0]: status for status in read_statuses(workspace, list(last_folders.values()))}
     decisions = []
@@ -119,13 +119,13 @@ def decide_runs(
 
 
 def _list_wanted_runs(
-    workspace: Workspace, cells: Sequence[AnyCell], repeats: Mapping[str, int], context: render.RenderContext
+    workspace: Workspace, cells: Sequence[AnyCell], repeats_by_cell: Mapping[str, int], context: render.RenderContext
 ) -> list[tuple[AnyCell, int, SearchPath | None]]:
     """Each run as (cell, repeat, the path of its search or None), in the order in which they run. If the batch size of a cell
     is searched, the cell of the next try is returned, or the cell of the last try if the search has ended."""
     wanted_runs: list[tuple[AnyCell, int, SearchPath | None]] = []
-    for cell, repeat in order_runs_by_repeat(cells, repeats):
-        search = context.search_of(cell)
+    for cell, repeat in order_runs_by_repeat(cells, repeats_by_cell):
+        search = context.find_search(cell)
         path = (
             search_path.follow_search(workspace.runs, cell.require_training(), search, repeat) if search is not None else None
         )
@@ -149,21 +149,23 @@ def send_runs(
 
     Runs that are held back are only rendered, and the reason is written into their events. submit_options: the options of the
     submission. Raises ShardlabError if the scheduler rejects a run."""
-    sent_decisions = [decision for decision in decisions if decision.send]
-    released_decisions = [decision for decision in sent_decisions if decision.now is not None and decision.now.is_held_in_queue]
+    sent_decisions = [decision for decision in decisions if decision.is_sent]
+    released_decisions = [
+        decision for decision in sent_decisions if decision.status is not None and decision.status.is_held_in_queue
+    ]
     hold.release_runs(workspace, [decision.run for decision in released_decisions])
     new_runs = [decision.run for decision in sent_decisions if decision not in released_decisions]
-    held_back_decisions = [decision for decision in decisions if decision.held_back]
+    held_back_decisions = [decision for decision in decisions if decision.is_held_back]
     if new_runs or held_back_decisions:
         frozen_source.freeze_source(Path(context.source))
-        own_plugins.freeze_plugins(workspace, context.own)
-        sent_code = (decision.code for decision in decisions if decision.send or decision.held_back)
+        own_plugins.freeze_plugins(workspace, context.plugins)
+        sent_code = (decision.plugin_sources for decision in decisions if decision.is_sent or decision.is_held_back)
         plugin_store.freeze_sources(workspace, itertools.chain.from_iterable(sent_code))
     for decision in held_back_decisions:
         render.write_run_folder(decision.run, workspace.runs, context).write_event("controller", "held", why=decision.why)
     run_dirs = [render.write_run_folder(run, workspace.runs, context) for run in new_runs]
     if run_dirs:
-        scheduler(context.scheduler).submit(workspace, run_dirs, submit_options)
+        find_scheduler(context.scheduler).submit(workspace, run_dirs, submit_options)
         frozen_source.remove_unused_copies(workspace, Path(context.source))
 
 
@@ -213,25 +215,23 @@ def decide_retries(
             blocking_status = find_blocking_status(run_dir)
             why = "was rendered" if blocking_status is None else blocking_status.why
             status = blocking_status or last_status
-            decisions.append(RunDecision(rendered_run, blocking_status is None, why, status, code=plugins.sources))
+            decisions.append(RunDecision(rendered_run, blocking_status is None, why, status, plugin_sources=plugins.sources))
             continue
         decisions.append(_decide_next_attempt(run_dir, old_run, last_status, context))
     return decisions
 
 
-def _make_context_of_run(
-    render_source: render.RenderContext, old_run: Run, plugins: own_plugins.OwnPlugins
-) -> render.RenderContext:
+def _make_context_of_run(context: render.RenderContext, old_run: Run, plugins: own_plugins.OwnPlugins) -> render.RenderContext:
     """The context with which a new attempt at a run is rendered. plugins: the plug-ins of the run."""
     search, traces = old_run.search, old_run.traces
     return msgspec.structs.replace(
-        render_source,
+        context,
         matrix=old_run.matrix,
         track=old_run.track,
-        own=plugins,
-        searches={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
+        plugins=plugins,
+        search_by_family={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
         retry=old_run.retry,
-        traces={} if traces is None else {old_run.cell.name(): traces},
+        trace_part_by_cell={} if traces is None else {old_run.cell.name(): traces},
     )
 
 
@@ -247,10 +247,10 @@ def _decide_next_attempt(
     run = render.make_run(old_run.cell, old_run.repeat, old_run.attempt + 1, context, resume_ids, list(avoided_nodes), retried)
     resume_clause = f", resumes from its checkpoint at step {resumable_attempts[0][1]}" if resumable_attempts else ""
     why = f"attempt {run.attempt} after {status.state}{resume_clause}"
-    return RunDecision(run, True, why, status, code=context.own.sources)
+    return RunDecision(run, True, why, status, plugin_sources=context.plugins.sources)
 
 
-def _decide_within_budget(run_dir: RunDir, status: Status, source: render.RenderContext) -> RunDecision | None:
+def _decide_within_budget(run_dir: RunDir, status: Status, context: render.RenderContext) -> RunDecision | None:
     """The decision to start a run again within its budget, where its supervisor could not do it: the supervisor was killed, or
     its machine restarted. None if the run must not be started again by itself.
 
@@ -259,7 +259,7 @@ def _decide_within_budget(run_dir: RunDir, status: Status, source: render.Render
     again, so its records are not read. On Slurm, only the supervisor and Slurm start a run again.
     """
     if (
-        source.scheduler == "slurm"
+        context.scheduler == "slurm"
         or status.is_unreadable
         or status.state not in FINAL_STATES - {"timeout", "completed", "cancelled"}
     ):
@@ -267,7 +267,7 @@ def _decide_within_budget(run_dir: RunDir, status: Status, source: render.Render
     old_run = run_dir.read_run()
     if not retry_budget.allows_retry(run_dir, old_run, status.state):
         return None
-    return _decide_next_attempt(run_dir, old_run, status, source, [*old_run.retried, status.state])
+    return _decide_next_attempt(run_dir, old_run, status, context, [*old_run.retried, status.state])
 
 
 def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
@@ -284,8 +284,8 @@ def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
         host: max((sample.wall_s for sample in read_lines(run_dir.samples_file(host), Sample).records), default=None)
         for host in hosts
     }
-    latest_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
-    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < latest_s - LOST_AFTER_S]
+    newest_sample_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
+    return [host for host, wall_s in last_sample_s.items() if wall_s is not None and wall_s < newest_sample_s - LOST_AFTER_S]
 
 
 def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) -> Run:
@@ -338,8 +338,8 @@ def must_be_of_cluster(run_dir: RunDir, context: render.RenderContext) -> None:
         run_cluster = run_dir.read_run().cluster
     except ShardlabError:
         return
-    if (run_cluster.get("name"), run_cluster.get("provider")) != (context.where.name, context.where.provider):
+    if (run_cluster.get("name"), run_cluster.get("provider")) != (context.cluster.name, context.cluster.provider):
         raise InputError(
-            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.where.name!r}; runs of two "
+            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.cluster.name!r}; runs of two "
             "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )

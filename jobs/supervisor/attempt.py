@@ -28,11 +28,11 @@ from types import FrameType
 from typing import Any
 
 from jobs import claim
-from jobs.launcher import launcher
+from jobs.launcher import find_launcher
 from jobs.node import node_processes, rendezvous, wait_for_gpus
 from jobs.node.hang_detection import HangWatch
 from jobs.slurm import allocation, query, states
-from jobs.slurm.commands import OutageWatch, forget_job, is_down, own_cluster
+from jobs.slurm.commands import OutageWatch, is_controller_down, read_own_cluster, remove_job_variables
 from jobs.ssh import node_folders, step
 from jobs.status import retry_budget
 from jobs.supervisor import hold, next_try, retries
@@ -69,29 +69,29 @@ LOOK_INTERVAL_S = 1.0
 OVERLAP_S = 3 * LOOK_INTERVAL_S
 
 
-class Attempt:
+class AttemptSupervisor:
     """Supervises one start of one run, from the claim of the run to its last event."""
 
     def __init__(self, run_dir: RunDir, command: list[str]) -> None:
         self.run_dir = run_dir
         self.command = command
         self.run = run_dir.read_run()
-        self.in_slurm = self.run.scheduler in ("slurm", "allocation")
-        self.ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
-        self.sampler: node_processes.Sampler | None = None  # set while ranks run on this machine
-        self.tracker: node_processes.Tracker | None = None
+        self.is_in_slurm = self.run.scheduler in ("slurm", "allocation")
+        self.starts_ranks_here = self.run.scheduler == "local"  # otherwise a job step starts the ranks on each node
+        self.sampler: node_processes.SamplerProcess | None = None  # set while ranks run on this machine
+        self.tracker: node_processes.TrackerProcess | None = None
         self.is_told_to_end = False  # whether SIGTERM told this process to end
         # This start ignores requests to cancel that are older than `begun`. A new try of a search ignores no request, because
         # nothing started the try before.
         self.start_wall_s = 0.0 if next_try.is_claimed(run_dir) else time.time()
         self.limit_s = self.run.limit_s or self.run.cell.time_limit_s
-        self.deadline: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
+        self.deadline_s: float | None = None  # end of the time limit (monotonic clock); None until the limit begins to count
         self.next_look_s = 0.0  # when to check the run's folder again (monotonic clock)
         self.outage_watch = OutageWatch()
         self.saved_step = 0  # the step of the newest checkpoint when this start began
-        self.end_reason = ""
+        self.end_sentence = ""
 
-    def main(self) -> int:
+    def supervise(self) -> int:
         """Supervise the run from its claim to its last event; return the exit code (see the module)."""
         if (refusal_code := self._claim_run()) is not None:
             return refusal_code
@@ -107,16 +107,16 @@ class Attempt:
             self._requeue_in_slurm(None if isinstance(error, retry_budget.RestartedTooOften) else retry_state)
             raise
         if self.run.track is not None:
-            self.tracker = node_processes.Tracker(self.run_dir, self.run.track)
+            self.tracker = node_processes.TrackerProcess(self.run_dir, self.run.track)
         code, reason = self._supervise_command(variables)
         if reason is None and code != 0:
             reason = self._find_failure_reason()
-            self.end_reason = self.end_reason or find_failure_cause(self.run_dir.path, self.run_dir.job_log)
+            self.end_sentence = self.end_sentence or find_failure_cause(self.run_dir.path, self.run_dir.job_log)
         if reason == "superseded":
             if self.tracker is not None:
                 self.tracker.end(wait_s=0)
             return CLAIMED_CODE
-        retry_state = self._record_end(code=code, reason=reason, why=self.end_reason, steps=self._count_steps(code, reason))
+        retry_state = self._record_end(code=code, reason=reason, why=self.end_sentence, steps=self._count_steps(code, reason))
         if self.tracker is not None:
             self.tracker.end()
         self._requeue_in_slurm(retry_state)
@@ -185,17 +185,17 @@ class Attempt:
                 return why
             why = f"{changed_packages}; {RESUBMIT_HINT}"
         if why:
-            self._record_event("refused", why=why, **claim.make_token_data())
+            self._record_event("refused", why=why, **claim.make_token_event_data())
         return why
 
     def _record_start(self) -> None:
         signal.signal(signal.SIGTERM, self._note_signal)
-        if self.in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which the ranks save once they have started
+        if self.is_in_slurm:  # SIGUSR1 (`--signal=B:USR1@60`) asks for a checkpoint, which ranks save once they have started
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         event_data: dict[str, Any] = (
-            {"job": claim.current_job_id(), "restarts": claim.count_job_restarts()} if self.in_slurm else {}
+            {"job": claim.read_own_job_id(), "restarts": claim.count_job_restarts()} if self.is_in_slurm else {}
         )
-        if self.run.scheduler == "allocation" and (cluster := own_cluster()) is not None:
+        if self.run.scheduler == "allocation" and (cluster := read_own_cluster()) is not None:
             event_data["cluster"] = cluster  # a submitted run has it in the event `submitted`
         event_data |= {next_try.SEARCH_KEY: True} if self.run.search is not None else {}
         self._record_event("started", **host.identify_this_process(), **event_data)
@@ -205,27 +205,27 @@ class Attempt:
 
         Returns (exit code, the reason for which this process ended the command; None if the command ended by itself).
         """
-        self.sampler = node_processes.Sampler(self.run_dir) if self.ranks_here else None
+        self.sampler = node_processes.SamplerProcess(self.run_dir) if self.starts_ranks_here else None
         oom_watch = node_processes.OomWatch()
-        reason: str | None
+        end_reason: str | None
         try:
-            code, reason = self._run_command(variables)
+            exit_code, end_reason = self._run_command(variables)
         except node_processes.CannotStart as error:
-            code, reason = NOT_FOUND_CODE, None
+            exit_code, end_reason = NOT_FOUND_CODE, None
             self._record_event("failed", why=str(error))
             files.append(self.run_dir.job_log, f"{error}\n".encode())
         if self.sampler is not None:
             self.sampler.end()
         node_processes.kill_marked_processes(str(self.run_dir.path))
-        if self.ranks_here:
+        if self.starts_ranks_here:
             node_processes.remove_data_copies(self.run_dir)
-        is_finished_command = code == 0 and reason is None and self.run.cell.command is not None
+        is_finished_command = exit_code == 0 and end_reason is None and self.run.cell.command is not None
         if is_finished_command and (why := command_run.write_result(self.run_dir, self.run)):
             self._record_event("failed", why=why)
-            code = 1
-        if self.ranks_here and code != 0 and reason is None:
+            exit_code = 1
+        if self.starts_ranks_here and exit_code != 0 and end_reason is None:
             oom_watch.record_oom(self.run_dir)
-        return code, reason
+        return exit_code, end_reason
 
     def _find_failure_reason(self) -> str | None:
         """The reason why the command failed, if a person, Slurm or a lost node caused the failure; otherwise None.
@@ -233,16 +233,16 @@ class Attempt:
         Also sets `self.why` to a sentence for people.
         """
         if self._is_cancelled():
-            self.end_reason = CANCELLED_WHY
+            self.end_sentence = CANCELLED_WHY
             return "cancelled"
-        if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
-            self.end_reason = TOLD_TO_END_WHY
+        if self.is_in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
+            self.end_sentence = TOLD_TO_END_WHY
             return TOLD_REASON
         if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
-            self.end_reason = str(lost_event.data.get("why", ""))
+            self.end_sentence = str(lost_event.data.get("why", ""))
             return "node_fail"
-        if self.in_slurm and query.is_preempted(claim.current_job_id()):
-            self.end_reason = states.END_CLAUSES["PREEMPTED"]
+        if self.is_in_slurm and query.is_preempted(claim.read_own_job_id()):
+            self.end_sentence = states.CLAUSE_BY_END_STATE["PREEMPTED"]
             return "preempted"
         return None
 
@@ -253,7 +253,7 @@ class Attempt:
             event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.start_wall_s
             for event in self.run_dir.events()
         )
-        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.current_job_id()))
+        return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.read_own_job_id()))
 
     def _prepare_start(self) -> dict[str, str]:
         """Do what must be done before the ranks start; return additional variables for the environment of the ranks.
@@ -265,8 +265,8 @@ class Attempt:
             raise ShardlabError(f"{why}.")
         retry_budget.must_be_within_budget(self.run_dir, self.run)
         self._wait_for_slurm()
-        if self.ranks_here:  # otherwise one task on each node waits for the GPUs of its node (jobs/supervisor/step_task.py)
-            wait_for_gpus.wait_until_free(self.run_dir, self.run, os.environ, self._must_end)
+        if self.starts_ranks_here:  # otherwise a task on each node waits for its GPUs (jobs/supervisor/step_task.py)
+            wait_for_gpus.wait_until_gpus_free(self.run_dir, self.run, os.environ, self._must_end)
         if self.run.separate_folders:
             nodes = step.read_chosen_nodes(self.run_dir, self.run)
             # the time limit begins to count here, because the run uses its nodes from now on
@@ -274,14 +274,14 @@ class Attempt:
             node_folders.send_run_files(self.run_dir, self.run, nodes, lambda: self._must_end() or time.monotonic() > deadline)
         # Without Slurm, this machine may not be a node of the run, so jobs.ssh.step chooses the rendezvous instead.
         rendezvous_variables = rendezvous.choose_rendezvous(self.run.world.nnodes) if self.run.scheduler != "ssh" else {}
-        return rendezvous_variables | launcher(self.run.launcher).prepare(self.run_dir, self.run)
+        return rendezvous_variables | find_launcher(self.run.launcher).prepare(self.run_dir, self.run)
 
     def _start_time_limit(self) -> float:
         """The end of the time limit, by the monotonic clock; infinite without a limit. The limit begins to count at the first
         call."""
-        if self.deadline is None:
-            self.deadline = time.monotonic() + self.limit_s if self.limit_s else float("inf")
-        return self.deadline
+        if self.deadline_s is None:
+            self.deadline_s = time.monotonic() + self.limit_s if self.limit_s else float("inf")
+        return self.deadline_s
 
     def _find_source_fault(self) -> str:
         """A clause that says why the source of this process is not the source with which the run was submitted; '' if it is."""
@@ -306,7 +306,7 @@ class Attempt:
         run in the same allocation. If the run is told to end, the wait ends too, and the caller handles the request.
         """
         is_announced = False
-        while self.in_slurm and is_down() and not (self._must_end() or claim.is_taken_over(self.run_dir)):
+        while self.is_in_slurm and is_controller_down() and not (self._must_end() or claim.is_taken_over(self.run_dir)):
             if not is_announced:
                 print(f"{self.run_dir.run_id}: Slurm's controller does not answer; waiting for it.", file=sys.stderr)
             is_announced = True
@@ -324,38 +324,38 @@ class Attempt:
         Returns (exit code, the reason for which this process ended the command, or None). If signal N ended the command, the
         exit code is 128 + N, as in a shell.
         """
-        deadline = self._start_time_limit()
+        deadline_s = self._start_time_limit()
         with files.open_append(self.run_dir.job_log) as log_file:
             environment = {
                 **os.environ,
                 **self.run.cell.env,
                 **variables,
                 node_processes.RUN_MARK_VARIABLE: str(self.run_dir.path),
-                **_make_last_checkpoint_variable(self.limit_s, deadline),
+                **_make_last_checkpoint_variable(self.limit_s, deadline_s),
             }
-            ranks = node_processes.start_process(container.replace_node_disk(self.command), log_file.fileno(), environment)
-        if self.in_slurm:
-            signal.signal(signal.SIGUSR1, lambda number, _frame: ranks.send_signal(number))
+            process = node_processes.start_process(container.replace_node_disk(self.command), log_file.fileno(), environment)
+        if self.is_in_slurm:
+            signal.signal(signal.SIGUSR1, lambda number, _frame: process.send_signal(number))
         hang_watch, reason = HangWatch(self.run_dir, self.run.cell.hang_limit_s), None
         with suspension.SuspensionWatch() as suspension_watch:  # starts a thread: must come after the start (fork) of the ranks
-            while (exit_code := ranks.poll()) is None:
+            while (exit_code := process.poll()) is None:
                 if suspended_s := suspension_watch.take_suspended_s():
-                    deadline += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
+                    deadline_s += suspended_s  # Slurm too extends the limit of a job by the time of its suspension
                     self._record_event(suspension.SUSPENDED_EVENT, seconds=round(suspended_s, 3))
                 if self.sampler is not None:
                     self.sampler.restart_if_dead()
                 if self.tracker is not None:
                     self.tracker.record_if_failed()
-                if (reason := self._find_end_reason(deadline, hang_watch)) is not None:
+                if (reason := self._find_end_reason(deadline_s, hang_watch)) is not None:
                     # computed before the ranks are ended, because ending ranks may still write records
-                    self.end_reason = self._describe_reason(reason, hang_watch)
+                    self.end_sentence = self._describe_reason(reason, hang_watch)
                     grace_s = step.MOST_END_S if self.run.scheduler == "ssh" else node_processes.GRACE_S
-                    exit_code = node_processes.end_process(ranks, signal.SIGTERM, grace_s)
+                    exit_code = node_processes.end_process(process, signal.SIGTERM, grace_s)
                     break
                 time.sleep(0.05)
         return (128 - exit_code if exit_code < 0 else exit_code), reason
 
-    def _find_end_reason(self, deadline: float, hang_watch: HangWatch) -> str | None:
+    def _find_end_reason(self, deadline_s: float, hang_watch: HangWatch) -> str | None:
         if time.monotonic() > self.next_look_s:
             self.next_look_s = time.monotonic() + LOOK_INTERVAL_S
             if claim.is_taken_over(self.run_dir):
@@ -363,26 +363,26 @@ class Attempt:
             if self._is_cancelled():
                 return "cancelled"
         if self.is_told_to_end:
-            return "cancelled" if not self.in_slurm or self._is_cancelled() else TOLD_REASON
-        if time.monotonic() > deadline and not (self.run_dir.result.exists() and self._waits_for_controller()):
+            return "cancelled" if not self.is_in_slurm or self._is_cancelled() else TOLD_REASON
+        if time.monotonic() > deadline_s and not (self.run_dir.result.exists() and self._waits_for_controller()):
             return "timeout"
         return "hung" if hang_watch.has_hung() and not self._waits_for_controller() else None
 
     def _waits_for_controller(self) -> bool:
         """Whether Slurm's controller does not answer. During such an outage, the ranks may have ended already, although their
         job step still waits for the controller (jobs.slurm.commands)."""
-        return self.in_slurm and self.outage_watch.is_away()
+        return self.is_in_slurm and self.outage_watch.was_recently_down()
 
     def _is_cancelled(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
         return any(event.event == "cancel_requested" and event.wall_s > self.start_wall_s for event in self.run_dir.events())
 
-    def _count_steps(self, code: int, reason: str | None) -> int | None:
+    def _count_steps(self, exit_code: int, end_reason: str | None) -> int | None:
         """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.
 
         Counted once here, so that no reader has to count the steps again.
         """
-        if code != 0 or reason is not None:
+        if exit_code != 0 or end_reason is not None:
             return None
         with contextlib.suppress(WorkspaceError):
             return self.run_dir.count_timed_steps(self.run.cell.recording_ranks, self.run.cell.instruments.lost_worker)
@@ -399,16 +399,16 @@ class Attempt:
         return texts_by_reason.get(reason, "")
 
 
-def _make_last_checkpoint_variable(limit_s: int | None, deadline: float) -> dict[str, str]:
+def _make_last_checkpoint_variable(limit_s: int | None, deadline_s: float) -> dict[str, str]:
     """The variable that tells ranks at which time (seconds since the epoch) they save a checkpoint and end; empty without a
     time limit.
 
     Ranks get a time instead of a signal, because not every launcher forwards signals to its ranks. limit_s: the time limit in
-    seconds. deadline: the end of the time limit, by the monotonic clock.
+    seconds. deadline_s: the end of the time limit, by the monotonic clock.
     """
     if not limit_s:
         return {}
-    left_s = deadline - time.monotonic()
+    left_s = deadline_s - time.monotonic()
     return {SAVE_AT: f"{time.time() + left_s - min(LAST_SAVE_S, LAST_SAVE_SHARE * limit_s):.3f}"}
 
 
@@ -418,12 +418,12 @@ def main(argv: list[str]) -> int:
         raise InputError("usage: python -m jobs.supervisor.attempt RUN_DIR -- COMMAND...")
     run_dir = RunDir(Path(argv[0]).absolute())
     run_dir.log.mkdir(exist_ok=True)
-    attempt = Attempt(run_dir, argv[2:])
+    supervisor = AttemptSupervisor(run_dir, argv[2:])
     # Without Slurm, the scheduler says on which nodes the run is, and not the shell in which `jobs submit` was called.
-    if not attempt.in_slurm:
-        forget_job()
-    exit_code = attempt.main()
-    if attempt.run.search is not None:
+    if not supervisor.is_in_slurm:
+        remove_job_variables()
+    exit_code = supervisor.supervise()
+    if supervisor.run.search is not None:
         next_try.replace_process(run_dir, exit_code)
     return exit_code
 

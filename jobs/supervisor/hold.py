@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from jobs import claim
-from jobs.scheduler import scheduler
+from jobs.scheduler import find_scheduler
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.runs.run import Run
@@ -32,9 +32,9 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     folder, run: the run of this process. why: the reason, for the events of the runs. In Slurm, the run's job is requeued,
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
-    run_dir.write_event("attempt", "held", why=why, requeued=claim.current_job_id())
+    run_dir.write_event("attempt", "held", why=why, requeued=claim.read_own_job_id())
     own_cluster = run_dir.sent_job()[0].rpartition(":")[0] or None
-    own_job, tokens_by_job = name_job(claim.current_job_id(), own_cluster), dict[str, str]()
+    own_job, token_by_job = name_job(claim.read_own_job_id(), own_cluster), dict[str, str]()
     for other_run in Workspace(run_dir.path.parent.parent).all_runs():
         if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
@@ -45,8 +45,8 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
         # Another run may have recorded just now that `other` is held, but not have held its job yet. So this process holds the
         # job too: otherwise the job could start as soon as this job has left its node.
         if job and job != own_job and (not verdict.held or _is_being_held(other_run)):
-            tokens_by_job[job] = token
-    return scheduler(run.scheduler).hold_jobs(tokens_by_job)
+            token_by_job[job] = token
+    return find_scheduler(run.scheduler).hold_jobs(token_by_job)
 
 
 def accept_packages(run: Run, packages: str, versions: dict[str, str]) -> Run:
@@ -63,13 +63,13 @@ def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
     """Let held runs start. runs: the held runs, as `accept_packages` returned them. Raises ShardlabError if the scheduler does
     not release them."""
     for scheduler_name in {run.scheduler for run in runs}:
-        runs_by_folder = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == scheduler_name}
-        for run_dir, run in runs_by_folder.items():
+        run_by_folder = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == scheduler_name}
+        for run_dir, run in run_by_folder.items():
             files.write_json(run_dir.run_json, run)
-        scheduler(scheduler_name).release_jobs(dict(job for run_dir in runs_by_folder if (job := run_dir.sent_job())[0]))
-        for run_dir in runs_by_folder:
+        find_scheduler(scheduler_name).release_jobs(dict(job for run_dir in run_by_folder if (job := run_dir.sent_job())[0]))
+        for run_dir in run_by_folder:
             run_dir.write_event("controller", "released")
-        scheduler(scheduler_name).attend(workspace)
+        find_scheduler(scheduler_name).restart_lost_runner(workspace)
 
 
 def _judge_if_alike(other_dir: RunDir, run_dir: RunDir, run: Run) -> JudgedState | None:

@@ -44,16 +44,16 @@ def is_claimed(run_dir: RunDir) -> bool:
     return os.environ.get(TRY_VARIABLE) == run_dir.run_id
 
 
-def replace_process(run_dir: RunDir, code: int) -> None:
+def replace_process(run_dir: RunDir, exit_code: int) -> None:
     """Replace this process (exec) by the process that starts the next try. Returns only if a later start of the job has taken
     over the try.
 
-    run_dir: the folder of the try that has ended, or that this process could not claim. code: the exit code of the try's
+    run_dir: the folder of the try that has ended, or that this process could not claim. exit_code: the exit code of the try's
     supervisor.
     """
     if claim.is_taken_over(run_dir):
         return
-    os.execv(sys.executable, [sys.executable, "-m", "jobs.supervisor.next_try", str(run_dir.path), str(code)])
+    os.execv(sys.executable, [sys.executable, "-m", "jobs.supervisor.next_try", str(run_dir.path), str(exit_code)])
 
 
 def main(argv: list[str]) -> int:
@@ -103,8 +103,8 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
     render_context = render_again.read_render_context(run_dir, next_run)
     # In this process, the planner knows no plug-ins of the workspace, so it cannot predict a cell that uses a plug-in.
     if cell.workload_code is None and cell.strategy_code is None:
-        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), render_context.where, [cell], {})
-        render_context = msgspec.structs.replace(render_context, predicted=predictions)
+        predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), render_context.cluster, [cell], {})
+        render_context = msgspec.structs.replace(render_context, predictions=predictions)
     sending = find_last_sending(run_dir.events())
     sending_data = sending.data if sending is not None else {}
     submission_data: dict[str, Any] = {
@@ -112,9 +112,9 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
     }
     submission_data |= host.identify_this_process()
 
-    def claim_new(new: RunDir) -> None:
-        claim.claim_run(new)
-        new.write_event("search", "submitted", **submission_data)
+    def claim_new(new_run_dir: RunDir) -> None:
+        claim.claim_run(new_run_dir)
+        new_run_dir.write_event("search", "submitted", **submission_data)
 
     return render.write_run_folder(next_run, run_dir.path.parent, render_context, prepare=claim_new)
 
@@ -129,7 +129,7 @@ def _was_cancelled(run_dir: RunDir) -> bool:
 def _replace_by_script(run_dir: RunDir, claim_word: str | None) -> None:
     """Replace this process by the script of a try. claim_word: CLAIM_AGAIN if the script must claim the try itself; None if
     the try is already claimed for this process."""
-    from jobs.scheduler import scheduler
+    from jobs.scheduler import find_scheduler
 
     os.environ[TRY_VARIABLE] = claim_word or run_dir.run_id
     first_path, _, other_paths = os.environ.get("PYTHONPATH", "").partition(":")
@@ -139,7 +139,7 @@ def _replace_by_script(run_dir: RunDir, claim_word: str | None) -> None:
     with files.open_append(run_dir.log / "script.log") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
-    os.execvp("bash", ["bash", str(run_dir.path / scheduler(run_dir.read_run().scheduler).SCRIPT)])
+    os.execvp("bash", ["bash", str(run_dir.path / find_scheduler(run_dir.read_run().scheduler).SCRIPT)])
 
 
 def _print_search(path: SearchPath, outcome: str) -> None:

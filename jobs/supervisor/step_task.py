@@ -36,64 +36,64 @@ def main(argv: list[str]) -> int:
     rendezvous_interface = find_rendezvous_interface(
         os.environ[RENDEZVOUS_VARIABLE], [name for name in os.environ.get(NODES_VARIABLE, "").split(",") if name]
     )
-    node = read_node_number(os.environ)
-    is_first_here = os.environ.get("SLURM_LOCALID", "0") == "0"
-    run_mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    node_number = read_node_number(os.environ)
+    is_first_on_node = os.environ.get("SLURM_LOCALID", "0") == "0"
+    run_mark = f"{run_dir.path}#{os.environ.get('SLURM_PROCID', node_number)}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     environment = {
         **os.environ,
-        **_read_variables(run_dir),
+        **_read_cell_variables(run_dir),
         node_processes.RUN_MARK_VARIABLE: run_mark,
         **choose_socket_interfaces(os.environ, rendezvous_interface.interface),
         "SHARDLAB_ADDRESS": rendezvous_interface.address,
         "SHARDLAB_INTERFACE": rendezvous_interface.interface,
-        "SHARDLAB_IS_FIRST": "true" if node == 0 else "false",
+        "SHARDLAB_IS_FIRST": "true" if node_number == 0 else "false",
     }
-    command = [Template(word).safe_substitute(environment) for word in argv[2:]]
+    launcher_argv = [Template(word).safe_substitute(environment) for word in argv[2:]]
     run_dir.log.mkdir(exist_ok=True)
     for signal_number in (signal.SIGUSR1, signal.SIGUSR2):
         # Slurm sends these signals to every process of the step. Ranks that keep checkpoints handle these signals; this process
         # and the other processes that it starts ignore the signals.
         signal.signal(signal_number, signal.SIG_IGN)
-    if is_first_here:
+    if is_first_on_node:
         _wait_for_free_gpus(run_dir)
-    sampler = node_processes.Sampler(run_dir) if is_first_here else None
+    sampler = node_processes.SamplerProcess(run_dir) if is_first_on_node else None
     oom_watch = node_processes.OomWatch()
     try:
-        ranks = node_processes.start_process(command, None, environment)
+        rank_process = node_processes.start_process(launcher_argv, None, environment)
     except node_processes.CannotStart as error:
         run_dir.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
-    sigterm_times = _forward_signals(ranks)
-    while (exit_code := ranks.poll()) is None:
+    sigterm_times = _forward_signals(rank_process)
+    while (exit_code := rank_process.poll()) is None:
         time.sleep(0.05)
         if sampler is not None:
             sampler.restart_if_dead()
         if sigterm_times and time.monotonic() > sigterm_times[0] + node_processes.GRACE_S:
-            ranks.kill()
+            rank_process.kill()
     if sampler is not None:
         sampler.end()
     node_processes.kill_marked_processes(run_mark)
-    if is_first_here:
+    if is_first_on_node:
         node_processes.remove_data_copies(run_dir)
     if exit_code:
         oom_watch.record_oom(run_dir)
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
-def _read_variables(run_dir: RunDir) -> dict[str, str]:
+def _read_cell_variables(run_dir: RunDir) -> dict[str, str]:
     """The environment variables that the cell of the run sets."""
     return run_dir.read_run().cell.env
 
 
 def _wait_for_free_gpus(run_dir: RunDir) -> None:
     try:
-        wait_for_gpus.wait_until_free(run_dir, run_dir.read_run(), os.environ, lambda: False)
+        wait_for_gpus.wait_until_gpus_free(run_dir, run_dir.read_run(), os.environ, lambda: False)
     except ShardlabError as error:
         run_dir.write_event(f"node-{gethostname()}", "failed", why=str(error))
         raise
 
 
-def _forward_signals(ranks: subprocess.Popen[bytes]) -> list[float]:
+def _forward_signals(rank_process: subprocess.Popen[bytes]) -> list[float]:
     """From now on, forward SIGTERM and SIGUSR1 to the ranks.
 
     Returns a list that is empty until the first SIGTERM arrives; then the list contains the time of this signal, by the
@@ -101,14 +101,14 @@ def _forward_signals(ranks: subprocess.Popen[bytes]) -> list[float]:
     """
     sigterm_times: list[float] = []
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and not sigterm_times:
+    def forward_signal(signal_number: int, _frame: FrameType | None) -> None:
+        if signal_number == signal.SIGTERM and not sigterm_times:
             sigterm_times.append(time.monotonic())
-        if ranks.poll() is None:
-            ranks.send_signal(number)
+        if rank_process.poll() is None:
+            rank_process.send_signal(signal_number)
 
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, forward)
+    for signal_number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signal_number, forward_signal)
     return sigterm_times
 
 

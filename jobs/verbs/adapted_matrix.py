@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from jobs.adaptation.adapt import Adaptation, adapt_matrix
+from jobs.adaptation.adapt import AdaptedMatrix, adapt_matrix
 from jobs.planning import plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
@@ -30,7 +30,7 @@ MOST_COLUMNS = 130  # columns of the file
 PLAIN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*( [A-Za-z0-9_./()-]+)*")
 
 
-def add_adapt(parser: Parser) -> None:
+def add_adapt_option(parser: Parser) -> None:
     """Add the option --adapt."""
     adapt_help = "use the nearest matrix whose cells all fit the cluster, and write it to a file, with every change"
     parser.add_argument("--adapt", action="store_true", help=adapt_help)
@@ -45,18 +45,18 @@ def use_adapted_matrix(invocation: Invocation) -> None:
     if not arguments.adapt:
         return
     requested_matrix = matrix.load_matrix(matrix.find_matrix_file(arguments.matrix), arguments.settings)
-    machine = plan.find_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
+    capacity = plan.find_cluster_capacity(invocation.cluster, in_allocation=getattr(arguments, "in_allocation", False))
     plugins = plan.find_own_plugins(invocation.workspace, requested_matrix, invocation.cluster)
     try:
-        adaptation = adapt_matrix(requested_matrix, machine, plugins, invocation.cluster.name)
-        if adaptation is None:
+        adapted = adapt_matrix(requested_matrix, capacity, plugins, invocation.cluster.name)
+        if adapted is None:
             fit_text = f"all cells fit the cluster {invocation.cluster.name} (memory is not looked at)"
             out.print_line(f"{requested_matrix.name}: {fit_text}; nothing was changed.")
         else:
             arguments.settings = []  # the adapted matrix contains them
-            arguments.matrix = str(write_adapted_matrix(requested_matrix, adaptation, machine, plugins, invocation.workspace))
+            arguments.matrix = str(write_adapted_matrix(requested_matrix, adapted, capacity, plugins, invocation.workspace))
             out.print_line(f"{requested_matrix.name}: adapted to the cluster {invocation.cluster.name}: {arguments.matrix}")
-            for change in adaptation.changes:
+            for change in adapted.changes:
                 out.print_line(f"  {describe_change(change)}")
     finally:
         plugins.close()
@@ -78,18 +78,18 @@ def describe_change(change: Deviation) -> str:
 
 
 def write_adapted_matrix(
-    requested_matrix: Matrix, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, workspace: Workspace
+    requested_matrix: Matrix, adapted: AdaptedMatrix, capacity: Capacity, plugins: OwnPlugins, workspace: Workspace
 ) -> Path:
     """Write an adapted matrix, and the models that it names, into the workspace. Returns the path of the matrix file.
 
     The path is adapted/NAME-DIGEST/NAME.yaml, so that equal matrices have one file. The text is parsed again before it is
     written. Raises InputError if the text does not give the expected cells, or if a file with this path has another content.
     """
-    adapted_name = str(adaptation.content["name"])
-    content = format_matrix_file(requested_matrix, adaptation.content)
+    adapted_name = str(adapted.file_content["name"])
+    content = format_matrix_file(requested_matrix, adapted.file_content)
     matrix_folder = workspace.path / ADAPTED_FOLDER / f"{adapted_name}-{hashlib.sha256(content).hexdigest()[:12]}"
     matrix_file = matrix_folder / f"{adapted_name}.yaml"
-    _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, matrix_file)
+    _check_adapted_matrix(requested_matrix, content, adapted, capacity, plugins, matrix_file)
     workspace_trust.begin_workspace(workspace)
     model_files = {model.path: model.origin for model in requested_matrix.models.values() if model.path is not None}
     contents_by_path = {matrix_file: content} | {
@@ -131,13 +131,13 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _check_adapted_matrix(
-    requested_matrix: Matrix, content: bytes, adaptation: Adaptation, machine: Capacity, plugins: OwnPlugins, matrix_file: Path
+    requested_matrix: Matrix, content: bytes, adapted: AdaptedMatrix, capacity: Capacity, plugins: OwnPlugins, matrix_file: Path
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
     reparsed_matrix = matrix.expand_matrix(parse(content, str(matrix_file)), Path(requested_matrix.path).parent)
-    cells = resolve_cells(reparsed_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
-    if {cell.hash() for cell in cells} != adaptation.expected_hashes or find_misfits(reparsed_matrix, cells, machine, cells):
+    cells = resolve_cells(reparsed_matrix, capacity=None if capacity.is_this_machine else capacity, plugins=plugins)
+    if {cell.hash() for cell in cells} != adapted.cell_hashes or find_misfits(reparsed_matrix, cells, capacity, cells):
         raise InputError(
             f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted cells. "
             "Allowed: a matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix "

@@ -55,17 +55,17 @@ class AdviseVerb(JobsVerb):
         parser.add_argument("--link", metavar="LINK", help="link between the GPUs of a node (default: that of the GPU)")
         parser.add_argument("--between-nodes", metavar="LINK", help="link of a network card of a node to other nodes")
         parser.add_argument("--cards-per-node", type=int, metavar="N", help="such network cards of a node (default: one)")
-        shared_options.add_cluster(parser)
-        matrix_plan.add_rehearse(parser)
+        shared_options.add_cluster_option(parser)
+        matrix_plan.add_rehearse_options(parser)
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
-        args, out = invocation.arguments, invocation.out
+        arguments, out = invocation.arguments, invocation.out
         workload, plugins = _find_workload(invocation)
         cluster = _read_cluster(invocation)
         question = _make_question(invocation, workload, cluster)
         alternatives = advise.list_alternatives(question)
-        if question.nodes > 1 and (cards_per_node := args.gpus // question.nodes) > (cluster.network.cards_per_node or 1):
+        if question.nodes > 1 and (cards_per_node := arguments.gpus // question.nodes) > (cluster.network.cards_per_node or 1):
             more_cards = msgspec.structs.replace(cluster.network, cards_per_node=cards_per_node)
             machine = plan_machine(msgspec.structs.replace(cluster, network=more_cards), None)
             alternatives[f"--cards-per-node {cards_per_node}"] = msgspec.structs.replace(question, machine=machine)
@@ -78,9 +78,9 @@ class AdviseVerb(JobsVerb):
             return new_answers
 
         report = advise.rank_strategies(question, alternatives, collect_answers)
-        for sentence in rehearsals.describe_refused(all_answers):
+        for sentence in rehearsals.describe_refused_rehearsals(all_answers):
             out.print_remark(sentence, style="yellow")
-        advice_text.print_advice(out, question, report, is_default_batch=args.global_batch is None)
+        advice_text.print_advice(out, question, report, is_default_batch=arguments.global_batch is None)
         is_rehearsed = any(advice.predicted.memory_from == "rehearsal" for advice in report.ranked)
         sources_text = "formula and rehearsal" if is_rehearsed else "formula"
         out.print_remark(
@@ -93,73 +93,76 @@ class AdviseVerb(JobsVerb):
 
 def _find_workload(invocation: Invocation) -> tuple[Workload, OwnPlugins]:
     """The workload that --workload names, and the plug-ins of the workspace that define it. Raises InputError."""
-    name, models_by_name = invocation.arguments.workload, {}
-    if name.endswith(model_file.CONFIGURATION_SUFFIX):
-        configuration_file = Path(name).absolute()
+    workload_name, models_by_name = invocation.arguments.workload, {}
+    if workload_name.endswith(model_file.CONFIGURATION_SUFFIX):
+        configuration_file = Path(workload_name).absolute()
         model_entry = ModelByConfiguration(
             f"{configuration_file.parent.name}/{configuration_file.name}", seq_len=invocation.arguments.seq_len
         )
         model = model_file.read_model(model_entry, configuration_file.parent.parent)
-        name, models_by_name = model.name, {model.name: model}
-    own_names = {name} - models_by_name.keys() - menu.load_workloads().keys()
+        workload_name, models_by_name = model.name, {model.name: model}
+    own_names = {workload_name} - models_by_name.keys() - menu.load_workloads().keys()
     plugins = find_plugins(invocation.workspace, own_names, (), models_by_name)
-    if (fault := plugins.workloads.faults.get(name)) is not None:
+    if (fault := plugins.workloads.fault_by_name.get(workload_name)) is not None:
         needs_length = models_by_name and invocation.arguments.seq_len is None
         raise InputError(f"{fault} A language model needs the option --seq-len." if needs_length else fault)
-    if name not in (workloads := plugins.workload_menu()):
-        raise UnknownName("workload", name, workloads, place="--workload")
-    return workloads[name], plugins
+    if workload_name not in (workloads := plugins.make_workload_menu()):
+        raise UnknownName("workload", workload_name, workloads, place="--workload")
+    return workloads[workload_name], plugins
 
 
 def _read_cluster(invocation: Invocation) -> Cluster:
     """The cluster of --gpu, else that of the cluster file, with the network that the options name. Raises InputError."""
-    args = invocation.arguments
+    arguments = invocation.arguments
     for option in ("gpus", "nodes", "seq_len", "global_batch", "cards_per_node"):
-        if (number := getattr(args, option)) is not None and not 1 <= number <= MOST_GPUS:
+        if (number := getattr(arguments, option)) is not None and not 1 <= number <= MOST_GPUS:
             raise InputError(f"--{option.replace('_', '-')}: found {number}. Allowed: 1 to {MOST_GPUS}.")
     for option in ("link", "between_nodes"):
-        if (name := getattr(args, option)) not in (None, *link.link_entries()):
-            raise UnknownName("link", name, link.link_entries(), place=f"--{option.replace('_', '-')}")
+        if (link_name := getattr(arguments, option)) not in (None, *link.read_link_entries()):
+            raise UnknownName("link", link_name, link.read_link_entries(), place=f"--{option.replace('_', '-')}")
     cluster = invocation.cluster
-    if args.gpu is not None:
-        gpu.must_find_model(args.gpu)
-        cluster = Cluster(schema=1, name="advise", provider="slurm", gpus=Gpus(per_node=args.gpus, type=args.gpu))
-    keys = {key: getattr(args, key) for key in ("link", "between_nodes", "cards_per_node")}
-    network = msgspec.structs.replace(cluster.network, **{key: value for key, value in keys.items() if value is not None})
+    if arguments.gpu is not None:
+        gpu.must_find_gpu_model(arguments.gpu)
+        cluster = Cluster(schema=1, name="advise", provider="slurm", gpus=Gpus(per_node=arguments.gpus, type=arguments.gpu))
+    network_keys = {key: getattr(arguments, key) for key in ("link", "between_nodes", "cards_per_node")}
+    network = msgspec.structs.replace(
+        cluster.network, **{key: value for key, value in network_keys.items() if value is not None}
+    )
     return msgspec.structs.replace(cluster, network=network)
 
 
 def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster) -> Question:
     """The question that the options ask. Raises InputError."""
-    args, options_by_name = invocation.arguments, {option.name: option for option in workload.options}
-    options: dict[str, OptionValue] = {name: option.default for name, option in options_by_name.items()}
-    for name, _, value_text in (option_argument.partition("=") for option_argument in args.option):
-        if name not in options_by_name:
-            raise UnknownName(f"option of {workload.name}", name, options_by_name, place="--option")
-        options[name] = value_text
+    arguments, options_by_name = invocation.arguments, {option.name: option for option in workload.options}
+    options: dict[str, OptionValue] = {option_name: option.default for option_name, option in options_by_name.items()}
+    for option_name, _, value_text in (option_argument.partition("=") for option_argument in arguments.option):
+        if option_name not in options_by_name:
+            raise UnknownName(f"option of {workload.name}", option_name, options_by_name, place="--option")
+        options[option_name] = value_text
         with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
-            options[name] = msgspec.yaml.decode(value_text.encode())
-        if (refusal := options_by_name[name].refuse(options[name])) is not None:
-            raise InputError(f"--option {name}: {refusal}")
-    if args.precision not in ALL:
-        raise UnknownName("precision", args.precision, ALL, place="--precision")
-    if args.seq_len is not None and workload.seq_len is None:
+            options[option_name] = msgspec.yaml.decode(value_text.encode())
+        if (refusal := options_by_name[option_name].refuse(options[option_name])) is not None:
+            raise InputError(f"--option {option_name}: {refusal}")
+    if arguments.precision not in ALL:
+        raise UnknownName("precision", arguments.precision, ALL, place="--precision")
+    if arguments.seq_len is not None and workload.seq_len is None:
         raise InputError(f"--seq-len: {workload.name} has no sequences. Allowed: leave --seq-len out.")
-    gpus_per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else args.gpus
-    nodes = args.nodes or -(-args.gpus // gpus_per_node)
-    if args.gpus % nodes:
-        raise InputError(f"--gpus {args.gpus} --nodes {nodes}: allowed is a number of nodes that divides the GPUs.")
+    gpus_per_node = cluster.gpus.per_node if cluster.gpus is not None and cluster.gpus.per_node else arguments.gpus
+    nodes = arguments.nodes or -(-arguments.gpus // gpus_per_node)
+    if arguments.gpus % nodes:
+        raise InputError(f"--gpus {arguments.gpus} --nodes {nodes}: allowed is a number of nodes that divides the GPUs.")
     all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     question = Question(
-        workload=workload, options=options, machine=plan_machine(cluster, None, all_reduces), gpus=args.gpus, nodes=nodes,
-        precision=args.precision, seq_len=args.seq_len or workload.seq_len, global_batch=args.global_batch or args.gpus,
+        workload=workload, options=options, machine=plan_machine(cluster, None, all_reduces), gpus=arguments.gpus, nodes=nodes,
+        precision=arguments.precision, seq_len=arguments.seq_len or workload.seq_len,
+        global_batch=arguments.global_batch or arguments.gpus,
     )  # fmt: skip
     if not question.machine.on_gpu:
         raise InputError(f"--gpu: needed, because the cluster {cluster.name} has no GPUs. Allowed: a GPU model, such as a100.")
     if nodes > 1 and question.machine.link_between_nodes is None:
         raise InputError("--between-nodes: needed with several nodes, such as infiniband-hdr.")
     if (refusal := workload.refuse(advise.make_cell(question, menu.find_strategy("single")))) is not None:
-        raise InputError(f"--workload {args.workload}: {refusal}")
-    if args.global_batch is None:
+        raise InputError(f"--workload {arguments.workload}: {refusal}")
+    if arguments.global_batch is None:
         question = msgspec.structs.replace(question, global_batch=advise.choose_global_batch(question))
     return question

@@ -32,8 +32,8 @@ def use_archived_matrix(invocation: Invocation) -> None:
     arguments = invocation.arguments
     if arguments.archive is not None:
         matrix_path, settings = unpack_matrix(Path(arguments.archive), invocation.workspace, trust=arguments.trust)
-        keys = {setting.partition("=")[0].strip() for setting in arguments.settings}
-        arguments.settings = [setting for setting in settings if setting.partition("=")[0] not in keys] + arguments.settings
+        set_keys = {setting.partition("=")[0].strip() for setting in arguments.settings}
+        arguments.settings = [setting for setting in settings if setting.partition("=")[0] not in set_keys] + arguments.settings
         arguments.matrix, arguments.archive = str(matrix_path), None
 
 
@@ -46,16 +46,16 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
     the archive's file of that name.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as archive_folder:
-        archive_index = archive.unpack_archive(
+        index = archive.unpack_archive(
             file,
             Path(archive_folder),
             lambda name: name.startswith((MATRIX_FOLDER, NOTES_FOLDER, *CODE_FOLDERS, archive.COMMANDS_FOLDER)),
         )
-        if archive_index.matrix_file is None:
+        if index.matrix_file is None:
             raise InputError(f"{file}: has no matrix file: it was lost before. Allowed: another archive.")
-        settings = overrides.list_settings(Workspace(Path(archive_folder)).read_expansion(archive_index.matrix).deviations)
+        settings = overrides.list_settings(Workspace(Path(archive_folder)).read_expansion(index.matrix).deviations)
         shutil.rmtree(Path(archive_folder) / NOTES_FOLDER)
-        command_lines = _list_command_lines(Path(archive_folder) / archive_index.matrix_file)
+        command_lines = _list_command_lines(Path(archive_folder) / index.matrix_file)
         unpacked_files = [path for path in Path(archive_folder).rglob("*") if path.is_file()]
         contents_by_name = {path.relative_to(archive_folder).as_posix(): files.read(path) for path in unpacked_files}
     code_contents = {name: content for name, content in contents_by_name.items() if not name.startswith(MATRIX_FOLDER)}
@@ -84,14 +84,14 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
     digest = hashlib.sha256(b"".join(name.encode() + contents_by_name[name] for name in sorted(contents_by_name))).hexdigest()[
         :12
     ]
-    matrix_folder = workspace.path / ARCHIVED_FOLDER / f"{archive_index.matrix}-{digest}"
+    matrix_folder = workspace.path / ARCHIVED_FOLDER / f"{index.matrix}-{digest}"
     for name, content in contents_by_name.items():
         if name in packed_commands:
             continue
         target_path = workspace.path / name if name in code_contents else matrix_folder / name.removeprefix(MATRIX_FOLDER)
         files.make_folder(target_path.parent)
         files.write_atomic(target_path, content)
-    return matrix_folder / archive_index.matrix_file.removeprefix(MATRIX_FOLDER), settings
+    return matrix_folder / index.matrix_file.removeprefix(MATRIX_FOLDER), settings
 
 
 def _list_command_lines(matrix_path: Path) -> list[str]:
@@ -103,17 +103,18 @@ def _list_command_lines(matrix_path: Path) -> list[str]:
     return [f"{name}: {' '.join(map(str, workload.command))}" for name, workload in commands.items()]
 
 
-def _unpack_command(workspace: Workspace, file: Path, name: str, packed_folder: bytes) -> None:
-    """Write the files of a command into the store of the workspace. name: the path of the archive's file that has them.
+def _unpack_command(workspace: Workspace, archive_file: Path, archive_path: str, packed_folder: bytes) -> None:
+    """Write the files of a command into the store of the workspace. archive_path: the path of the archive's file that has them.
 
     Raises InputError if they are damaged.
     """
     from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
 
-    digest = name.removeprefix(archive.COMMANDS_FOLDER).removesuffix(".tar.gz")
+    digest = archive_path.removeprefix(archive.COMMANDS_FOLDER).removesuffix(".tar.gz")
     if re.fullmatch("[0-9a-f]{16}", digest) is None:
         raise InputError(
-            f"{file}: {name}: is not the name of the files of a command. Allowed: the digest of the files, .tar.gz."
+            f"{archive_file}: {archive_path}: is not the name of the files of a command. "
+            "Allowed: the digest of the files, .tar.gz."
         )
-    if not command_folder.is_frozen(plugin_store.find_store(workspace), digest):
+    if not command_folder.has_frozen_copy(plugin_store.find_store(workspace), digest):
         send_folder.unpack_folder(workspace, digest, packed_folder)

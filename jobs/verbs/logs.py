@@ -38,23 +38,23 @@ class LogsVerb(JobsVerb):
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
-        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        run_dir = RunDir(workspace.runs / workspace.match_run(args.run_id))
+        arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        run_dir = RunDir(workspace.runs / workspace.match_run(arguments.run_id))
         unreadable_status = find_unreadable_status(run_dir)
         if unreadable_status is not None:
             out.print_remark(f"{unreadable_status.id}: {unreadable_status.why}", style="red")
-        elif args.rank is not None and not 0 <= args.rank < (world_size := run_dir.read_run().world.world_size):
-            raise InputError(f"--rank: found {args.rank}. Allowed: 0 to {world_size - 1}.")
+        elif arguments.rank is not None and not 0 <= arguments.rank < (world_size := run_dir.read_run().world.world_size):
+            raise InputError(f"--rank: found {arguments.rank}. Allowed: 0 to {world_size - 1}.")
         if run_dir.is_rehearsal():
             out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL_NOTE}.")
-        log_paths = [run_dir.rank_log(args.rank)] if args.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
+        log_paths = [run_dir.rank_log(arguments.rank)] if arguments.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
         positions = dict.fromkeys(log_paths, 0)
         log_texts = {log_path: LogText() for log_path in log_paths}
         while True:
             has_ended = unreadable_status is not None or run_dir.judge().state not in ("pending", "running")
             for log_path in log_paths:
                 positions[log_path] = _print_log_from(out, log_path, positions[log_path], log_texts[log_path])
-            if not args.follow or has_ended:
+            if not arguments.follow or has_ended:
                 return int(unreadable_status is not None)
             time.sleep(LOG_INTERVAL_S)
 

@@ -17,7 +17,7 @@ from shardlab.terminal.console import Parser
 from shardlab.verb import Invocation
 
 
-def add_rehearse(parser: Parser) -> None:
+def add_rehearse_options(parser: Parser) -> None:
     """Add the options --rehearse and --full-depth to the parser of a verb."""
     rehearse_help = (
         "find memory and traffic of each cell by a rehearsal: its own code makes a step on tensors without memory, which needs "
@@ -51,24 +51,26 @@ def plan_with_options(invocation: Invocation) -> MatrixPlan:
 
 def plan_preview(invocation: Invocation, matrix_plan: MatrixPlan) -> MatrixPlan:
     """The plan with scripts for reading, which need no inventory and no login."""
-    cluster = matrix_plan.source.where
+    cluster = matrix_plan.context.cluster
     script_preview = preview.make_preview(invocation.workspace, cluster, on_login_node=on_controller.starts_runs_here(cluster))
-    return msgspec.structs.replace(matrix_plan, source=render.render_for_reading(matrix_plan.source, script_preview))
+    return msgspec.structs.replace(matrix_plan, context=render.render_for_reading(matrix_plan.context, script_preview))
 
 
 def _add_rehearsals(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     """The plan with predictions from the rehearsals that the workspace has; with --rehearse, missing rehearsals are made. A
     cell that cannot be rehearsed keeps its prediction by formula, and the reason is printed. Raises InputError."""
-    answers_by_name = make_rehearsals(invocation, plan.source.own).get_answers(plan.cells)
-    if not answers_by_name:
+    answer_by_cell = make_rehearsals(invocation, plan.context.plugins).get_answers(plan.cells)
+    if not answer_by_cell:
         return plan
-    for sentence in rehearsals.describe_refused(answers_by_name):
+    for sentence in rehearsals.describe_refused_rehearsals(answer_by_cell):
         invocation.out.print_remark(sentence, style="yellow")
-    cells = [cell for cell in plan.cells if cell.name() in answers_by_name]
-    predictions = plan_predictions.predict_cells(invocation.workspace, plan.source.where, cells, plan.recorded, answers_by_name)
-    all_predictions = {**plan.predicted, **predictions}
-    render_context = msgspec.structs.replace(plan.source, predicted=all_predictions)
-    return msgspec.structs.replace(plan, predicted=all_predictions, source=render_context)
+    cells = [cell for cell in plan.cells if cell.name() in answer_by_cell]
+    predictions = plan_predictions.predict_cells(
+        invocation.workspace, plan.context.cluster, cells, plan.recorded_s, answer_by_cell
+    )
+    all_predictions = {**plan.predictions, **predictions}
+    render_context = msgspec.structs.replace(plan.context, predictions=all_predictions)
+    return msgspec.structs.replace(plan, predictions=all_predictions, context=render_context)
 
 
 def make_rehearsals(invocation: Invocation, plugins: OwnPlugins) -> Rehearsals:

@@ -53,13 +53,13 @@ class StrategiesVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
         own_strategies = find_plugin_set(invocation.workspace, STRATEGIES, menu.load_strategies())
-        entries = sorted(OwnPlugins(strategies=own_strategies).strategy_menu().values(), key=_is_shipped)
+        entries = sorted(OwnPlugins(strategies=own_strategies).make_strategy_menu().values(), key=_is_shipped)
         table_rows = [[entry.name, entry.summary, ", ".join(entry.precisions), _describe_origin(entry)] for entry in entries]
         out.print_table("strategies", ["name", "what it does", "precisions", "from"], table_rows, priorities={"precisions": 1})
         _print_options(out, entries)
-        _print_faults(out, own_strategies.faults)
+        _print_faults(out, own_strategies.fault_by_name)
         out.print_document(_make_document(entries, "name", "summary", "file", "code", "precisions", "options"))
-        return int(bool(own_strategies.faults))
+        return int(bool(own_strategies.fault_by_name))
 
 
 class WorkloadsVerb(JobsVerb):
@@ -74,7 +74,7 @@ class WorkloadsVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
         own_workloads = find_plugin_set(invocation.workspace, WORKLOADS, menu.load_workloads())
-        entries = sorted(OwnPlugins(workloads=own_workloads).workload_menu().values(), key=_is_shipped)
+        entries = sorted(OwnPlugins(workloads=own_workloads).make_workload_menu().values(), key=_is_shipped)
         table_rows = [
             [
                 workload.name,
@@ -93,10 +93,10 @@ class WorkloadsVerb(JobsVerb):
             priorities={"MFLOP per unit": 1},
         )
         _print_options(out, entries)
-        _print_faults(out, own_workloads.faults)
+        _print_faults(out, own_workloads.fault_by_name)
         document_keys = ("parameters", "unit", "flops_per_unit", "flops_source", "seq_len", "optimizer", "options")
         out.print_document(_make_document(entries, "name", "summary", "file", "code", *document_keys))
-        return int(bool(own_workloads.faults))
+        return int(bool(own_workloads.fault_by_name))
 
 
 class LaunchersVerb(JobsVerb):
@@ -107,7 +107,7 @@ class LaunchersVerb(JobsVerb):
 
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
-        entries = list(launcher.launchers().values())
+        entries = list(launcher.load_launchers().values())
         table_rows = [
             [entry.name, entry.summary, "yes" if entry.several_nodes else "no", "no" if entry.on_gpus else "yes"]
             for entry in entries
@@ -120,7 +120,7 @@ class LaunchersVerb(JobsVerb):
                     "summary": entry.summary,
                     "several_nodes": entry.several_nodes,
                     "rehearsal": not entry.on_gpus,
-                    "needs": entry.needs,
+                    "needs": entry.needed_programs,
                 }
                 for entry in entries
             ]
@@ -128,17 +128,17 @@ class LaunchersVerb(JobsVerb):
         return 0
 
 
-def _make_document(entries: Sequence[Strategy | Workload], *keys: str) -> list[dict[str, Any]]:
+def _make_document(menu_entries: Sequence[Strategy | Workload], *field_names: str) -> list[dict[str, Any]]:
     """The values of these fields of the entries of a menu, for --json."""
-    return [{key: msgspec.to_builtins(getattr(entry, key)) for key in keys} for entry in entries]
+    return [{name: msgspec.to_builtins(getattr(entry, name)) for name in field_names} for entry in menu_entries]
 
 
-def _is_shipped(entry: Strategy | Workload) -> bool:
-    return entry.file is None
+def _is_shipped(menu_entry: Strategy | Workload) -> bool:
+    return menu_entry.file is None
 
 
-def _describe_origin(entry: Strategy | Workload) -> str:
-    return entry.file or "ships"
+def _describe_origin(menu_entry: Strategy | Workload) -> str:
+    return menu_entry.file or "ships"
 
 
 def _print_faults(out: Output, faults: Mapping[str, str]) -> None:
@@ -155,8 +155,8 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
     names_by_default: dict[tuple[str, str], dict[str, list[str]]] = {}
     for entry in entries:
         for option in entry.options:
-            defaults = names_by_default.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
-            defaults.setdefault(_format_yaml(option.default), []).append(entry.name)
+            names_by_value = names_by_default.setdefault((option.name, f"{option.summary} ({option.allowed})"), {})
+            names_by_value.setdefault(_format_yaml(option.default), []).append(entry.name)
     table_rows = [
         [
             name if is_first_row else "",
@@ -164,8 +164,8 @@ def _print_options(out: Output, entries: Sequence[Strategy | Workload]) -> None:
             summary if is_first_row else "",
             _shorten_names(names, [entry.name for entry in entries]),
         ]
-        for (name, summary), defaults in names_by_default.items()
-        for is_first_row, (default, names) in zip([True, *[False] * len(defaults)], defaults.items())
+        for (name, summary), names_by_value in names_by_default.items()
+        for is_first_row, (default, names) in zip([True, *[False] * len(names_by_value)], names_by_value.items())
     ]
     out.print_table("options", ["option", "default", "what it is", "available for"], table_rows, priorities={"default": 1})
 

@@ -26,12 +26,12 @@ class PlanVerb(JobsVerb):
 
     def add_options(self, parser: Parser) -> None:
         shared_options.add_matrix_options(parser)
-        adapted_matrix.add_adapt(parser)
+        adapted_matrix.add_adapt_option(parser)
         scale_help = "also predict each cell on these numbers of GPUs, with the same batch per GPU, and how far to trust it"
         parser.add_list_option("--scale-out", metavar="N,...", help=scale_help)
         schedule_help = "also draw the simulated pipeline schedule of this cell: when each rank computes, and when it waits"
         parser.add_argument("--schedule", metavar="CELL", help=schedule_help)
-        matrix_plan.add_rehearse(parser)
+        matrix_plan.add_rehearse_options(parser)
 
     def prepare(self, invocation: Invocation) -> None:
         adapted_matrix.use_adapted_matrix(invocation)
@@ -39,8 +39,8 @@ class PlanVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         planned_matrix = matrix_plan.plan_with_options(invocation)
         workspace = invocation.workspace
-        missing_data = datasets.find_missing_data(planned_matrix.cells, planned_matrix.source, workspace)
-        cell_hours = plan.estimate_hours(planned_matrix, planned_matrix.repeats)
+        missing_data = datasets.find_missing_data(planned_matrix.cells, planned_matrix.context, workspace)
+        cell_hours = plan.estimate_hours(planned_matrix, planned_matrix.repeats_by_cell)
         account_shares = plan.read_account_shares(planned_matrix, workspace)
         scaled_cells, schedule = scale_out_cells(invocation, planned_matrix), simulate_schedule(invocation, planned_matrix)
         late_count = lease_schedule.count_late_runs(planned_matrix, workspace)
@@ -63,12 +63,12 @@ def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule 
     if invocation.arguments.schedule is None:
         return None
     name = handles.find_cell(invocation.arguments.schedule, handles.number_cells(cell.name() for cell in plan.all_cells))
-    cells_by_name = {cell.name(): cell for cell in select_trainings(plan.cells) if cell.pp > 1}
-    if not cells_by_name:
+    cell_by_name = {cell.name(): cell for cell in select_trainings(plan.cells) if cell.pp > 1}
+    if not cell_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")
-    if name not in cells_by_name:
-        raise UnknownName("cell with a pipeline", name, cells_by_name, place="--schedule")
-    return cell_schedule.make_schedule(cells_by_name[name])
+    if name not in cell_by_name:
+        raise UnknownName("cell with a pipeline", name, cell_by_name, place="--schedule")
+    return cell_schedule.make_schedule(cell_by_name[name])
 
 
 def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[ScaledCell]] | None:
@@ -82,10 +82,10 @@ def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[
         raise InputError(
             f"--scale-out: found {counts_text!r}. Allowed: numbers of GPUs from 1 to {MOST_GPUS}, such as 16,64,512."
         )
-    cluster = plan.source.where
+    cluster = plan.context.cluster
     calibration = plan_predictions.load_calibration(invocation.workspace)
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
-    scaled_by_name: dict[str, list[ScaledCell]] = {}
+    scaled_by_cell: dict[str, list[ScaledCell]] = {}
     for cell in select_trainings(plan.cells):
         gpus = cluster.for_gpu_type(cell.gpu_type).gpus
         gpus_per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
@@ -94,5 +94,5 @@ def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[
             scale_out.extrapolate_to_gpus(cell, int(count_text), gpus_per_node, planned_machine, calibration)
             for count_text in count_texts
         ]
-        scaled_by_name[cell.name()] = [scaled_cell for scaled_cell in scaled_cells if scaled_cell is not None]
-    return scaled_by_name
+        scaled_by_cell[cell.name()] = [scaled_cell for scaled_cell in scaled_cells if scaled_cell is not None]
+    return scaled_by_cell

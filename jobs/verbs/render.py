@@ -34,17 +34,17 @@ class RenderVerb(JobsVerb):
             planned = matrix_plan.plan_preview(invocation, planned)
             if not arguments.out:
                 return sending.print_preview(invocation, planned)
-        folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
+        runs_folder = Path(arguments.out).absolute() if arguments.out else workspace.runs
         if arguments.out:
-            planned = plan.store_source_in(planned, folder / ".source")
-            rendered = plan.render_all(planned, workspace, folder)
+            planned = plan.store_source_in(planned, runs_folder / ".source")
+            rendered = plan.render_all(planned, workspace, runs_folder)
         else:
             with workspace.hold_runs_lock():
-                rendered = plan.render_all(planned, workspace, folder)
-                render.keep_expansion(workspace, planned.source, planned.matrix, planned.all_cells, planned.repeats)
-        out.print_line(f"{len(rendered.folders)} run(s) rendered in {folder}; nothing was submitted.")
+                rendered = plan.render_all(planned, workspace, runs_folder)
+                render.store_expansion(workspace, planned.context, planned.matrix, planned.all_cells, planned.repeats_by_cell)
+        out.print_line(f"{len(rendered.run_folders)} run(s) rendered in {runs_folder}; nothing was submitted.")
         for remark in planned.remarks:
             out.print_remark(f"note: {remark}")
-        skipped = sending.print_unreadable(out, rendered.skipped)
-        out.print_document([{"id": run.run_id, "path": str(run.path)} for run in rendered.folders])
-        return int(skipped > 0)
+        skip_count = sending.print_unreadable(out, rendered.skipped_statuses)
+        out.print_document([{"id": run.run_id, "path": str(run.path)} for run in rendered.run_folders])
+        return int(skip_count > 0)

@@ -30,7 +30,7 @@ class RetryVerb(JobsVerb):
 
     def add_options(self, parser: Parser) -> None:
         shared_options.add_run_selection(parser)
-        shared_options.add_wait(parser)
+        shared_options.add_wait_option(parser)
         shared_options.add_sharing_options(parser)
         only_help = (
             f"retry runs that ended in one of these states (default: {RETRIED_BY_DEFAULT}); held: let runs start that were "
@@ -42,37 +42,37 @@ class RetryVerb(JobsVerb):
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
-        args, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        retried_states = {name.strip() for name in args.only.split(",") if name.strip()}
+        arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
+        retried_states = {name.strip() for name in arguments.only.split(",") if name.strip()}
         if not_allowed := sorted(retried_states - MAY_BE_RETRIED):
             raise UnknownName("state in which a run ends", not_allowed[0], MAY_BE_RETRIED, place="--only")
-        runs = select_runs(workspace, args.runs, args.matrix, args.where)
+        statuses = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
         render_context = render.make_render_context(
-            "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(args)
+            "", invocation.cluster, workspace, wait_gpus_s=shared_options.read_wait_gpus_s(arguments)
         )
-        options = shared_options.read_submit_options(invocation, render_context)
-        retried = [
+        submit_options = shared_options.read_submit_options(invocation, render_context)
+        retried_runs = [
             decision.run
-            for decision in submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
+            for decision in submit.decide_retries(workspace, statuses, retried_states, render_context, trust=arguments.trust)
         ]
-        sending.must_have_data(out, workspace, [run.cell for run in retried], render_context)
+        sending.must_have_data(out, workspace, [run.cell for run in retried_runs], render_context)
         all_tidy = True
 
         def decide() -> list[submit.RunDecision]:
             nonlocal all_tidy
-            runs = select_runs(workspace, args.runs, args.matrix, args.where)
-            all_tidy = sending.tidy_runs(out, workspace, runs, of_scheduler=False)
-            decisions = submit.decide_retries(workspace, runs, retried_states, render_context, trust=args.trust)
+            statuses = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
+            all_tidy = sending.tidy_runs(out, workspace, statuses, of_scheduler=False)
+            decisions = submit.decide_retries(workspace, statuses, retried_states, render_context, trust=arguments.trust)
             decided_runs = {split_attempt(decision.run.run_id)[0] for decision in decisions}
-            other_states = Counter(run.state for run in runs if split_attempt(run.id)[0] not in decided_runs)
-            if other_states and (args.runs or not decisions):
+            other_states = Counter(run.state for run in statuses if split_attempt(run.id)[0] not in decided_runs)
+            if other_states and (arguments.runs or not decisions):
                 counts_text = ", ".join(f"{count} {name}" for name, count in other_states.items())
-                out.print_line(f"not retried: {counts_text}. The states that are retried: --only {args.only}")
+                out.print_line(f"not retried: {counts_text}. The states that are retried: --only {arguments.only}")
             return decisions
 
-        has_training = any(run.traces is None for run in retried) or not retried
-        code = sending.submit_runs(invocation, render_context, options, decide, has_training=has_training)
-        return code if all_tidy else max(code, 1)
+        has_training = any(run.traces is None for run in retried_runs) or not retried_runs
+        exit_code = sending.submit_runs(invocation, render_context, submit_options, decide, has_training=has_training)
+        return exit_code if all_tidy else max(exit_code, 1)
 
 
 def _selects_runs(word: str) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from jobs.planning import datasets
-from jobs.planning.gpu_hours import must_be_within_bound
+from jobs.planning.gpu_hours import must_be_within_gpu_hours
 from jobs.planning.plan import MatrixPlan, estimate_hours, must_run_here
 from jobs.planning.repeats import order_runs_by_repeat
 from jobs.rendering import render
 from jobs.rendering.render import RenderContext, make_run, render_script
-from jobs.scheduler import SchedulerFull, SubmitOptions, scheduler
+from jobs.scheduler import SchedulerFull, SubmitOptions, find_scheduler
 from jobs.status import stale_jobs
 from jobs.status.reconcile import Status
 from jobs.submission import lease_schedule, preflight, submit
@@ -35,7 +35,7 @@ class SubmitPlan(msgspec.Struct, frozen=True):
 
     decisions: Sequence[RunDecision]
     """The decision on each run, in the order in which the runs are submitted."""
-    source: RenderContext
+    context: RenderContext
     """What all runs have in common."""
     remarks: Sequence[str] = ()
     """Notes for the user about the plan of the matrix."""
@@ -46,7 +46,7 @@ class SubmitPlan(msgspec.Struct, frozen=True):
 def submit_runs(
     invocation: Invocation,
     context: RenderContext,
-    options: SubmitOptions,
+    submit_options: SubmitOptions,
     decide: Callable[[], list[RunDecision]],
     plan: MatrixPlan | None = None,
     *,
@@ -61,19 +61,19 @@ def submit_runs(
     out, workspace, arguments = invocation.out, invocation.workspace, invocation.arguments
     backlog = None
     if getattr(arguments, "dry_run", False):
-        return _print_dry_run(invocation, _plan_submission(invocation, decide(), context, options, plan))
+        return _print_dry_run(invocation, _plan_submission(invocation, decide(), context, submit_options, plan))
     must_run_here(context, allow_login_node=arguments.here, has_training=has_training)
     with workspace.hold_runs_lock():
         all_readable = _finish_interrupted(invocation, context)
-        submit_plan = _plan_submission(invocation, decide(), context, options, plan)
+        submit_plan = _plan_submission(invocation, decide(), context, submit_options, plan)
         if plan is not None:
-            render.keep_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats)
+            render.store_expansion(workspace, context, plan.matrix, plan.all_cells, plan.repeats_by_cell)
         try:
-            submit.send_runs(workspace, submit_plan.decisions, context, options)
-        except SchedulerFull as full:
+            submit.send_runs(workspace, submit_plan.decisions, context, submit_options)
+        except SchedulerFull as full_error:
             if not arguments.wait:
                 raise
-            backlog = Backlog(workspace, context.scheduler, options, full)
+            backlog = Backlog(workspace, context.scheduler, submit_options, full_error)
     _print_decisions(out, submit_plan, backlog)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
@@ -81,18 +81,18 @@ def submit_runs(
         out.print_remark(
             f"note: Slurm accepts no more jobs for now ({backlog.problem}); the rest is submitted when there is room."
         )
-    skipped = [decision.now for decision in submit_plan.decisions if decision.now is not None and not decision.send]
+    skipped = [decision.status for decision in submit_plan.decisions if decision.status is not None and not decision.is_sent]
     all_readable = tidy_runs(out, workspace, skipped, of_scheduler=False) and all_readable
     run_ids = [decision.run.run_id for decision in submit_plan.decisions]
     code = watch.wait_and_report(out, workspace, run_ids, wait=arguments.wait, backlog=backlog)
-    return code if all_readable and not any(decision.held_back for decision in submit_plan.decisions) else max(code, 1)
+    return code if all_readable and not any(decision.is_held_back for decision in submit_plan.decisions) else max(code, 1)
 
 
 def _plan_submission(
     invocation: Invocation,
     decisions: list[RunDecision],
     context: RenderContext,
-    options: SubmitOptions,
+    submit_options: SubmitOptions,
     plan: MatrixPlan | None,
 ) -> SubmitPlan:
     """Hold back the runs that would not end before the lease, and check the other runs. No run folder is written.
@@ -100,28 +100,30 @@ def _plan_submission(
     plan: the plan of the matrix, for --max-gpu-hours. Raises InputError if the runs that are to be submitted may take more
     GPU hours than --max-gpu-hours, or if Slurm would reject one of them.
     """
-    leased = inventory.read_leased_inventory(invocation.workspace, context.where.name)
-    if leased is not None and not options.ignore_lease:
-        decisions = lease_schedule.hold_late_runs(invocation.workspace, leased, decisions, context, options)
-    runs = [decision.run for decision in decisions if decision.send]
-    if plan is not None and (bound := invocation.arguments.max_gpu_hours) is not None:
-        if not (0 < bound < 1e9):
-            raise InputError(f"--max-gpu-hours: found {bound:.12g}. Allowed: a number above 0.")
-        counts = Counter(plan.planned_name(run.cell) for run in runs)
-        must_be_within_bound(bound, [entry for entry in estimate_hours(plan, counts) if counts[entry.cell.name()]])
+    leased_inventory = inventory.read_leased_inventory(invocation.workspace, context.cluster.name)
+    if leased_inventory is not None and not submit_options.ignore_lease:
+        decisions = lease_schedule.hold_back_late_runs(
+            invocation.workspace, leased_inventory, decisions, context, submit_options
+        )
+    runs = [decision.run for decision in decisions if decision.is_sent]
+    if plan is not None and (most_hours := invocation.arguments.max_gpu_hours) is not None:
+        if not (0 < most_hours < 1e9):
+            raise InputError(f"--max-gpu-hours: found {most_hours:.12g}. Allowed: a number above 0.")
+        counts = Counter(plan.find_planned_name(run.cell) for run in runs)
+        must_be_within_gpu_hours(most_hours, [hours for hours in estimate_hours(plan, counts) if counts[hours.cell.name()]])
     if context.scheduler == "slurm" and context.preview is None:  # the commands here may be those of another Slurm
-        preflight.must_be_accepted(runs, context, pack=options.pack)
+        preflight.must_be_accepted(runs, context, pack=submit_options.is_packed)
     remarks = plan.remarks if plan is not None else ()
-    return SubmitPlan(decisions, context, remarks, leased.lease if leased is not None else None)
+    return SubmitPlan(decisions, context, remarks, leased_inventory.lease if leased_inventory is not None else None)
 
 
 def must_have_data(out: Output, workspace: Workspace, cells: Sequence[AnyCell], context: RenderContext) -> None:
     """Raises InputError if a data set of these cells is missing; prints a note if it is unknown whether nodes have the data
     sets."""
-    data_sets = datasets.find_missing_data(cells, context, workspace)
-    if data_sets.unknown:
-        out.print_remark(f"note: {data_sets.unknown}")
-    datasets.must_have_data(data_sets)
+    missing_data = datasets.find_missing_data(cells, context, workspace)
+    if missing_data.unknown:
+        out.print_remark(f"note: {missing_data.unknown}")
+    datasets.must_have_data(missing_data)
 
 
 def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
@@ -129,37 +131,39 @@ def _finish_interrupted(invocation: Invocation, context: RenderContext) -> bool:
 
     Returns whether every record of the scheduler can be read.
     """
-    for sentence in scheduler(context.scheduler).resolve(invocation.workspace):
+    for sentence in find_scheduler(context.scheduler).finish_interrupted(invocation.workspace):
         invocation.out.print_remark(sentence)
-    damaged = scheduler(context.scheduler).damaged(invocation.workspace)
-    for sentence in damaged:
+    damage_sentences = find_scheduler(context.scheduler).describe_damaged_records(invocation.workspace)
+    for sentence in damage_sentences:
         invocation.out.print_remark(sentence, style="red")
-    return not damaged
+    return not damage_sentences
 
 
-def tidy_runs(out: Output, workspace: Workspace, runs: Sequence[Status], *, of_scheduler: bool = True) -> bool:
+def tidy_runs(out: Output, workspace: Workspace, statuses: Sequence[Status], *, of_scheduler: bool = True) -> bool:
     """Cancel jobs that are still queued although their runs have ended, and print every record that cannot be read.
 
     of_scheduler: whether to check the schedulers' own records as well. Returns whether all such jobs were cancelled and every
     record can be read.
     """
-    cancelled = stale_jobs.cancel_stale_jobs(runs if workspace_trust.is_allowed(workspace) else [])
+    cancelled = stale_jobs.cancel_stale_jobs(statuses if workspace_trust.is_allowed(workspace) else [])
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
-    names = {run.scheduler["name"] for run in runs if not run.is_unreadable} if of_scheduler else set()
-    unreadable_runs = print_unreadable(out, runs)
-    damaged = [sentence for name in sorted(names) for sentence in scheduler(name).damaged(workspace)]
-    for sentence in damaged:
+    scheduler_names = {run.scheduler["name"] for run in statuses if not run.is_unreadable} if of_scheduler else set()
+    unreadable_runs = print_unreadable(out, statuses)
+    damage_sentences = [
+        sentence for name in sorted(scheduler_names) for sentence in find_scheduler(name).describe_damaged_records(workspace)
+    ]
+    for sentence in damage_sentences:
         out.print_remark(sentence, style="red")
-    return cancelled.all_gone and not unreadable_runs and not damaged
+    return cancelled.are_all_cancelled and not unreadable_runs and not damage_sentences
 
 
-def print_unreadable(out: Output, runs: Sequence[Status]) -> int:
+def print_unreadable(out: Output, statuses: Sequence[Status]) -> int:
     """Print every run that is skipped because its records cannot be read, with the reason; return the number of such runs."""
-    unreadable_runs = [run for run in runs if run.is_unreadable]
-    for run in unreadable_runs:
-        out.print_remark(f"{run.id}: {run.why}", style="red")
-    return len(unreadable_runs)
+    unreadable_statuses = [status for status in statuses if status.is_unreadable]
+    for status in unreadable_statuses:
+        out.print_remark(f"{status.id}: {status.why}", style="red")
+    return len(unreadable_statuses)
 
 
 def _print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
@@ -167,45 +171,45 @@ def _print_dry_run(invocation: Invocation, submit_plan: SubmitPlan) -> int:
     be read."""
     out, decisions = invocation.out, submit_plan.decisions
     _print_decisions(out, submit_plan, would_be="would be ")
-    skipped = print_unreadable(out, [decision.now for decision in decisions if decision.now is not None])
+    unreadable_count = print_unreadable(out, [decision.status for decision in decisions if decision.status is not None])
     if out.verbose:
-        _print_scripts(invocation, [decision.run for decision in decisions if decision.send], submit_plan.source)
-    _print_preview_note(out, submit_plan.source)
+        _print_scripts(invocation, [decision.run for decision in decisions if decision.is_sent], submit_plan.context)
+    _print_preview_note(out, submit_plan.context)
     for remark in submit_plan.remarks:
         out.print_remark(f"note: {remark}")
-    out.print_document([{"id": decision.run.run_id, "send": decision.send, "why": decision.why} for decision in decisions])
-    return int(skipped > 0)
+    out.print_document([{"id": decision.run.run_id, "send": decision.is_sent, "why": decision.why} for decision in decisions])
+    return int(unreadable_count > 0)
 
 
 def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
     """Print the scripts of the runs of a plan, which start on another machine. Returns the exit code."""
-    runs = [make_run(cell, repeat, 1, plan.source) for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)]
-    folders = _print_scripts(invocation, runs, plan.source)
+    runs = [make_run(cell, repeat, 1, plan.context) for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats_by_cell)]
+    folders = _print_scripts(invocation, runs, plan.context)
     invocation.out.print_line(f"{len(runs)} script(s) printed; nothing was written. To write them: --out DIR.")
     for remark in plan.remarks:
         invocation.out.print_remark(f"note: {remark}")
-    _print_preview_note(invocation.out, plan.source)
+    _print_preview_note(invocation.out, plan.context)
     invocation.out.print_document([{"id": run.run_id, "path": folder} for run, folder in zip(runs, folders, strict=True)])
     return 0
 
 
-def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderContext) -> list[str]:
+def _print_scripts(invocation: Invocation, runs: Sequence[Run], context: RenderContext) -> list[str]:
     """Print the script of each run after the path that the script will have. Returns the paths of the runs' folders."""
-    runs_folder = invocation.workspace.runs if source.preview is None else source.preview.workspace / "runs"
+    runs_folder = invocation.workspace.runs if context.preview is None else context.preview.workspace_path / "runs"
     for run in runs:
-        folder = runs_folder / run.run_id
-        script = render_script(run, folder, source.where, source.own_templates, source.preview)
-        commented_script = f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}"
+        run_folder = runs_folder / run.run_id
+        script = render_script(run, run_folder, context.cluster, context.own_templates, context.preview)
+        commented_script = f"\n# {run_folder}/{find_scheduler(context.scheduler).SCRIPT}\n{script}"
         if not invocation.out.print_script(commented_script):
             invocation.out.print_line(commented_script)  # with its unprintable characters replaced
     return [str(runs_folder / run.run_id) for run in runs]
 
 
-def _print_preview_note(out: Output, source: RenderContext) -> None:
-    if source.preview is not None:
-        further_clause = ", and asks Slurm whether it accepts the requests" if source.scheduler == "slurm" else ""
+def _print_preview_note(out: Output, context: RenderContext) -> None:
+    if context.preview is not None:
+        further_clause = ", and asks Slurm whether it accepts the requests" if context.scheduler == "slurm" else ""
         out.print_remark(
-            f"note: made from the cluster file, without asking {source.where.name}: `jobs submit` asks it for the data sets"
+            f"note: made from the cluster file, without asking {context.cluster.name}: `jobs submit` asks it for the data sets"
             f"{further_clause}."
         )
 
@@ -219,14 +223,14 @@ def _print_decisions(out: Output, submit_plan: SubmitPlan, backlog: Backlog | No
     decisions = submit_plan.decisions
     queued = {folder.run_id for folder in backlog.folders} if backlog else set()
     for decision in decisions:
-        if decision.now is not None and decision.now.is_unreadable:
+        if decision.status is not None and decision.status.is_unreadable:
             continue  # the caller prints runs whose records cannot be read, with the reason
-        outcome = decision.why if decision.held_back else f"skipped: {decision.why}"
-        if decision.send:
+        outcome = decision.why if decision.is_held_back else f"skipped: {decision.why}"
+        if decision.is_sent:
             outcome = f"{'waits to be ' if decision.run.run_id in queued else would_be}submitted ({decision.why})"
-        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.send else "dim")
-    send_count = sum(decision.send for decision in decisions)
-    held_back_count = sum(decision.held_back for decision in decisions)
+        out.print_line(f"{decision.run.run_id}: {outcome}", style=None if decision.is_sent else "dim")
+    send_count = sum(decision.is_sent for decision in decisions)
+    held_back_count = sum(decision.is_held_back for decision in decisions)
     wait_clause = f", {len(queued)} wait for room" if queued else ""
     held_clause = f", {held_back_count} {would_be}held back" if held_back_count else ""
     skip_count = len(decisions) - send_count - held_back_count

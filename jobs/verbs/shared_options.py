@@ -24,16 +24,16 @@ def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
     """Add the options that select cells of a matrix. archives: whether the matrix may also come from an archive."""
     matrix_help = "name of a shipped matrix, or path of a matrix file (a path contains / or ends in .yaml)"
     # A group of one option would be printed in parentheses by some releases of Python 3.11.
-    group = parser.add_mutually_exclusive_group(required=True) if archives else None
-    if group is None:
+    option_group = parser.add_mutually_exclusive_group(required=True) if archives else None
+    if option_group is None:
         matrix_option = parser.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
     else:
-        matrix_option = group.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
+        matrix_option = option_group.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
     completion.offer_completions(matrix_option, lambda _: matrix.shipped_matrices(), endings=(".yaml", ".yml"))
-    if group is not None:
+    if option_group is not None:
         from_help = "the matrix of an archive, as `collect archive` writes it"
-        group.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
-    add_cluster(parser)
+        option_group.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
+    add_cluster_option(parser)
     parser.add_argument("--where", metavar="EXPR", help='only cells for which this expression is true, such as "gpus > 1"')
     set_help = "use this value of a key in place of the one in `defaults` of the matrix; may be given several times"
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=set_help)
@@ -45,7 +45,7 @@ def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
     console.add_trust_option(parser)
 
 
-def add_cluster(parser: Parser) -> None:
+def add_cluster_option(parser: Parser) -> None:
     """Add the option --cluster."""
     cluster_help = "cluster file (default: cluster.yaml of the workspace, else this machine)"
     parser.add_argument("--cluster", metavar="FILE", help=cluster_help)
@@ -61,7 +61,7 @@ def add_run_selection(parser: Parser) -> None:
     parser.add_argument("--where", metavar="EXPR", help=where_help)
 
 
-def add_wait(parser: Parser) -> None:
+def add_wait_option(parser: Parser) -> None:
     """Add the option --wait."""
     wait_help = "wait until all runs have ended; exit code 1 if a run did not end as expected"
     parser.add_argument("--wait", action="store_true", help=wait_help)
@@ -86,15 +86,15 @@ def read_submit_options(invocation: Invocation, context: RenderContext) -> Submi
     arguments, run_ids_before = invocation.arguments, getattr(invocation.arguments, "after", None)
     if arguments.max_parallel is not None and not 1 <= arguments.max_parallel <= 100_000:
         raise InputError(f"--max-parallel: found {arguments.max_parallel}. Allowed: 1 to 100000.")
-    values_by_option = {"--max-parallel": arguments.max_parallel, "--pack": arguments.pack or None, "--after": run_ids_before}
-    given_options = " and ".join(option for option, value in values_by_option.items() if value is not None)
+    value_by_option = {"--max-parallel": arguments.max_parallel, "--pack": arguments.pack or None, "--after": run_ids_before}
+    given_options = " and ".join(option for option, value in value_by_option.items() if value is not None)
     if given_options and context.scheduler == "allocation":
         raise InputError(
             f"{given_options}: not with --in-allocation, which starts one run at a time. Allowed: leave {given_options} out."
         )
     if given_options and context.scheduler != "slurm":
         raise InputError(
-            f"{given_options}: only for Slurm, and the cluster {context.where.name} has no `slurm`; its runs start in the "
+            f"{given_options}: only for Slurm, and the cluster {context.cluster.name} has no `slurm`; its runs start in the "
             f"order of submission. Allowed: leave {given_options} out."
         )
     runs_before = invocation.workspace.match_runs([run_ids_before], context.matrix) if run_ids_before else []
@@ -123,7 +123,7 @@ def read_tracker(invocation: Invocation) -> str | None:
 
 def read_wait_gpus_s(arguments: argparse.Namespace) -> int:
     """The value of --wait-gpus in seconds; 0 if the command does not have the option. Raises InputError."""
-    seconds: int = getattr(arguments, "wait_gpus", 0)
-    if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise InputError(f"--wait-gpus: found {seconds}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")
-    return seconds
+    wait_s: int = getattr(arguments, "wait_gpus", 0)
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise InputError(f"--wait-gpus: found {wait_s}. Allowed: 0 to {LONGEST_WAIT_S} seconds.")
+    return wait_s

@@ -32,19 +32,19 @@ class StatusVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
 
-        def look() -> list[Status]:
+        def read_selected_runs() -> list[Status]:
             return select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
 
         if arguments.watch:
-            runs = watch.watch_status(out, workspace, look)
+            statuses = watch.watch_status(out, workspace, read_selected_runs)
         else:
-            views.print_status(out, runs := look(), workspace)
-        return int(not sending.tidy_runs(out, workspace, runs))
+            views.print_status(out, statuses := read_selected_runs(), workspace)
+        return int(not sending.tidy_runs(out, workspace, statuses))
 
 
-def _count_states(runs: Sequence[Status]) -> str:
+def _count_states(statuses: Sequence[Status]) -> str:
     """How many of the runs that were to be cancelled are cancelled, and the states of the others."""
-    counts_by_state = Counter(run.state for run in runs)
+    counts_by_state = Counter(status.state for status in statuses)
     cancelled_count = counts_by_state.pop("cancelled", 0)
     others_text = ", ".join(f"{count} {state}" for state, count in counts_by_state.items())
     return f"{cancelled_count} run(s) cancelled." + (f" Not cancelled: {others_text}." if others_text else "")
@@ -67,13 +67,13 @@ class CancelVerb(JobsVerb):
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
         if not (arguments.runs or arguments.where or arguments.matrix or arguments.all):
             raise InputError("say what to cancel: run ids, --where, --matrix, or --all.")
-        runs = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
+        statuses = select_runs(workspace, arguments.runs, arguments.matrix, arguments.where)
         cancelled = watch.cancel_runs(
-            workspace, [run for run in runs if run.state not in state.FINAL_STATES and not run.is_unreadable]
+            workspace, [run for run in statuses if run.state not in state.FINAL_STATES and not run.is_unreadable]
         )
-        leftover_count = sum(run.leftover for run in runs)
+        leftover_count = sum(run.leftover for run in statuses)
         if cancelled or not leftover_count:
             out.print_line(_count_states(cancelled) if cancelled else "nothing to cancel: all selected runs have ended.")
         out.print_document({"runs": cancelled})
-        tidied = sending.tidy_runs(out, workspace, runs)
-        return 0 if tidied and all(run.state in state.FINAL_STATES for run in cancelled) else 1
+        is_tidy = sending.tidy_runs(out, workspace, statuses)
+        return 0 if is_tidy and all(run.state in state.FINAL_STATES for run in cancelled) else 1

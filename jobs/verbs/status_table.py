@@ -31,22 +31,18 @@ STYLES_BY_STATE = {
 NON_ROW_LINES = 6  # the number of lines of a live table that are not rows: heading, rule, edges, summary
 
 
-def make_table(
-    runs: Sequence[Status],
-    width: int | None = None,
-    height: int | None = None,
-) -> Table[Status]:
+def make_table(statuses: Sequence[Status], width: int | None = None, height: int | None = None) -> Table[Status]:
     """The runs as a table, with the runs and columns for which the terminal has room.
 
     width, height: the size of the terminal in characters and lines; None: no limit.
     """
-    shown_runs = list(runs) if height is None else _select_runs(runs, max(height - NON_ROW_LINES, 1))
-    is_running = any(run.state == "running" for run in shown_runs)
-    styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_runs]
+    shown_statuses = list(statuses) if height is None else _select_runs(statuses, max(height - NON_ROW_LINES, 1))
+    is_running = any(run.state == "running" for run in shown_statuses)
+    styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_statuses]
     columns = _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED)
-    if any(run.handle for run in runs):
+    if any(run.handle for run in statuses):
         columns.insert(0, handles.make_column(lambda run: run.handle))
-    table = Table("", columns, shown_runs, styles=styles)
+    table = Table("", columns, shown_statuses, styles=styles)
     if width is None:
         return table
     fitted_table = plain_table.fit_table(table, width)
@@ -60,16 +56,18 @@ def list_reasons(table: Table[Status]) -> list[str]:
     return [f"{run.id}: {reason}" for run in table.rows if (reason := _describe_reasons(run))]
 
 
-def summarize_runs(runs: Sequence[Status]) -> str:
+def summarize_runs(statuses: Sequence[Status]) -> str:
     """A line that says how many runs are in each state, how many are rehearsals, and in which time zone the times are."""
     state_counts = sorted(
-        Counter(status.state for status in runs).items(),
+        Counter(status.state for status in statuses).items(),
         key=lambda state_count: (state_count[0] in FINAL_STATES, state_count[0]),
     )
-    rehearsal_count = sum(bool(status.rehearsal) for status in runs)
+    rehearsal_count = sum(bool(status.rehearsal) for status in statuses)
     rehearsal_note = f" {rehearsal_count} of them a {REHEARSAL_NOTE}." if rehearsal_count else ""
-    zone_note = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in runs) else ""
-    return f"{len(runs)} run(s): {', '.join(f'{count} {state}' for state, count in state_counts)}.{rehearsal_note}{zone_note}"
+    zone_note = f" Times are {datetime.now().astimezone():%Z}." if any(status.started for status in statuses) else ""
+    return (
+        f"{len(statuses)} run(s): {', '.join(f'{count} {state}' for state, count in state_counts)}.{rehearsal_note}{zone_note}"
+    )
 
 
 def _make_columns(hidden_headings: Sequence[str]) -> list[Column[Status]]:
@@ -116,14 +114,14 @@ def _format_moment(moment: datetime, reference: datetime) -> str:
     return f"{moment:%b %d %H:%M:%S}" if moment.year == reference.year else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def _select_runs(runs: Sequence[Status], most_rows: int) -> list[Status]:
-    """Choose at most `most_rows` runs: running runs are preferred, then runs that ended unexpectedly, then waiting runs, then
-    runs that ended as expected. The chosen runs keep their order."""
+def _select_runs(statuses: Sequence[Status], most_rows: int) -> list[Status]:
+    """Choose at most `most_rows` statuses: running runs are preferred, then runs that ended unexpectedly, then waiting runs,
+    then runs that ended as expected. The chosen runs keep their order."""
 
     def make_rank_key(run: Status) -> int:
         if run.state == "running":
             return 0
         return 3 if run.expected else 2 if run.state in ("pending", "planned") else 1
 
-    kept_ids = {run.id for run in sorted(runs, key=make_rank_key)[:most_rows]}
-    return [run for run in runs if run.id in kept_ids]
+    kept_ids = {run.id for run in sorted(statuses, key=make_rank_key)[:most_rows]}
+    return [run for run in statuses if run.id in kept_ids]

@@ -28,8 +28,8 @@ class SubmitVerb(JobsVerb):
 
     def add_options(self, parser: Parser) -> None:
         shared_options.add_matrix_options(parser, archives=True)
-        adapted_matrix.add_adapt(parser)
-        shared_options.add_wait(parser)
+        adapted_matrix.add_adapt_option(parser)
+        shared_options.add_wait_option(parser)
         after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
         completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
         dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
@@ -65,20 +65,20 @@ class SubmitVerb(JobsVerb):
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
         planned = matrix_plan.plan_with_options(invocation)
         if arguments.resume_from:
-            arguments.resume_from = workspace.find_run(arguments.resume_from, planned.source.matrix).run_id
+            arguments.resume_from = workspace.find_run(arguments.resume_from, planned.context.matrix).run_id
         plan.must_fit_cluster(planned)
         planned = _keep_fitting_cells(invocation, planned)
         is_preview = on_controller.is_preview(invocation)
         planned = matrix_plan.plan_preview(invocation, planned) if is_preview else planned
-        render_context = planned.source
-        options = shared_options.read_submit_options(invocation, render_context)
+        render_context = planned.context
+        submit_options = shared_options.read_submit_options(invocation, render_context)
         if not is_preview:
-            on_controller.must_suit_cluster(render_context.where, workspace)
+            on_controller.must_suit_workspace(render_context.cluster, workspace)
             sending.must_have_data(out, workspace, planned.cells, render_context)
-        submit.check_runs(workspace, planned.cells, planned.repeats, render_context, arguments.resume_from)
+        submit.check_runs(workspace, planned.cells, planned.repeats_by_cell, render_context, arguments.resume_from)
         resumed_run = arguments.resume_from
-        decide = partial(submit.decide_runs, workspace, planned.cells, planned.repeats, render_context, resumed_run)
-        return sending.submit_runs(invocation, render_context, options, decide, planned)
+        decide = partial(submit.decide_runs, workspace, planned.cells, planned.repeats_by_cell, render_context, resumed_run)
+        return sending.submit_runs(invocation, render_context, submit_options, decide, planned)
 
 
 def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
@@ -90,12 +90,12 @@ def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     for cell_name in left_out_names:
         invocation.out.print_remark(
             f"{cell_name}: left out, because it needs at least "
-            f"{planner_table.describe_missing_memory(plan.predicted[cell_name])}. "
+            f"{planner_table.describe_missing_memory(plan.predictions[cell_name])}. "
             "To submit it all the same: --no-fit-check.",
             style="yellow",
         )
     for sentence in planner_table.describe_host_memory(
-        {cell.name(): plan.predicted[cell.name()] for cell in fitting_cells.cells}
+        {cell.name(): plan.predictions[cell.name()] for cell in fitting_cells.cells}
     ):
         invocation.out.print_remark(sentence, style="yellow")
     return fitting_cells

@@ -36,9 +36,9 @@ _DIGITS = re.compile(r"(\d+)")
 class TraceRuns(msgspec.Struct, frozen=True):
     """The runs that analyse the traces of a folder."""
 
-    name: str
+    matrix_name: str
     """The common name of these runs, as a matrix has a name."""
-    parts: list[tuple[AnyCell, TracePart]]
+    cell_parts: list[tuple[AnyCell, TracePart]]
     """For each run, by its cell, the trace files that it analyses."""
 
 
@@ -53,27 +53,27 @@ class TraceRunsVerb(JobsVerb):
     def add_options(self, parser: Parser) -> None:
         folder_help = "folder of Chrome traces, *.json or *.json.gz, that all nodes can read"
         parser.add_argument("folder", metavar="FOLDER", help=folder_help)
-        shared_options.add_cluster(parser)
+        shared_options.add_cluster_option(parser)
         per_run_help = f"number of trace files that one run analyses (default: {DEFAULT_FILES_PER_RUN})"
         parser.add_argument("--per-run", type=int, default=DEFAULT_FILES_PER_RUN, metavar="N", help=per_run_help)
-        shared_options.add_wait(parser)
+        shared_options.add_wait_option(parser)
         shared_options.add_sharing_options(parser)
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
         out, workspace = invocation.out, invocation.workspace
         runs = find_trace_runs(invocation)
-        cells, parts_by_cell = [cell for cell, _ in runs.parts], {cell.name(): part for cell, part in runs.parts}
+        cells, parts_by_cell = ([cell for cell, _ in runs.cell_parts], {cell.name(): part for cell, part in runs.cell_parts})
         repeats = dict.fromkeys(parts_by_cell, 1)
         render_context = msgspec.structs.replace(
-            render.make_render_context(runs.name, invocation.cluster, workspace), traces=parts_by_cell
+            render.make_render_context(runs.matrix_name, invocation.cluster, workspace), trace_part_by_cell=parts_by_cell
         )
-        options = shared_options.read_submit_options(invocation, render_context)
-        on_controller.must_suit_cluster(render_context.where, workspace)
+        submit_options = shared_options.read_submit_options(invocation, render_context)
+        on_controller.must_suit_workspace(render_context.cluster, workspace)
         submit.check_runs(workspace, cells, repeats, render_context)
         decide = partial(submit.decide_runs, workspace, cells, repeats, render_context)
-        exit_code = sending.submit_runs(invocation, render_context, options, decide, has_training=False)
-        out.print_remark(f"note: when all have completed, `collect trace {runs.name}` merges them.")
+        exit_code = sending.submit_runs(invocation, render_context, submit_options, decide, has_training=False)
+        out.print_remark(f"note: when all have completed, `collect trace {runs.matrix_name}` merges them.")
         return exit_code
 
 
@@ -134,11 +134,11 @@ def _must_be_shared(folder: Path, cluster: Cluster) -> None:
         )
 
 
-def _make_trace_cell(name: str, part: TracePart) -> AnyCell:
+def _make_trace_cell(matrix_name: str, part: TracePart) -> AnyCell:
     """The cell of a run that analyses traces, whose steps are the trace files."""
     return AnyCell(
         workload=f"part-{part.place:05d}", strategy=TRACE_STRATEGY, launcher=TRACE_STRATEGY, gpus=1, steps=len(part.files),
-        prove="off", options={"traces": name},
+        prove="off", options={"traces": matrix_name},
     )  # fmt: skip
 
 

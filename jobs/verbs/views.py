@@ -75,33 +75,33 @@ def print_plan(
     if scaled_cells is not None:
         planner_table.print_scale_out(out, scaled_cells)
     if schedule is not None:
-        for sentence in cell_schedule.describe_schedule(schedule, plan.predicted[schedule.cell]):
+        for sentence in cell_schedule.describe_schedule(schedule, plan.predictions[schedule.cell]):
             out.print_line(sentence)
-    run_counts = {cell.name(): plan.repeats[cell.name()] for cell in plan.cells}
+    repeats_by_cell = {cell.name(): plan.repeats_by_cell[cell.name()] for cell in plan.cells}
     estimated_hours = gpu_hours.sum_hours(cell_hours) if cell_hours else None
-    _print_amount_of_work(out, plan, run_counts, cell_hours, account_shares)
-    lease = read_lease(workspace, plan.source.where.name)
+    _print_amount_of_work(out, plan, repeats_by_cell, cell_hours, account_shares)
+    lease = read_lease(workspace, plan.context.cluster.name)
     print_lease(out, lease, late_count)
-    own_models = _select_own_models(plan.source.own, plan.cells)
-    run_times = {entry.cell.name(): entry.run_time for entry in cell_hours}
+    own_models = _select_own_models(plan.context.plugins, plan.cells)
+    run_time_by_cell = {hours_of_cell.cell.name(): hours_of_cell.run_time for hours_of_cell in cell_hours}
     claim_hints = claim_lint.lint_claims(plan.matrix.file, plan.all_cells)
     _print_obstacles_and_notes(out, plan, own_models, missing_data, claim_hints)
     out.print_document(
         {
-            "matrix": plan.source.matrix,
+            "matrix": plan.context.matrix,
             "scale": "tiny" if any(cell.rehearses for cell in plan.cells) else "full",
-            "repeats": max(run_counts.values()),
-            "runs": sum(run_counts.values()),
-            "cost": plan.cost,
+            "repeats": max(repeats_by_cell.values()),
+            "runs": sum(repeats_by_cell.values()),
+            "cost": plan.estimated_cost,
             "gpu_hours": estimated_hours,
             "shares": account_shares,
             "lease": lease,
-            "cells": [_make_cell_document(cell, plan, run_times, scaled_cells) for cell in plan.cells],
+            "cells": [_make_cell_document(cell, plan, run_time_by_cell, scaled_cells) for cell in plan.cells],
             **({} if schedule is None else {"schedule": schedule}),
             "models": [_make_model_document(model) for model in own_models],
             "excluded": plan.matrix.excluded,
             "deviations": plan.matrix.file.deviations,
-            "misfits": [{"id": entry.cell, "why": entry.why} for entry in plan.misfits],
+            "misfits": [{"id": hours_of_cell.cell_name, "why": hours_of_cell.why} for hours_of_cell in plan.misfits],
             "missing_data": missing_data.missing,
             "claim_hints": claim_hints,
         }
@@ -111,51 +111,51 @@ def print_plan(
 def _print_cells(out: Output, plan: MatrixPlan, workspace: Workspace) -> None:
     """Print the table of the cells of a plan, and whether other verbs number these cells otherwise."""
     cell_names = [cell.name() for cell in plan.cells]
-    differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
-    cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
-    handle_column: Column[AnyCell] = handles.make_column(lambda cell: cell_handles[cell.name()])
-    differing_column: Column[AnyCell] = Column("differs in", lambda cell: differences[cell.name()])
-    columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(differences.values()) else [])]
-    matrix_name = plan.source.matrix
+    difference_by_cell = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
+    handle_by_cell = handles.number_cells(cell.name() for cell in plan.all_cells)
+    handle_column: Column[AnyCell] = handles.make_column(lambda cell: handle_by_cell[cell.name()])
+    differing_column: Column[AnyCell] = Column("differs in", lambda cell: difference_by_cell[cell.name()])
+    columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(difference_by_cell.values()) else [])]
+    matrix_name = plan.context.matrix
     title = f"{matrix_name}: {plan.matrix.file.title}" if plan.matrix.file.title else matrix_name
     out.show_table(Table(title, columns, plan.cells))
     last_handles = workspace.number_cells()
-    if last_handles and any(last_handles.get(cell.name()) != cell_handles[cell.name()] for cell in plan.cells):
+    if last_handles and any(last_handles.get(cell.name()) != handle_by_cell[cell.name()] for cell in plan.cells):
         out.print_remark("note: until this matrix is submitted, c1, c2, ... name cells of the matrix submitted last")
 
 
 def _print_predictions(out: Output, plan: MatrixPlan) -> None:
     """Print a table with the predictions for each cell; nothing is printed if nothing could be predicted."""
     cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
-    predictions = {cell.name(): plan.predicted[cell.name()] for cell in plan.cells}
+    predictions = {cell.name(): plan.predictions[cell.name()] for cell in plan.cells}
     table = planner_table.make_predictions_table(predictions, cell_handles)
     if len(table.columns) > 2:
         out.show_table(table)
     if out.verbose:
-        for sentence in dict.fromkeys(plan.predicted[cell.name()].how for cell in plan.cells):
+        for sentence in dict.fromkeys(plan.predictions[cell.name()].how for cell in plan.cells):
             out.print_remark(f"predicted from: {sentence}")
 
 
 def _print_amount_of_work(
     out: Output,
     plan: MatrixPlan,
-    repeats_of_cell: Mapping[str, int],
+    repeats_by_cell: Mapping[str, int],
     cell_hours: Sequence[gpu_hours.CellHours],
     account_shares: Sequence[AccountShare],
 ) -> None:
     """Print how many runs a plan has, how long they take, and how much of the user's Slurm account is left."""
-    out.print_line(f"{repeats.describe_repeats(repeats_of_cell, plan.matrix.file.repeats)}.")
-    for sentence in batch_searches.describe_searches(plan.cells, plan.source.searches, plan.predicted):
+    out.print_line(f"{repeats.describe_repeats(repeats_by_cell, plan.matrix.file.repeats)}.")
+    for sentence in batch_searches.describe_searches(plan.cells, plan.context.search_by_family, plan.predictions):
         out.print_line(sentence)
-    if plan.cost.cells:
-        out.print_line(f"{_format_cost(plan.cost, len(repeats_of_cell))}.")
+    if plan.estimated_cost.cells:
+        out.print_line(f"{_format_cost(plan.estimated_cost, len(repeats_by_cell))}.")
     if (estimated_hours := gpu_hours.sum_hours(cell_hours)).without_retries:
         out.print_line(f"about {gpu_hours.describe_hours(estimated_hours)}.")
         for sentence in filter(None, (gpu_hours.describe_retries(estimated_hours), gpu_hours.describe_limits(cell_hours))):
             out.print_line(f"{sentence}.")
     for share in account_shares:
         out.print_line(f"sshare: the account {share.account} has {share.describe_remaining_hours()}.")
-    for sentence in planner_table.describe_sums(plan.predicted, repeats_of_cell):
+    for sentence in planner_table.describe_sums(plan.predictions, repeats_by_cell):
         out.print_line(sentence)
 
 
@@ -175,7 +175,7 @@ def _print_obstacles_and_notes(
         out.print_line(sentence)
     for why, count in Counter(misfit.why for misfit in plan.misfits).items():
         out.print_line(f"not on this cluster: {count} cell(s): {why}")
-    for sentence in plan.advice:
+    for sentence in plan.fit_advice:
         out.print_line(sentence)
     for sentence in missing_data.missing:
         out.print_line(f"no data: {sentence}")
@@ -198,40 +198,40 @@ def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
             out.print_line(reminder)
 
 
-def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
+def print_status(out: Output, statuses: Sequence[Status], workspace: Workspace) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
-    if not runs and not out.json:
+    if not statuses and not out.json:
         out.print_line(f"no runs{' that match' * any(workspace.run_ids())} in {workspace.path}.")
     elif not out.json:
-        table = status_table.make_table(runs, out.width)
+        table = status_table.make_table(statuses, out.width)
         out.show_table(table)
         for line in status_table.list_reasons(table):
             out.print_line(line)
-        out.print_line(status_table.summarize_runs(runs))
-    searches = search_runs.read_search_paths(workspace, runs)
+        out.print_line(status_table.summarize_runs(statuses))
+    searches = search_runs.read_search_paths(workspace, statuses)
     for path in searches:
         out.print_line(search_runs.describe_search(path))
     print_lease(out, lease := read_lease(workspace))
     search_documents = {"searches": [search_runs.make_search_document(path) for path in searches]} if searches else {}
-    out.print_document({"runs": runs, **search_documents, **({} if lease is None else {"lease": lease})})
+    out.print_document({"runs": statuses, **search_documents, **({} if lease is None else {"lease": lease})})
 
 
 def _make_cell_document(
     cell: AnyCell,
     plan: MatrixPlan,
-    run_times: Mapping[str, gpu_hours.RunTime | None],
+    run_time_by_cell: Mapping[str, gpu_hours.RunTime | None],
     scaled_cells: Mapping[str, Sequence[ScaledCell]] | None,
 ) -> dict[str, Any]:
-    """A cell of a plan as a dictionary, for --json. run_times: how long a run takes, by the name of the cell. scaled_cells: as
-    for `print_plan`."""
-    name, search = cell.name(), plan.source.search_of(cell)
+    """A cell of a plan as a dictionary, for --json. run_time_by_cell: how long a run takes, by the name of the cell.
+    scaled_cells: as for `print_plan`."""
+    name, search = cell.name(), plan.context.find_search(cell)
     return {
         "id": name,
-        "repeats": plan.repeats[name],
-        "rehearsal": plan.source.plans_rehearsal(cell),
+        "repeats": plan.repeats_by_cell[name],
+        "rehearsal": plan.context.plans_rehearsal(cell),
         "cell": cell,
-        "predicted": plan.predicted[name],
-        "run_time": run_times.get(name),
+        "predicted": plan.predictions[name],
+        "run_time": run_time_by_cell.get(name),
         **({} if search is None else {"search": search.to_json_fields()}),
         **({} if scaled_cells is None else {"scale_out": scaled_cells.get(name, [])}),
     }

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from jobs.scheduler import group_by_scheduler, scheduler
+from jobs.scheduler import find_scheduler, group_by_scheduler
 from jobs.status import search_runs, stale_jobs
 from jobs.status.reconcile import Status, read_run_on_disk, read_statuses, select_last_attempts
 from jobs.submission.backlog import Backlog
@@ -46,33 +46,33 @@ def wait_and_report(
         out.print_document({"runs": read_current_statuses()})
         return 0
     try:
-        ended_runs = _wait_until_ended(out, workspace, read_current_statuses, backlog=backlog)
+        ended_statuses = _wait_until_ended(out, workspace, read_current_statuses, backlog=backlog)
     finally:
-        if backlog is not None and (unsent_runs := backlog.unsent()):
+        if backlog is not None and (unsent_runs := backlog.list_unsent_runs()):
             run_names = ", ".join(folder.run_id for folder in unsent_runs[:3]) + (", ..." if len(unsent_runs) > 3 else "")
             hint = "Run the same command again to submit them."
             out.print_remark(f"{len(unsent_runs)} run(s) are not submitted ({backlog.problem}): {run_names}. {hint}")
         if backlog is not None and backlog.unanswered is not None:
             out.print_remark(str(backlog.unanswered))
-    out.print_line(status_table.summarize_runs(ended_runs))
-    stopped_searches = search_runs.find_stopped_searches(workspace, ended_runs)
-    for search_path in search_runs.read_search_paths(workspace, ended_runs):
+    out.print_line(status_table.summarize_runs(ended_statuses))
+    stopped_searches = search_runs.find_stopped_searches(workspace, ended_statuses)
+    for search_path in search_runs.read_search_paths(workspace, ended_statuses):
         hint = " No process goes on with it: `jobs submit` does." if search_path in stopped_searches else ""
         out.print_line(f"{search_runs.describe_search(search_path)}{hint}", style="red" if hint else None)
-    not_started: dict[str, list[str]] = {}
-    for run in ended_runs:
+    ids_by_reason: dict[str, list[str]] = {}
+    for run in ended_statuses:
         if (run.state == "planned" or run.held) and run.why:
-            not_started.setdefault(run.why, []).append(run.id)
+            ids_by_reason.setdefault(run.why, []).append(run.id)
         elif not run.expected and not run.is_unreadable:  # runs with unreadable records have been printed already
             out.print_line(f"{run.id}: {run.state}: {run.why}", style="red")
-    for reason, runs in not_started.items():
+    for reason, runs in ids_by_reason.items():
         run_names = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
         out.print_line(f"{len(runs)} run(s) did not start ({run_names}): {reason}.", style="red")
-    cancelled = stale_jobs.cancel_stale_jobs(ended_runs)
+    cancelled = stale_jobs.cancel_stale_jobs(ended_statuses)
     for sentence in cancelled.sentences:
         out.print_remark(sentence)
-    out.print_document({"runs": ended_runs})
-    return 0 if cancelled.all_gone and not stopped_searches and all(run.expected for run in ended_runs) else 1
+    out.print_document({"runs": ended_statuses})
+    return 0 if cancelled.are_all_cancelled and not stopped_searches and all(run.expected for run in ended_statuses) else 1
 
 
 def watch_status(out: Output, workspace: Workspace, read_current_statuses: Callable[[], list[Status]]) -> list[Status]:
@@ -80,25 +80,25 @@ def watch_status(out: Output, workspace: Workspace, read_current_statuses: Calla
 
     read_current_statuses: reads the statuses of the runs. This function starts no runner. Returns the last statuses.
     """
-    runs = _wait_until_ended(out, workspace, read_current_statuses, restarts_runners=False)
-    views.print_status(out, runs, workspace)
-    return runs
+    last_statuses = _wait_until_ended(out, workspace, read_current_statuses, restarts_runners=False)
+    views.print_status(out, last_statuses, workspace)
+    return last_statuses
 
 
-def cancel_runs(workspace: Workspace, runs: Sequence[Status]) -> list[Status]:
+def cancel_runs(workspace: Workspace, statuses: Sequence[Status]) -> list[Status]:
     """Cancel runs, wait until they have ended (at most MOST_CANCEL_S seconds), and return their statuses."""
-    run_dirs = [RunDir(workspace.runs / run.id) for run in runs]
+    run_dirs = [RunDir(workspace.runs / run.id) for run in statuses]
     for name, runs_on_disk in group_by_scheduler(read_run_on_disk(run_dir) for run_dir in run_dirs).items():
-        scheduler(name).cancel(workspace, runs_on_disk)
+        find_scheduler(name).cancel(workspace, runs_on_disk)
     deadline = time.monotonic() + MOST_CANCEL_S
     while True:
         current_statuses = read_statuses(workspace, run_dirs)
         if all(run.state in FINAL_STATES for run in current_statuses):
             last_folders = _find_last_attempts(workspace, [run.id for run in current_statuses])
             tried_runs = read_statuses(workspace, search_runs.add_tries(workspace, last_folders))
-            unfinished = [run for run in tried_runs if run.state not in FINAL_STATES and run.cell is not None]
+            unfinished_tries = [run for run in tried_runs if run.state not in FINAL_STATES and run.cell is not None]
             # the second list: tries and attempts that began in the meantime
-            return [*current_statuses, *(cancel_runs(workspace, unfinished) if unfinished else [])]
+            return [*current_statuses, *(cancel_runs(workspace, unfinished_tries) if unfinished_tries else [])]
         if time.monotonic() > deadline:
             return current_statuses
         time.sleep(_find_poll_s(current_statuses))
@@ -124,11 +124,11 @@ def _wait_until_ended(
 
     read_current_statuses: reads the statuses of the runs. restarts_runners: whether to start a new runner if the runner of a
     queue is gone; False for --watch. backlog: runs that are submitted while the command waits. Returns the last statuses."""
-    runs, has_sent = read_current_statuses(), False
-    progress = WaitProgress(runs)
+    statuses, has_sent = read_current_statuses(), False
+    progress = WaitProgress(statuses)
 
     def draw() -> RenderableType:
-        return progress.describe(runs) if restarts_runners else _draw_live_table(runs, *out.results.console.size)
+        return progress.describe(statuses) if restarts_runners else _draw_live_table(statuses, *out.results.console.size)
 
     with contextlib.ExitStack() as stack:
         screen = None
@@ -136,14 +136,14 @@ def _wait_until_ended(
             from rich.live import Live
 
             screen = stack.enter_context(Live(draw(), console=out.results.console, auto_refresh=False))
-        while backlog or has_sent or not _have_ended(runs):
-            _wait_to_poll(workspace, runs, restarts_runners=restarts_runners)
-            runs, has_sent = _read_and_submit(read_current_statuses, backlog)
+        while backlog or has_sent or not _have_ended(statuses):
+            _wait_to_poll(workspace, statuses, restarts_runners=restarts_runners)
+            statuses, has_sent = _read_and_submit(read_current_statuses, backlog)
             if screen is not None:
                 screen.update(draw(), refresh=True)
-            elif progress.is_news(runs):
-                out.print_line(progress.describe(runs))
-    return runs
+            elif progress.is_news(statuses):
+                out.print_line(progress.describe(statuses))
+    return statuses
 
 
 class WaitProgress:
@@ -154,67 +154,67 @@ class WaitProgress:
         self._ended_before = sum(run.state in FINAL_STATES for run in runs)
         self._printed_counts = self._count(runs)
 
-    def describe(self, runs: Sequence[Status]) -> str:
+    def describe(self, statuses: Sequence[Status]) -> str:
         """A line with the number of runs that ended, failed and run. After the first end, it also has the rate and the time
         left, which assumes that the other runs end at the same rate."""
-        ended_count, bad_count, running_count = self._count(runs)
-        clauses = [f"{ended_count} of {len(runs)} run(s) ended", f"{bad_count} failed", f"{running_count} running"]
+        ended_count, bad_count, running_count = self._count(statuses)
+        clauses = [f"{ended_count} of {len(statuses)} run(s) ended", f"{bad_count} failed", f"{running_count} running"]
         waited_s, new_count = time.monotonic() - self._begin_s, ended_count - self._ended_before
         if new_count > 0 and waited_s > 0:
-            left_s = (len(runs) - ended_count) * waited_s / new_count
+            left_s = (len(statuses) - ended_count) * waited_s / new_count
             clauses += [f"{60 * new_count / waited_s:.2g} per minute", f"about {moments.format_duration(left_s)} left"]
         return ", ".join(clauses)
 
-    def is_news(self, runs: Sequence[Status]) -> bool:
+    def is_news(self, statuses: Sequence[Status]) -> bool:
         """Whether a pipe gets a line now: if a run failed, or if anything changed and PIPE_INTERVAL_S seconds have passed."""
-        counts, current_s = self._count(runs), time.monotonic()
+        counts, current_s = self._count(statuses), time.monotonic()
         has_failure = counts[1] > self._printed_counts[1]
         if counts == self._printed_counts or not (has_failure or current_s - self._printed_s >= PIPE_INTERVAL_S):
             return False
         self._printed_s, self._printed_counts = current_s, counts
         return True
 
-    def _count(self, runs: Sequence[Status]) -> tuple[int, int, int]:
+    def _count(self, statuses: Sequence[Status]) -> tuple[int, int, int]:
         """How many runs have ended, how many of these not as expected, and how many are running."""
-        ended_runs = [run for run in runs if run.state in FINAL_STATES]
-        return len(ended_runs), sum(not run.expected for run in ended_runs), sum(run.state == "running" for run in runs)
+        ended_runs = [run for run in statuses if run.state in FINAL_STATES]
+        return len(ended_runs), sum(not run.expected for run in ended_runs), sum(run.state == "running" for run in statuses)
 
 
 def _read_and_submit(read_current_statuses: Callable[[], list[Status]], backlog: Backlog | None) -> tuple[list[Status], bool]:
     """Read the statuses, then submit runs of the backlog. Returns (the statuses, whether runs were submitted); if runs were
     submitted, the statuses are out of date."""
-    runs = read_current_statuses()
+    statuses = read_current_statuses()
     if not backlog:
-        return runs, False
+        return statuses, False
     count_before = len(backlog.folders)
-    backlog.attend(runs)
-    return runs, len(backlog.folders) < count_before
+    backlog.submit_more_runs(statuses)
+    return statuses, len(backlog.folders) < count_before
 
 
-def _have_ended(runs: Sequence[Status]) -> bool:
-    return not any(run.state in ("pending", "running") and not run.held for run in runs)
+def _have_ended(statuses: Sequence[Status]) -> bool:
+    return not any(run.state in ("pending", "running") and not run.held for run in statuses)
 
 
-def _wait_to_poll(workspace: Workspace, runs: Sequence[Status], *, restarts_runners: bool) -> None:
-    if restarts_runners and any(run.state == "pending" for run in runs):
-        for name in {run.scheduler["name"] for run in runs if run.state == "pending"}:
-            scheduler(name).attend(workspace)
-    time.sleep(_find_poll_s(runs))
+def _wait_to_poll(workspace: Workspace, statuses: Sequence[Status], *, restarts_runners: bool) -> None:
+    if restarts_runners and any(run.state == "pending" for run in statuses):
+        for name in {run.scheduler["name"] for run in statuses if run.state == "pending"}:
+            find_scheduler(name).restart_lost_runner(workspace)
+    time.sleep(_find_poll_s(statuses))
 
 
-def _find_poll_s(runs: Sequence[Status]) -> float:
-    """The seconds between two questions about these runs: the longest interval (POLL_S) of their schedulers."""
-    scheduler_names = {run.scheduler["name"] for run in runs} - {"-"}
-    return max((scheduler(scheduler_name).POLL_S for scheduler_name in scheduler_names), default=LEAST_POLL_S)
+def _find_poll_s(statuses: Sequence[Status]) -> float:
+    """The seconds between two questions about these statuses: the longest interval (POLL_S) of their schedulers."""
+    scheduler_names = {run.scheduler["name"] for run in statuses} - {"-"}
+    return max((find_scheduler(scheduler_name).POLL_S for scheduler_name in scheduler_names), default=LEAST_POLL_S)
 
 
-def _draw_live_table(runs: Sequence[Status], width: int, height: int) -> Group:
+def _draw_live_table(statuses: Sequence[Status], width: int, height: int) -> Group:
     """The live table of --watch, drawn for a terminal of this size (in characters and lines)."""
     from rich.console import Group
 
     from shardlab.terminal.rich_console import draw_table
 
-    table = status_table.make_table(runs, width, height)
-    hidden_count = len(runs) - len(table.rows)
+    table = status_table.make_table(statuses, width, height)
+    hidden_count = len(statuses) - len(table.rows)
     hidden_note = f" {hidden_count} of them not shown." if hidden_count else ""
-    return Group(draw_table(table), status_table.summarize_runs(runs) + hidden_note)
+    return Group(draw_table(table), status_table.summarize_runs(statuses) + hidden_note)

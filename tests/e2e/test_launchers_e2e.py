@@ -10,11 +10,11 @@ import psutil
 import pytest
 from support_e2e import benches, processes_of, until
 
-from jobs.launcher import launchers
+from jobs.launcher import load_launchers
 from shardlab.runs.checkpoint import complete_checkpoints
 
 pytestmark = pytest.mark.e2e
-EVERY = sorted(name for name, launcher in launchers().items() if launcher.starts_trainings)
+EVERY = sorted(name for name, launcher in load_launchers().items() if launcher.starts_trainings)
 FOREVER = 10**7
 
 

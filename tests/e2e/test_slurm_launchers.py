@@ -6,7 +6,7 @@ import pytest
 from support_long import LONG, only_in_long_form
 from support_slurm import Study
 
-from jobs.launcher import launchers
+from jobs.launcher import load_launchers
 
 pytestmark = pytest.mark.e2e
 # A training script of a user: its loss is the sum of all ranks and their numbers, so it shows that the ranks have met.
@@ -32,7 +32,9 @@ COMMAND = {
 @only_in_long_form
 def test_a_cell_has_the_same_losses_through_each_launcher_of_slurm(slurm):
     """The short form has test_launchers_e2e.py, which compares all launchers on this machine."""
-    names = sorted(launcher.name for launcher in launchers().values() if launcher.several_nodes and launcher.starts_trainings)
+    names = sorted(
+        launcher.name for launcher in load_launchers().values() if launcher.several_nodes and launcher.starts_trainings
+    )
     assert names == ["deepspeed", "submitit", "torchrun"]
     study = Study.new(slurm, "launchers")
     try:

@@ -42,7 +42,7 @@ def per_run(count):
 def scale_out(count):
     """Whether --scale-out may name this number of GPUs, for a plan without cells in a workspace without runs."""
     invocation = SimpleNamespace(arguments=Namespace(scale_out=str(count)), workspace=Workspace(Path("/nonexistent")))
-    planned = SimpleNamespace(source=SimpleNamespace(where=SimpleNamespace(name="none")), cells=[])
+    planned = SimpleNamespace(context=SimpleNamespace(cluster=SimpleNamespace(name="none")), cells=[])
     return is_allowed(plan.scale_out_cells, invocation, planned, says="Allowed: numbers of GPUs from 1 to 1000000")
 
 
@@ -52,8 +52,10 @@ def wait_gpus(seconds):
 
 def hours(bound):
     """Whether runs of 7.5 GPU hours, and 15 with retries, may be submitted with --max-gpu-hours."""
-    found = gpu_hours.CellHours(CELL, gpu_hours.RunTime(9000.0, "recorded times"), gpus=3, retries=gpu_hours.MostRetries(1, 2))
-    return is_allowed(gpu_hours.must_be_within_bound, bound, [found], says="--max-gpu-hours")
+    found = gpu_hours.CellHours(
+        CELL, gpu_hours.RunTime(9000.0, "recorded times"), occupied_gpus=3, most_retries=gpu_hours.MostRetries(1, 2)
+    )
+    return is_allowed(gpu_hours.must_be_within_gpu_hours, bound, [found], says="--max-gpu-hours")
 
 
 def agrees(throughput):
@@ -93,7 +95,7 @@ def test_a_need_exactly_at_a_capacity_fits_it(needed, fits):
 
 
 def test_a_memory_limit_lowers_a_capacity_and_never_raises_it():
-    machine = SimpleNamespace(capacity=PredictedRange(75 * GIB, 79 * GIB, 80 * GIB), on_gpu=True)
+    machine = SimpleNamespace(gpu_memory_bytes=PredictedRange(75 * GIB, 79 * GIB, 80 * GIB), on_gpu=True)
     lowered = {78: (75, 78, 78), 75: (75, 75, 75), 80: (75, 79, 80), 81: (75, 79, 80), None: (75, 79, 80)}
     for limit, expected in lowered.items():
         cell = msgspec.structs.replace(CELL, memory_limit_gib=limit)
@@ -130,8 +132,8 @@ def test_the_pause_after_failed_tries_doubles_up_to_ten_minutes():
 
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
-    assert hang_detection._name_ranks(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
-    assert hang_detection._name_ranks(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
+    assert hang_detection._format_ranks(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
+    assert hang_detection._format_ranks(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
     runs = [SimpleNamespace(cell=SimpleNamespace(name=lambda number=number: f"cell{number}")) for number in range(6)]
     assert "(cell0, cell1, cell2, cell3, cell4): no." in preflight.describe_rejection(runs[:5], "no")
     assert "(cell0, cell1, cell2, cell3, cell4 and 1 more): no." in preflight.describe_rejection(runs, "no")

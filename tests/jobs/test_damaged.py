@@ -17,7 +17,7 @@ from shardlab.workspace.workspace import Workspace
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(submission, "SEARCH_INTERVAL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 
@@ -167,7 +167,7 @@ def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
-    (file,) = submission.submissions_folder(study.workspace).glob("*.json")
+    (file,) = submission.find_submissions_folder(study.workspace).glob("*.json")
     file.write_text(file.read_text()[:60])
     queue.rule(ends=0)
     study.matrix.write_text(study.matrix.read_text().replace("[0, 1]", "[0, 1, 2]"))
@@ -300,7 +300,7 @@ def test_a_waiting_command_skips_runs_of_a_damaged_submission_file(tmp_path, que
     queue.rule(loses_answers=True, unreachable=["squeue"])
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
-    (file,) = submission.submissions_folder(study.workspace).glob("*.json")
+    (file,) = submission.find_submissions_folder(study.workspace).glob("*.json")
     file.write_text(file.read_text()[:60])
     queue.rule(ends=0)
     monkeypatch.setattr(
@@ -336,8 +336,8 @@ def test_the_runs_of_a_large_damaged_submission_are_named_on_uncut_lines(tmp_pat
     for run in runs:
         (workspace.runs / run).mkdir(parents=True)
         RunDir(workspace.runs / run).write_event("controller", "submitting", sync=False, token="big.0123456789")
-    submission.submissions_folder(workspace).mkdir(parents=True)
-    (submission.submissions_folder(workspace) / "big.0123456789.json").write_text("{")
+    submission.find_submissions_folder(workspace).mkdir(parents=True)
+    (submission.find_submissions_folder(workspace) / "big.0123456789.json").write_text("{")
     (said,) = submission.describe_damaged(workspace)
     assert printable.clean_text(said) == said
     first, *commands = said.splitlines()

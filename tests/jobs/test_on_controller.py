@@ -101,11 +101,11 @@ def test_plans_and_scripts_for_reading_need_no_cluster(workspace, invocation):
 def test_a_workspace_outside_of_the_shared_folder_is_refused_on_the_controller(workspace, tmp_path):
     where = cluster.load_cluster(workspace.path / "cluster.yaml")
     with pytest.raises(InputError, match="lies outside of /mydata"):
-        on_controller.must_suit_cluster(where, workspace)
+        on_controller.must_suit_workspace(where, workspace)
     (tmp_path / "cluster.yaml").write_text(FILE.replace("SHARED", str(tmp_path)))
-    on_controller.must_suit_cluster(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
+    on_controller.must_suit_workspace(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path / "below"))
     with pytest.raises(InputError, match="drops backslashes"):
-        on_controller.must_suit_cluster(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
+        on_controller.must_suit_workspace(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path / "be\\low"))
 
 
 def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_path):

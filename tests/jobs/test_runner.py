@@ -121,9 +121,9 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
 def test_the_token_of_a_run_is_the_name_of_its_slurm_job_or_empty(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
-    assert claim.make_token_data() == {}
+    assert claim.make_token_event_data() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert claim.make_token_data() == {"token": "m.0123456789"}
+    assert claim.make_token_event_data() == {"token": "m.0123456789"}
 
 
 def test_the_log_of_the_runner_is_not_written_through_a_link(workspace):

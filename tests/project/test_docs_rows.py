@@ -11,14 +11,14 @@ from support_golden import same_as_golden
 
 from collect import metric
 from collect.export import export_formats
-from jobs.launcher import launchers
+from jobs.launcher import load_launchers
 from trainers import menu
 from trainers.data import data_sets
 
 DOCS = Path(__file__).parents[2] / "docs"
 BY_HAND = {
     "strategies.md": menu.load_strategies(),
-    "launchers.md": launchers(),
+    "launchers.md": load_launchers(),
     "data.md": {*data_sets.IMAGE_DATA_SETS, *data_sets.TOKEN_DATA_SETS},
     "exports.md": export_formats(),
 }

@@ -19,13 +19,13 @@ from support_golden import GOLDEN, HOSTILE, run_of, same_as_golden
 
 from collect import summary
 from collect.reading import load
-from jobs.launcher import launchers
+from jobs.launcher import load_launchers
 from jobs.rendering import render
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.workspace.workspace import Workspace
 
 
-@pytest.mark.parametrize("launcher", sorted(launchers()))
+@pytest.mark.parametrize("launcher", sorted(load_launchers()))
 def test_the_script_of_each_launcher_is_the_golden_text(launcher, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python3")
     same_as_golden(f"scripts/{launcher}.sh", render.render_script(run_of(launcher), Path(HOSTILE), THIS_MACHINE, None))

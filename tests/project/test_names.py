@@ -20,7 +20,7 @@ MOST = {
     "shardlab": (0, 0, 7),
     "templates": (0, 0, 0),
     "provision": (0, 0, 8),
-    "jobs": (0, 0, 6),
+    "jobs": (0, 0, 3),
     "trainers": (0, 0, 1),
     "collect": (0, 0, 15),
 }

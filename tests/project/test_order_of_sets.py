@@ -31,7 +31,7 @@ ALLOWED = {
     ): "different values are refused, so the first is any of them",
     (
         "jobs/adaptation/adapted_questions.py",
-        "iter(chosen_cells.new_hashes)",
+        "iter(selected_cells.new_hashes)",
     ): "its value is used only if all cells have it",
     ("jobs/planning/plan_predictions.py", "{gpu_type: planned_machine"): "the machines are read by name",
     (

@@ -144,7 +144,7 @@ def in_slurm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-        patch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
+        patch.setattr(submission, "SEARCH_INTERVAL_S", 0.0)
         queue = Queue(folder / "slurm", patch)
         queue.rule(ends=0)
         study = Study(folder / "inside", 3)

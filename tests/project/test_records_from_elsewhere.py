@@ -33,7 +33,7 @@ LINE = "n1\nid > /tmp/PWNED\n#"
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
     monkeypatch.setattr(slurm, "ENDED_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(submission, "SEARCH_INTERVAL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 

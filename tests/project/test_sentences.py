@@ -187,9 +187,9 @@ def sentences_of_jobs():
     yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours[:1])
     yield "jobs/planning/gpu_hours.py", gpu_hours.describe_limits(hours)
     for bound in (10.25, 1.0):
-        yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, bound, hours)
+        yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_gpu_hours, bound, hours)
     unknown = [msgspec.structs.replace(hours[0], run_time=None)]
-    yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_bound, 5.0, unknown)
+    yield "jobs/planning/gpu_hours.py", refusal(gpu_hours.must_be_within_gpu_hours, 5.0, unknown)
     for share in parse_shares("me|1|gres/gpu=6000,cpu=90000,gres/gpu:a100=600|gres/gpu=1500,cpu=1", "me"):
         yield "jobs/slurm/share.py", share.describe_remaining_hours()
     yield "jobs/slurm/share.py", AccountShare("me", "billing", 1234567.5, 2e6).describe_remaining_hours()
@@ -215,10 +215,7 @@ def sentences_of_collect_numbers():
     for value, unit in quantities:
         yield "collect/report/verdict_text.py", verdict_text.format_quantity(value, unit)
         yield "collect/report/choice_text.py", choice_text._format_quantity(value, unit)
-        yield (
-            "collect/report/report_start.py",
-            " | ".join(report_start._format_measured(value, (-value, 2 * value), unit)),
-        )
+        yield ("collect/report/report_start.py", " | ".join(report_start._format_measured(value, (-value, 2 * value), unit)))
         yield "collect/report/summary_tables.py", summary_tables._format_quantity(value, unit)
     yield "collect/report/verdict_text.py", verdict_text.format_interval(57.9, 58.5, "s")
     yield "collect/report/verdict_text.py", verdict_text.format_interval(9e5, 2e6, "bytes")

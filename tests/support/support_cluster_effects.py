@@ -153,10 +153,10 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
     links = [link and link.name for link in (planned.link_inside_node, planned.link_between_nodes)]
     network = planned.link_between_nodes and planned.link_between_nodes.how
     found = predict.predict_run(cell, planned)
-    typed = machine.plan_machine(cluster, "h100").capacity
+    typed = machine.plan_machine(cluster, "h100").gpu_memory_bytes
     return (
-        f"{links} {network} memory={planned.capacity} of h100={typed} cost={found.cost} step={found.step_s} "
-        f"{plan.find_capacity(cluster)}"
+        f"{links} {network} memory={planned.gpu_memory_bytes} of h100={typed} cost={found.cost} step={found.step_s} "
+        f"{plan.find_cluster_capacity(cluster)}"
     )
 
 

@@ -55,29 +55,29 @@ def _planned(path: Path, workspace: Workspace) -> plan.MatrixPlan:
 def planned(path: Path, workspace: Workspace) -> str:
     """What `jobs plan` prints, without and with --json."""
     made, out = _planned(path, workspace), KeptOutput()
-    views.print_plan(out, made, workspace, datasets.find_missing_data(made.cells, made.source, workspace))
+    views.print_plan(out, made, workspace, datasets.find_missing_data(made.cells, made.context, workspace))
     return "\n".join(out.kept)
 
 
 def record(path: Path, workspace: Workspace) -> str:
     """The record of the first run, without the time at which it was made."""
     made = _planned(path, workspace)
-    run = render.make_run(made.cells[0], 1, 1, made.source)
+    run = render.make_run(made.cells[0], 1, 1, made.context)
     return msgspec.json.encode(msgspec.structs.replace(run, created="")).decode()
 
 
 def expansion(path: Path, workspace: Workspace) -> str:
     """The expansion that a workspace keeps, from which `collect` reads everything about the study."""
     made = _planned(path, workspace)
-    render.keep_expansion(workspace, made.source, made.matrix, made.all_cells, made.repeats)
-    return msgspec.json.encode(msgspec.structs.replace(workspace.read_expansion(made.source.matrix), path="")).decode()
+    render.store_expansion(workspace, made.context, made.matrix, made.all_cells, made.repeats_by_cell)
+    return msgspec.json.encode(msgspec.structs.replace(workspace.read_expansion(made.context.matrix), path="")).decode()
 
 
 def report(path: Path, workspace: Workspace) -> str:
     """The page of the report without its figures, and the output of `collect verdicts`; `measure` wrote the runs before."""
     made = _planned(path, workspace)
-    render.keep_expansion(workspace, made.source, made.matrix, made.all_cells, made.repeats)
-    loaded = load.load_matrix(workspace, made.source.matrix)
+    render.store_expansion(workspace, made.context, made.matrix, made.all_cells, made.repeats_by_cell)
+    loaded = load.load_matrix(workspace, made.context.matrix)
     shown = summary.summarize(loaded, loaded.expansion.baseline)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "draw_figures", lambda *_: [])

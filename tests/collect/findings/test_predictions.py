@@ -158,7 +158,7 @@ def test_summarize_keeps_the_power_of_gpus_and_the_next_plan_uses_it(workspace, 
     assert len(watts) == 4
     assert list(watts.values()) == pytest.approx([WATTS / 2] * 4)
     one = cell("gpt2-tiny", "ddp", 2, micro=4)
-    where = PlannedMachine(True, "a100-80gb", gpu.must_find_model("a100-80gb"))
+    where = PlannedMachine(True, "a100-80gb", gpu.must_find_gpu_model("a100-80gb"))
     earlier = calibration.build_calibration([MeasuredRatio(one, "a100-80gb", None, None, next(iter(watts.values())))])
     plain, calibrated = (
         predict.predict_run(one, where, recorded_s=3600.0),

@@ -40,7 +40,7 @@ gpus: {per_node: GPUS}
 
 
 def machine(nodes, gpus):
-    return Capacity(nodes=nodes, gpus=gpus, per_rank=False)
+    return Capacity(most_nodes=nodes, gpus_per_node=gpus, has_rank_tasks=False)
 
 
 def read(content, folder):
@@ -53,8 +53,8 @@ def adapted(asked, nodes, gpus, folder):
     found = adapt_matrix(asked, machine(nodes, gpus), OwnPlugins(), "small")
     if found is None:
         return None
-    again = read(format_matrix_file(asked, found.content), folder)
-    return again, resolve_cells(again, cluster=machine(nodes, gpus)), found.changes
+    again = read(format_matrix_file(asked, found.file_content), folder)
+    return again, resolve_cells(again, capacity=machine(nodes, gpus)), found.changes
 
 
 def of_text(words, nodes, gpus, folder):
@@ -87,9 +87,9 @@ def paper1():
 @pytest.mark.parametrize(("nodes", "gpus"), CLUSTERS)
 def test_the_adapted_study_fits_and_lists_every_difference(study, nodes, gpus, tmp_path):
     found = adapted(study, nodes, gpus, tmp_path)
-    before = [values(cell) for cell in resolve_cells(study, cluster=Capacity(nodes=None, gpus=64))]
+    before = [values(cell) for cell in resolve_cells(study, capacity=Capacity(most_nodes=None, gpus_per_node=64))]
     fits = all(cell["gpus"] <= nodes * gpus for cell in before)
-    again, cells, changes = found or (study, resolve_cells(study, cluster=machine(nodes, gpus)), [])
+    again, cells, changes = found or (study, resolve_cells(study, capacity=machine(nodes, gpus)), [])
     assert fits or changes
     assert all(cell.nnodes <= nodes and cell.gpus <= cell.nnodes * gpus for cell in cells)
     assert adapt_matrix(again, machine(nodes, gpus), OwnPlugins(), "small") is None
@@ -231,9 +231,9 @@ include: [{gpus: 4, options.gradient_as_bucket_view: false}]
 def on(room, words, folder):
     """The adapted matrix, its cells and the changes on machines with this capacity, as `adapted` returns them."""
     found = adapt_matrix(read((HEAD + words).encode(), folder), room, OwnPlugins(), "small")
-    again = read(format_matrix_file(read((HEAD + words).encode(), folder), found.content), folder)
-    cells = resolve_cells(again, cluster=room)
-    assert {cell.hash() for cell in cells} == found.expected_hashes
+    again = read(format_matrix_file(read((HEAD + words).encode(), folder), found.file_content), folder)
+    cells = resolve_cells(again, capacity=room)
+    assert {cell.hash() for cell in cells} == found.cell_hashes
     return again, cells, found.changes
 
 
@@ -243,12 +243,14 @@ def listed(changes):
 
 def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
     words = 'axes: {gpus: [2]}\nzip: [{seed: [1, 2], time_limit: ["00:10:00", "10:00:00"]}]\n'
-    _, cells, changes = on(Capacity(nodes=1, gpus=2, longest_s=3600), words, tmp_path)
+    _, cells, changes = on(Capacity(most_nodes=1, gpus_per_node=2, limit_s=3600), words, tmp_path)
     assert [(cell.seed, cell.time_limit_s) for cell in cells] == [(1, 600), (2, 3600)]
     assert listed(changes) == [("time_limit_s", 36000, 3600, 1)]
     assert changes[-1].why == "the partition allows 01:00:00"
     _, (cell,), _ = on(
-        Capacity(nodes=1, gpus=2, longest_s=90_061), 'include: [{gpus: 2, time_limit: "9-00:00:00"}]\n', tmp_path
+        Capacity(most_nodes=1, gpus_per_node=2, limit_s=90_061),
+        'include: [{gpus: 2, time_limit: "9-00:00:00"}]\n',
+        tmp_path,
     )
     assert cell.time_limit_s == 90_061  # 1-01:01:01
 
@@ -262,8 +264,8 @@ def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
     ],
 )
 def test_a_gpu_type_becomes_the_only_or_the_default_type_of_the_cluster(types, here, why, tmp_path):
-    room = Capacity(nodes=1, gpus=2)
-    room = msgspec.structs.replace(room, types=dict.fromkeys(types, room))
+    room = Capacity(most_nodes=1, gpus_per_node=2)
+    room = msgspec.structs.replace(room, by_gpu_type=dict.fromkeys(types, room))
     again, cells, changes = on(room, "axes: {gpus: [1, 2], gpu_type: [h100]}\n", tmp_path)
     assert [(cell.gpus, cell.gpu_type) for cell in cells] == [(1, here), (2, here)]
     assert listed(changes) == [("gpu_type", "h100", here, 2)]
@@ -285,19 +287,19 @@ axes: {gpus: [1, 2, 4]}
 claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpus=2, gpu_type='h100') > 0"}]
 """
     asked = read((head + words).encode(), tmp_path)
-    a100 = Capacity(nodes=1, gpus=2, longest_s=3600)
-    room = msgspec.structs.replace(a100, types={"a100": a100})
+    a100 = Capacity(most_nodes=1, gpus_per_node=2, limit_s=3600)
+    room = msgspec.structs.replace(a100, by_gpu_type={"a100": a100})
     found = adapt_matrix(asked, room, OwnPlugins(), "small")
-    assert found.content["defaults"] == asked.document.data["defaults"] | {"gpu_type": "a100", "time_limit": "01:00:00"}
+    assert found.file_content["defaults"] == asked.document.data["defaults"] | {"gpu_type": "a100", "time_limit": "01:00:00"}
     changes = listed(found.changes)
     assert ("gpu_type", "h100", "a100", 3) in changes
     assert ("time_limit_s", 36000, 3600, 3) in changes
     assert ("gpus", 4, 2, 1) in changes
-    (claim,) = found.content["claims"]
+    (claim,) = found.file_content["claims"]
     assert claim["test"] == "throughput_per_s(gpus=2, gpu_type='a100') > 0"
     assert claim["adapted"].startswith("gpu_type a100 instead of h100")
-    cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=room)
-    assert {cell.hash() for cell in cells} == found.expected_hashes
+    cells = resolve_cells(read(format_matrix_file(asked, found.file_content), tmp_path), capacity=room)
+    assert {cell.hash() for cell in cells} == found.cell_hashes
     assert {(cell.gpus, cell.gpu_type, cell.time_limit_s) for cell in cells} == {(1, "a100", 3600), (2, "a100", 3600)}
 
 
@@ -305,10 +307,10 @@ def test_a_default_that_an_entry_depends_on_changes_in_the_cells(tmp_path):
     head = HEAD.replace("steps: 2}", "steps: 2, gpu_type: h100}")
     words = "axes: {gpus: [1, 2]}\ninclude: [{when: \"gpu_type == 'h100'\", seed: 7}]\n"
     asked = read((head + words).encode(), tmp_path)
-    found = adapt_matrix(asked, Capacity(nodes=1, gpus=2), OwnPlugins(), "small")
-    cells = resolve_cells(read(format_matrix_file(asked, found.content), tmp_path), cluster=machine(1, 2))
+    found = adapt_matrix(asked, Capacity(most_nodes=1, gpus_per_node=2), OwnPlugins(), "small")
+    cells = resolve_cells(read(format_matrix_file(asked, found.file_content), tmp_path), capacity=machine(1, 2))
     assert [(cell.gpus, cell.gpu_type, cell.seed) for cell in cells] == [(1, None, 7), (2, None, 7)]
-    assert {cell.hash() for cell in cells} == found.expected_hashes
+    assert {cell.hash() for cell in cells} == found.cell_hashes
 
 
 def test_a_plan_reports_cells_that_do_not_fit_and_that_adapt_keeps_batch_sizes():
@@ -325,8 +327,8 @@ def test_cells_on_gpu_types_that_become_the_same_type_run_once(tmp_path):
 axes: {gpus: [2], gpu_type: [a100, h100]}
 claims: [{id: c, says: s, where: w, test: "throughput_per_s(gpu_type='h100') > throughput_per_s(gpu_type='a100')"}]
 """
-    a100 = Capacity(nodes=1, gpus=2)
-    again, cells, changes = on(msgspec.structs.replace(a100, types={"a100": a100}), words, tmp_path)
+    a100 = Capacity(most_nodes=1, gpus_per_node=2)
+    again, cells, changes = on(msgspec.structs.replace(a100, by_gpu_type={"a100": a100}), words, tmp_path)
     assert [cell.gpu_type for cell in cells] == ["a100"]
     assert again.file.claims == []
     assert [change.why for change in changes if change.key == "claims.c"] == [

@@ -13,7 +13,7 @@ import pytest
 from support_e2e import benches
 from support_golden import run_of
 
-from jobs.launcher import Launcher, launcher, launchers
+from jobs.launcher import Launcher, find_launcher, load_launchers
 from jobs.launchers import accelerate, deepspeed, submitit
 from jobs.node import command_rank
 from jobs.planning import plan
@@ -49,9 +49,10 @@ def launched(tmp_path, monkeypatch):
     def make(*needs):
         mpi = Launcher(
             name="mpi", summary="", several_nodes=True,
-            command=lambda run, python: [MISSING, python], task=lambda run, python: [MISSING, python], needs=needs,
+            make_node_argv=lambda run, python: [MISSING, python],
+            make_task_argv=lambda run, python: [MISSING, python], needed_programs=needs,
         )  # fmt: skip
-        monkeypatch.setitem(launchers(), "mpi", mpi)
+        monkeypatch.setitem(load_launchers(), "mpi", mpi)
         path = tmp_path / "m.yaml"
         path.write_text(MATRIX)
         return matrix.load_matrix(path)
@@ -61,7 +62,7 @@ def launched(tmp_path, monkeypatch):
 
 def test_torchrun_waits_for_nodes_that_wait_for_their_gpus():
     usual, patient = (
-        launchers()["torchrun"].task(msgspec.structs.replace(run_of("torchrun"), wait_gpus_s=wait), "python")
+        load_launchers()["torchrun"].make_task_argv(msgspec.structs.replace(run_of("torchrun"), wait_gpus_s=wait), "python")
         for wait in (0, 900)
     )
     assert "--rdzv-conf=is_host=$SHARDLAB_IS_FIRST" in usual
@@ -151,11 +152,11 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*sorted(launchers()), TRACE_STRATEGY])
+@pytest.mark.parametrize("name", [*sorted(load_launchers()), TRACE_STRATEGY])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_job_step_has_the_options_of_its_launcher(name, overlap):
-    made, (options, tasks, several_nodes, on_gpus) = launcher(name), LAUNCHERS[name]
-    assert (made.sbatch, made.several_nodes, made.on_gpus) == (options, several_nodes, on_gpus)
+    made, (options, tasks, several_nodes, on_gpus) = find_launcher(name), LAUNCHERS[name]
+    assert (made.sbatch_options, made.several_nodes, made.on_gpus) == (options, several_nodes, on_gpus)
     words = made.make_srun_argv(run_of("torchrun"), "python", overlap=overlap, container_options=["--container-name=c"])
     begin = words[: words.index("python")]
     expected = {f"--ntasks-per-node={tasks}", "--nodes=1", "--kill-on-bad-exit=1", "--container-name=c"}
@@ -168,7 +169,7 @@ def test_a_job_step_has_the_options_of_its_launcher(name, overlap):
         "jobs.supervisor.step_task",
         ".",
         "--",
-        *made.task(run_of("torchrun"), "python"),
+        *made.make_task_argv(run_of("torchrun"), "python"),
     ]
 
 
@@ -176,11 +177,11 @@ def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
     """The pickle for submitit contains only the path of the run folder."""
     (tmp_path / "log" / "submitit").mkdir(parents=True)
     (tmp_path / "log" / "submitit" / "1_submitted.pkl.save_tmp").touch()
-    given = submitit.prepare(RunDir(tmp_path), run_of("submitit"))
+    given = submitit.prepare_start(RunDir(tmp_path), run_of("submitit"))
     (pickled,) = (tmp_path / "log" / "submitit").iterdir()
     assert pickled.name == f"{given['SUBMITIT_LOCAL_JOB_ID']}_submitted.pkl" == f"{os.getpid()}_submitted.pkl"
     found = pickle.loads(pickled.read_bytes())
-    assert vars(found.function) == {"folder": str(tmp_path)}
+    assert vars(found.function) == {"run_folder": str(tmp_path)}
     assert (found.args, found.kwargs, found.done()) == ((), {}, False)
 
 
@@ -188,31 +189,32 @@ def test_submitits_pickle_holds_the_runs_path_and_nothing_else(tmp_path):
 def test_a_path_that_submitit_would_change_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(InputError, match="submitit replaces %j, %t, %a, %A in paths"):
-        submitit.prepare(RunDir(tmp_path / name), run_of("submitit"))
+        submitit.prepare_start(RunDir(tmp_path / name), run_of("submitit"))
     assert not list((tmp_path / name).iterdir())
 
 
 def test_a_missing_program_of_a_launcher_is_reported_before_a_submission(launched):
-    here = Capacity(nodes=1, gpus=None, is_this_machine=True)
+    here = Capacity(most_nodes=1, gpus_per_node=None, is_this_machine=True)
     found = launched("sh", MISSING)
-    with pytest.raises(InputError) as refused:
-        resolve_cells(found, here)
-    why = f"the launcher mpi needs {MISSING}, which is not installed on {gethostname()}."
-    assert f"m.yaml:3:93: defaults.launcher: {why}" in str(refused.value)
     cells = resolve_cells(found)
-    assert [one.why.startswith(why) for one in find_misfits(found, cells, here, cells)] == [True]
+    (misfit,) = find_misfits(found, cells, here, cells)
+    why = f"the launcher mpi needs {MISSING}, which is not installed on {gethostname()}."
+    assert f"m.yaml:3:93: defaults.launcher: {why}" in str(found.document.errors([misfit.problem]))
+    assert misfit.why.startswith(why)
     # The last argument is a cluster; shardlab does not know what its nodes have installed, so it reports no misfit.
-    assert find_misfits(found, cells, Capacity(nodes=1, gpus=None), cells) == []
+    assert find_misfits(found, cells, Capacity(most_nodes=1, gpus_per_node=None), cells) == []
     present = launched("sh")
     assert find_misfits(present, resolve_cells(present), here, resolve_cells(present)) == []
 
 
 def test_a_plan_names_the_program_that_a_launcher_needs_on_each_node(launched):
     cells = resolve_cells(launched(MISSING))
-    machine = Capacity(nodes=2, gpus=None)
+    machine = Capacity(most_nodes=2, gpus_per_node=None)
     slurm = cluster.Cluster(schema=1, name="c", provider="ssh", slurm=slurm_keys.Slurm())
-    assert any(f"the launcher mpi needs {MISSING} on each node" in one for one in plan._make_remarks(cells, machine, slurm, 0))
-    assert not any(MISSING in one for one in plan._make_remarks(cells, machine, cluster.THIS_MACHINE, 0))
+    assert any(
+        f"the launcher mpi needs {MISSING} on each node" in one for one in plan._make_plan_remarks(cells, machine, slurm, 0)
+    )
+    assert not any(MISSING in one for one in plan._make_plan_remarks(cells, machine, cluster.THIS_MACHINE, 0))
 
 
 def test_a_supervisor_without_its_program_ends_the_run_with_the_reason(bench):

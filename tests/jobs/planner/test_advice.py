@@ -17,7 +17,7 @@ from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 from trainers import menu
 
-A100 = gpu.must_find_model("a100-80gb")
+A100 = gpu.must_find_gpu_model("a100-80gb")
 MACHINE = PlannedMachine(
     True,
     "a100-80gb",
@@ -131,7 +131,7 @@ def test_of_the_fastest_micro_batches_the_largest_that_surely_fits_is_chosen(mon
 
     def memory_of(one, **_):
         span = PredictedRange(*(float(size << 30) for size in needed[one.micro_batch_size]))
-        return advise.memory.StepMemoryTerms({"parameter": span}, complete=True)
+        return advise.memory.StepMemoryTerms({"parameter": span}, is_complete=True)
 
     def choose(limits):
         monkeypatch.setattr(advise.memory, "predict_memory", memory_of)
@@ -139,7 +139,7 @@ def test_of_the_fastest_micro_batches_the_largest_that_surely_fits_is_chosen(mon
         times = {micro: time({"compute": exact_range(limits[micro])}, exact_range(0.0), ()) for micro in limits}
         monkeypatch.setattr(advise.step_time, "predict_step_time", lambda one, _: times[one.micro_batch_size])
         monkeypatch.setattr(advise, "_advise_on_cell", lambda one, _: one.micro_batch_size)
-        return advise._choose_micro_batch(cells, ask("gpt2", 8, global_batch=128))
+        return advise._advise_on_variants(cells, ask("gpt2", 8, global_batch=128))
 
     assert choose(seconds) == 2
     assert choose(seconds | {4: 0.9}) == 4  # clearly faster, and likely to fit
@@ -171,11 +171,13 @@ def test_the_advice_names_what_would_change_it():
 
 
 def test_memory_or_a_time_that_is_not_known_gives_no_place():
-    unknown_gpu = msgspec.structs.replace(MACHINE, gpu=None, capacity=None)
+    unknown_gpu = msgspec.structs.replace(MACHINE, gpu_model=None, gpu_memory_bytes=None)
     assert {entry.reasons for entry in advise.rank_strategies(ask(machine=unknown_gpu)).ranked} == {
         ("the memory of the GPU is not known",)
     }
-    no_time = advise.rank_strategies(ask(machine=msgspec.structs.replace(unknown_gpu, capacity=exact_range(80 << 30)))).ranked
+    no_time = advise.rank_strategies(
+        ask(machine=msgspec.structs.replace(unknown_gpu, gpu_memory_bytes=exact_range(80 << 30)))
+    ).ranked
     reasons = {entry.reasons[0].partition(" (")[0] for entry in no_time}
     assert reasons == {"its time is not known", "does not fit"}
     assert predict.predict_run(no_time[0].cell, NO_GPU_MACHINE).step_s is None

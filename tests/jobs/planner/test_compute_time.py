@@ -9,13 +9,13 @@ from jobs.planner.machine import PlannedMachine
 from jobs.planner.model_facts import ModelFacts, SavedBytes
 from shardlab.cluster.cluster_keys import CardBandwidth, Network
 
-H100, A100 = gpu.must_find_model("h100-80gb-hbm3"), gpu.must_find_model("a100-sxm4-80gb")
+H100, A100 = gpu.must_find_gpu_model("h100-80gb-hbm3"), gpu.must_find_gpu_model("a100-sxm4-80gb")
 # A model with round numbers: 2 blocks; of 60 TFLOP per item, 12 are in attention and 6 in the head.
 SAVED = SavedBytes(block_whole=2e9, block_split=4e9, block_input=1e9, head=1e9, logits=1e9)
 FACTS = ModelFacts(
-    parameters=1000, blocks=2, block_parameters=400, largest_block=400, front_parameters=100, back_parameters=100,
-    tied_parameters=0, flops_per_item=60e12,
-    saved=SAVED, kind="transformer", how="", attention_flops_per_item=12e12, head_flops_per_item=6e12, is_causal=True,
+    parameters=1000, block_count=2, block_parameters=400, largest_block_parameters=400, front_parameters=100,
+    back_parameters=100, tied_parameters=0, flops_per_item=60e12, saved_bytes=SAVED, model_kind="transformer",
+    saved_bytes_source="", attention_flops_per_item=12e12, head_flops_per_item=6e12, is_causal=True,
 )  # fmt: skip
 ROWS = 312_000  # the tokens of an item: so many that matrix products take only a thousandth longer than with any number
 PRODUCTS, ATTENTION = 0.72 * 312e12 / 1.001, 0.40 * 312e12  # FLOP/s that an A100 reaches, by achieved.yaml
@@ -67,14 +67,16 @@ def test_a_pipeline_splits_blocks_and_its_last_stage_sets_the_pace():
     parts = compute_time.predict_compute_time(one, facts, A100)
     planned = PlannedMachine(True, "a100", A100, None, link.make_data_sheet_link(A100))
     step = step_time.predict_step_time(one, planned)
-    assert step.parts["compute"].likely == pytest.approx(8 * (parts.blocks_s.likely + parts.head_s.likely))
+    assert step.parts_s["compute"].likely == pytest.approx(8 * (parts.blocks_s.likely + parts.head_s.likely))
     # 1F1B with p stages and m micro-batches: the ranks wait (p - 1) / m of the time of their blocks.
-    assert step.parts["bubble"].likely == pytest.approx(3 * parts.blocks_s.likely, rel=0.02)
+    assert step.parts_s["bubble"].likely == pytest.approx(3 * parts.blocks_s.likely, rel=0.02)
 
 
 @pytest.mark.parametrize(("kind", "share"), [("convolution", 0.36), ("unknown", 0.25)])
 def test_other_models_reach_another_share_of_the_peak(kind, share):
-    facts = msgspec.structs.replace(FACTS, kind=kind, attention_flops_per_item=None, head_flops_per_item=None, saved=None)
+    facts = msgspec.structs.replace(
+        FACTS, model_kind=kind, attention_flops_per_item=None, head_flops_per_item=None, saved_bytes=None
+    )
     blocks, head = computed(facts)
     assert head == 0.0
     assert blocks == pytest.approx(1.3 * 60e12 / (share * 312e12))  # other operators: 0.3 of the time, assumed
@@ -85,7 +87,7 @@ def test_a_model_of_which_only_operations_are_known_gets_a_wide_range():
         time = compute_time.predict_compute_time(cell("gpt2-tiny", "single", precision="bf16"), facts, A100).blocks_s
         return time.high / time.low
 
-    assert width(msgspec.structs.replace(FACTS, saved=None, kind="unknown")) > 5 * width(FACTS)
+    assert width(msgspec.structs.replace(FACTS, saved_bytes=None, model_kind="unknown")) > 5 * width(FACTS)
 
 
 def test_compilation_moves_fewer_bytes():
@@ -101,15 +103,15 @@ def test_compilation_moves_fewer_bytes():
     ],
 )
 def test_the_network_of_a_node_is_that_of_its_cards_together(network, gb_per_s):
-    assert link.find_network(network, None).bandwidth.likely == pytest.approx(gb_per_s * 1e9)
+    assert link.find_network_link(network, None).bytes_per_s.likely == pytest.approx(gb_per_s * 1e9)
 
 
 def bandwidths(between, strategy="fsdp2", gpus=16, nodes=2, axis="dp", **keys):
     """The likely bandwidth in GB/s of a group of ranks along an axis. Within a node, a link has 240 GB/s."""
     one = cell("gpt2-large", strategy, gpus, precision="bf16", nnodes=nodes, **keys)
-    network = link.find_network(between, None)
+    network = link.find_network_link(between, None)
     planned = machine.PlannedMachine(True, "a100", A100, None, link.make_data_sheet_link(A100), network)
-    return step_time.find_group_link(one, axis, planned).bandwidth.likely / 1e9
+    return step_time.find_group_link(one, axis, planned).bytes_per_s.likely / 1e9
 
 
 def test_groups_of_ranks_share_the_network_of_their_node():

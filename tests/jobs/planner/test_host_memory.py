@@ -18,7 +18,7 @@ from shardlab.workspace.workspace import Workspace
 
 GIB = 1 << 30
 PARAMETERS = 774_030_080  # of gpt2-large
-GPU = PlannedMachine(True, "a100-80gb", capacity=exact_range(80 * GIB))
+GPU = PlannedMachine(True, "a100-80gb", gpu_memory_bytes=exact_range(80 * GIB))
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainers", "run")
 
 
@@ -51,8 +51,8 @@ def test_the_private_pages_of_real_ranks_are_within_the_predicted_range(tmp_path
             time.sleep(0.1)
     assert process.returncode == 0
     ranks = sorted(largest.values())[-2:]
-    term = memory.read_memory_terms()["rank_fork" if launcher == "fork" else "rank_process"].range(memory.MIB)
-    tensors = memory.predict_memory(run_dir.read_run().cell, on_gpu=False).tensors
+    term = memory.read_memory_terms()["rank_fork" if launcher == "fork" else "rank_process"].scale(memory.MIB)
+    tensors = memory.predict_memory(run_dir.read_run().cell, on_gpu=False).tensor_bytes
     for size in ranks:
         assert term.low <= size <= term.high + 2 * tensors.high, (launcher, largest)
 
@@ -85,9 +85,9 @@ def test_without_a_gpu_the_tensors_of_all_ranks_are_in_host_memory():
     one = cell("gpt2-large", "ddp", 2, launcher="fork")
     tensors = memory.predict_memory(one, on_gpu=False)
     found = host_bytes(one, NO_GPU_MACHINE)
-    kept = sum(tensors.by_category[name].low for name in ("parameter", "optimizer_state"))
+    kept = sum(tensors.bytes_by_category[name].low for name in ("parameter", "optimizer_state"))
     assert 2 * kept < found.low < 2 * kept + GIB
-    assert 2 * tensors.tensors.likely < found.likely < 2 * tensors.tensors.likely + GIB
+    assert 2 * tensors.tensor_bytes.likely < found.likely < 2 * tensors.tensor_bytes.likely + GIB
 
 
 def test_the_memory_of_parameter_servers_is_not_known():
@@ -104,7 +104,7 @@ def test_a_cell_above_the_memory_of_a_node_is_left_out_and_one_near_it_is_named(
         (None, [], None),
     ):
         found = {one.name(): predict.predict_run(one, GPU, node_bytes=node_bytes)}
-        assert predict.list_cells_over_memory({one.name(): one}, found) == left_out
+        assert predict.list_names_over_memory({one.name(): one}, found) == left_out
         sentences = planner_table.describe_host_memory(found)
         assert len(sentences) == (words is not None)
         assert all(words in sentence for sentence in sentences)
@@ -112,7 +112,7 @@ def test_a_cell_above_the_memory_of_a_node_is_left_out_and_one_near_it_is_named(
     assert planner_table.describe_missing_memory(found[one.name()]).endswith("of a node's 1.0 GiB")
     assert host_memory.exceeds_node(found[one.name()])
     expects_oom = cell("gpt2-large", "ddp", 8, precision="bf16", expect=("oom",))
-    assert predict.list_cells_over_memory({one.name(): expects_oom}, found) == []
+    assert predict.list_names_over_memory({one.name(): expects_oom}, found) == []
 
 
 WORKERS = [

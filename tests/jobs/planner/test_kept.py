@@ -79,7 +79,7 @@ def test_the_score_is_measured_over_predicted(tmp_path):
 def test_the_next_plan_is_calibrated_by_the_stored_prediction(tmp_path):
     run, result = measured(tmp_path)
     (ratio,) = plan_predictions.read_run_ratios(Workspace(tmp_path))
-    assert (ratio.gpu, ratio.time, ratio.memory) == ("a100", 0.6 / 0.5, 20 / 16)
+    assert (ratio.gpu_name, ratio.time_ratio, ratio.memory_ratio) == ("a100", 0.6 / 0.5, 20 / 16)
     files.write_json(run.result, msgspec.structs.replace(result, rehearsal=True))
     assert not list(plan_predictions.read_run_ratios(Workspace(tmp_path)))
 

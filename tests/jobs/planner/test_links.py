@@ -48,24 +48,24 @@ def measured(seconds, *, nodes=("a", "b"), ranks=2, backend="gloo", gpu=None, si
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_the_latency_and_bandwidth_of_a_ring_are_found_again(ranks):
-    found = link_fit.fit_measurement(measured(lambda size: ring_s(ranks, size, 40e-6, 1.1e9), ranks=ranks))
-    assert (found.alpha_s, found.bandwidth) == (pytest.approx(40e-6), pytest.approx(1.1e9))
-    assert found.spread == 0.10  # the smallest spread that a fit reports
+    found = link_fit.fit_all_reduce(measured(lambda size: ring_s(ranks, size, 40e-6, 1.1e9), ranks=ranks))
+    assert (found.alpha_s, found.bytes_per_s) == (pytest.approx(40e-6), pytest.approx(1.1e9))
+    assert found.relative_spread == 0.10  # the smallest spread that a fit reports
 
 
 def test_nccl_uses_a_tree_for_small_tensors_of_many_ranks():
     def seconds(size):
         return min(ring_s(32, size, 10e-6, 20e9), tree_s(32, size, 10e-6, 20e9))
 
-    found = link_fit.fit_measurement(measured(seconds, ranks=32, backend="nccl", sizes=(16 * KIB, 16 * MIB, 128 * MIB)))
-    assert (found.alpha_s, found.bandwidth) == (pytest.approx(10e-6), pytest.approx(20e9))
+    found = link_fit.fit_all_reduce(measured(seconds, ranks=32, backend="nccl", sizes=(16 * KIB, 16 * MIB, 128 * MIB)))
+    assert (found.alpha_s, found.bytes_per_s) == (pytest.approx(10e-6), pytest.approx(20e9))
 
 
 def test_the_range_contains_the_slowest_and_the_fastest_iteration():
     one = measured(lambda size: ring_s(2, size, 40e-6, 1e9), noise=0.3)
     fitted = link_fit.fit_link("network", [one])
-    assert fitted.bandwidth.low <= 1e9 / 1.3
-    assert fitted.bandwidth.high >= 1e9 / 0.7 * 0.9
+    assert fitted.bytes_per_s.low <= 1e9 / 1.3
+    assert fitted.bytes_per_s.high >= 1e9 / 0.7 * 0.9
     assert fitted.alpha_s.high < 40e-6 < fitted.alpha_s.low  # `low` is the slow link, with more latency
     assert fitted.how == "measured by provision's all-reduce of 2 nodes (gloo, 2026-11-24)"
 
@@ -77,8 +77,8 @@ def test_the_link_of_several_nodes_has_their_median_and_full_range():
         for name, rate in rates.items()
     ]
     fitted = link_fit.fit_link("nvlink", several)
-    assert fitted.bandwidth.likely == pytest.approx(200e9)
-    assert (fitted.bandwidth.low, fitted.bandwidth.high) == (pytest.approx(100e9 / 1.1), pytest.approx(220e9 * 1.1))
+    assert fitted.bytes_per_s.likely == pytest.approx(200e9)
+    assert (fitted.bytes_per_s.low, fitted.bytes_per_s.high) == (pytest.approx(100e9 / 1.1), pytest.approx(220e9 * 1.1))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_link_of_several_nodes_has_their_median_and_full_range():
     ids=["one size", "large tensors are faster than small ones"],
 )
 def test_times_that_show_no_bandwidth_give_no_link(one):
-    assert link_fit.fit_measurement(one) is None
+    assert link_fit.fit_all_reduce(one) is None
     assert link_fit.fit_link("network", [one]) is None
 
 

@@ -20,7 +20,7 @@ from trainers.task import Batch
 GB = 1e9
 SGD = Optimizer(name="sgd", lr=0.1)
 TRANSFORMERS = ("gpt2-tiny", "gpt2-large-tiny", "llm-1.3b-tiny", "llm-7b-tiny", "vit-tiny", "vit-b-32-tiny")
-COUNTED = sorted(model_facts.counted_networks())
+COUNTED = sorted(model_facts.read_counted_networks())
 LARGE = [name for name in COUNTED if not name.endswith("-tiny")]
 
 
@@ -29,7 +29,7 @@ def states(one):
     exist."""
     facts = model_facts.find_model_facts(one)
     division = sharding.divide_model(one, facts.parameters)
-    found = memory.predict_memory(one, on_gpu=False).by_category
+    found = memory.predict_memory(one, on_gpu=False).bytes_by_category
     gradient = division.gradient_bytes * facts.parameters / division.gradient_ranks
     kept = sum(found[name].likely for name in ("parameter", "optimizer_state", "master_parameter") if name in found)
     return kept + gradient
@@ -39,7 +39,9 @@ def states(one):
 def test_parameters_by_place_add_up_to_those_of_the_menu(workload):
     facts = model_facts.find_model_facts(cell(workload))
     assert facts.parameters == menu.find_workload(workload).parameters
-    by_place = facts.blocks * facts.block_parameters + facts.front_parameters + facts.back_parameters - facts.tied_parameters
+    by_place = (
+        facts.block_count * facts.block_parameters + facts.front_parameters + facts.back_parameters - facts.tied_parameters
+    )
     # The sum may be a little smaller: if blocks differ in size, their mean size is rounded down.
     assert by_place == pytest.approx(facts.parameters, abs=100)
 
@@ -95,7 +97,7 @@ def test_states_in_mixed_precision_as_the_engines_keep_them(strategy, bytes_per_
 def test_whole_gradients_are_kept_only_until_a_pass_reduces_them(strategy, sync, bytes_per_parameter):
     def gradient(passes):
         one = cell("llm-1.3b", strategy, 8, passes=passes, precision="bf16", options={"sync": sync})
-        return memory.predict_memory(one, on_gpu=False).by_category.get("gradient", exact_range(0)).likely
+        return memory.predict_memory(one, on_gpu=False).bytes_by_category.get("gradient", exact_range(0)).likely
 
     # On four ranks, the peak of HSDP may be in the second block of backward: then the first one has reduced its gradients, of
     # which a rank keeps a quarter. On eight ranks, the peak is the begin of backward.
@@ -109,7 +111,7 @@ def test_hsdp_keeps_what_each_pass_all_reduces_beside_the_sum():
         """Returns (bytes of gradients at the peak, bytes that a pass keeps beside the sum). With so few tokens, the peak is the
         end of backward, when only the gradients of the embedding and the head are not yet reduced."""
         one = cell("llm-1.3b", "fsdp2-hsdp", 8, passes=passes, options={"sync": sync}, seq_len=16, optimizer=SGD)
-        found = memory.predict_memory(one, on_gpu=False).by_category["gradient"].likely
+        found = memory.predict_memory(one, on_gpu=False).bytes_by_category["gradient"].likely
         return found, sharding.divide_model(one, 1_345_423_360).pass_gradient_bytes
 
     (twice, beside), (once, nothing) = (predict_gradients(sync, 2) for sync in ("every_pass", "shard_every_pass"))
@@ -164,9 +166,9 @@ def _saved(workload, precision, micro, **options):
 @pytest.mark.parametrize("workload", TRANSFORMERS)
 def test_saved_activations_of_transformers_are_what_autograd_saves(workload, precision):
     facts = model_facts.find_model_facts(cell(workload, "single", precision=precision))
-    saved, micro = facts.saved, 4
-    predicted = micro * (facts.blocks * (saved.block_whole + saved.block_split) + saved.head)
-    predicted += facts.blocks * saved.weights + saved.head_weights
+    saved, micro = facts.saved_bytes, 4
+    predicted = micro * (facts.block_count * (saved.block_whole + saved.block_split) + saved.head)
+    predicted += facts.block_count * saved.weights + saved.head_weights
     predicted += micro * saved.inputs if precision == "fp32" else 0  # in 16 bits, the first layer saves a copy
     error = predicted / _saved(workload, precision, micro) - 1
     assert abs(error) < 0.02, f"{error:.1%}"
@@ -174,7 +176,7 @@ def test_saved_activations_of_transformers_are_what_autograd_saves(workload, pre
 
 def test_dropout_saves_two_masks_of_a_byte_per_width_and_token():
     one, other = ({"dropout": True}, {})
-    dropping, plain = (model_facts.find_model_facts(cell("gpt2-tiny", options=options)).saved for options in (one, other))
+    dropping, plain = (model_facts.find_model_facts(cell("gpt2-tiny", options=options)).saved_bytes for options in (one, other))
     assert dropping.block_whole - plain.block_whole == 64 * 2 * 64
 
 
@@ -182,20 +184,20 @@ def test_unfused_gelu_saves_twelve_more_widths_a_token():
     counted = _saved("gpt2-tiny", "fp32", 2, gelu="unfused") - _saved("gpt2-tiny", "fp32", 2)
     # The factors are: sequences, tokens, blocks, tensors per block, width of a tensor, bytes per number.
     assert counted == 2 * 64 * 4 * 12 * 64 * 4
-    one = model_facts.find_model_facts(cell("gpt2-tiny", options={"gelu": "unfused"})).saved
-    assert one.block_split - model_facts.find_model_facts(cell("gpt2-tiny")).saved.block_split == 64 * 12 * 64 * 4
+    one = model_facts.find_model_facts(cell("gpt2-tiny", options={"gelu": "unfused"})).saved_bytes
+    assert one.block_split - model_facts.find_model_facts(cell("gpt2-tiny")).saved_bytes.block_split == 64 * 12 * 64 * 4
 
 
 @pytest.mark.parametrize("workload", COUNTED if LONG else [name for name in COUNTED if name not in LARGE])
 def test_counted_networks_save_what_the_table_says(workload):
-    entry = model_facts.counted_networks()[workload]
+    entry = model_facts.read_counted_networks()[workload]
     for precision, expected in (("fp32", entry.fp32), ("bf16", entry.half)):
         per_image = (_saved(workload, precision, 4) - _saved(workload, precision, 2)) / 2
         assert per_image == expected
 
 
 def test_every_network_without_a_formula_is_in_the_table():
-    known = {name for name in menu.load_workloads() if model_facts.find_model_facts(cell(name)).kind == "unknown"}
+    known = {name for name in menu.load_workloads() if model_facts.find_model_facts(cell(name)).model_kind == "unknown"}
     assert not known
 
 
@@ -212,13 +214,14 @@ def test_every_network_without_a_formula_is_in_the_table():
 )
 def test_the_7b_model_on_512_ranks_is_within_5_percent_of_its_rehearsal(keys, rehearsed_mib):
     one = cell("llm-7b", gpus=512, nnodes=64, precision="bf16", **keys)
-    assert memory.predict_memory(one, on_gpu=False).bytes.likely / 2**20 == pytest.approx(rehearsed_mib, rel=0.05)
+    assert memory.predict_memory(one, on_gpu=False).total_bytes.likely / 2**20 == pytest.approx(rehearsed_mib, rel=0.05)
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1-full-shard", "zero3"])
 def test_more_ranks_never_need_more_memory_under_full_sharding(strategy):
     needed = [
-        memory.predict_memory(cell("llm-1.3b", strategy, gpus, precision="bf16")).bytes for gpus in (2, 4, 8, 64, 512, 4096)
+        memory.predict_memory(cell("llm-1.3b", strategy, gpus, precision="bf16")).total_bytes
+        for gpus in (2, 4, 8, 64, 512, 4096)
     ]
     assert [found.likely for found in needed] == sorted((found.likely for found in needed), reverse=True)
 
@@ -227,14 +230,14 @@ def test_more_ranks_never_need_more_memory_under_full_sharding(strategy):
 def test_every_range_is_ordered(strategy):
     one = cell("gpt2-large", strategy, 4, precision="bf16", optimizer=Optimizer(name="sgd", lr=0.1))
     found = memory.predict_memory(one)
-    for span in (*found.by_category.values(), found.bytes, found.tensors):
+    for span in (*found.bytes_by_category.values(), found.total_bytes, found.tensor_bytes):
         assert 0 <= span.low <= span.likely <= span.high
-    assert found.bytes.likely == pytest.approx(sum(span.likely for span in found.by_category.values()))
+    assert found.total_bytes.likely == pytest.approx(sum(span.likely for span in found.bytes_by_category.values()))
 
 
 def test_1f1b_keeps_fewer_activations_than_gpipe():
     kept = {
-        name: memory.predict_memory(cell("gpt2", name, 4, pp=4, passes=16), on_gpu=False).by_category["activation"].likely
+        name: memory.predict_memory(cell("gpt2", name, 4, pp=4, passes=16), on_gpu=False).bytes_by_category["activation"].likely
         for name in ("pp-gpipe", "pp-1f1b")
     }
     assert kept["pp-1f1b"] < kept["pp-gpipe"] / 2
@@ -247,7 +250,7 @@ def test_checkpointing_keeps_a_blocks_input_and_recomputes_one_block_at_a_time()
     whole, checkpointed = (
         memory.predict_memory(
             cell("llm-7b", "fsdp2", 512, precision="bf16", activation_checkpointing=which), on_gpu=False
-        ).by_category["activation"]
+        ).bytes_by_category["activation"]
         for which in ("none", "full")
     )
     inputs = 32 * 2048 * 4096 * 2
@@ -259,7 +262,9 @@ def test_memory_beside_tensors_has_three_terms_only_on_a_gpu():
     """For a GPU, the estimate has the terms `memory.NON_TENSOR_CATEGORIES` in addition to tensors; without a GPU it has none
     of them."""
     one = cell("gpt2", "ddp", 2)
-    beside = memory.predict_memory(one).by_category.keys() - memory.predict_memory(one, on_gpu=False).by_category.keys()
+    beside = (
+        memory.predict_memory(one).bytes_by_category.keys() - memory.predict_memory(one, on_gpu=False).bytes_by_category.keys()
+    )
     assert beside == set(memory.NON_TENSOR_CATEGORIES)
     assert all(term.source for term in memory.read_memory_terms().values())
 
@@ -274,13 +279,13 @@ MEASURED = (  # on an H100 (docs/gpus.md), in MiB: tensors at the peak, more tha
 def test_memory_measured_on_an_h100_is_predicted(workload, micro, keys, measured):
     tensors, unused, beside = (size * memory.MIB for size in measured)
     found = memory.predict_memory(cell(workload, "single", micro=micro, optimizer=Optimizer("adamw", 3e-4), **keys))
-    terms = found.by_category
-    assert found.tensors.likely == pytest.approx(tensors, rel=0.03)
+    terms = found.bytes_by_category
+    assert found.tensor_bytes.likely == pytest.approx(tensors, rel=0.03)
     assert terms["fragmentation"].low <= unused <= terms["fragmentation"].high
     context = terms["cuda_context"] + terms["nccl_buffers"]
     assert context.low <= beside <= context.high
     assert context.likely == pytest.approx(beside, rel=0.25)
-    assert found.bytes.low <= tensors + unused + beside <= found.bytes.high
+    assert found.total_bytes.low <= tensors + unused + beside <= found.total_bytes.high
 
 
 @pytest.mark.parametrize(
@@ -304,8 +309,8 @@ def test_the_verdict_whether_a_cell_fits_follows_from_its_range(needed, complete
 def test_the_largest_micro_batch_fits_and_the_next_does_not(strategy):
     one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exact_range(80 * 2**30)
     largest = predict.find_largest_micro_batch(one, capacity, on_gpu=True)
-    assert memory.predict_memory(one, micro_batch=largest).bytes.likely <= capacity.likely
-    assert memory.predict_memory(one, micro_batch=largest + 1).bytes.likely > capacity.likely
+    assert memory.predict_memory(one, micro_batch=largest).total_bytes.likely <= capacity.likely
+    assert memory.predict_memory(one, micro_batch=largest + 1).total_bytes.likely > capacity.likely
 
 
 def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
@@ -331,8 +336,8 @@ def test_a_gpu_is_found_by_the_name_that_slurm_or_nvml_has(name, memory_gib, exp
 
 
 def test_each_gpu_name_in_messages_is_a_known_model():
-    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_model_names())
-    assert all(gpu.find_gpu_model(name) is not None for name in gpu.list_model_names())
+    assert {"t4", "h100-80gb-hbm3"} <= set(gpu.list_gpu_names())
+    assert all(gpu.find_gpu_model(name) is not None for name in gpu.list_gpu_names())
 
 
 @pytest.mark.parametrize(
@@ -359,5 +364,5 @@ def test_resnet50_of_study_4_needs_what_it_assumes():
     """Study 4 assumes that ResNet-50 needs 5.8 GB for 64 images in fp32 with SGD without momentum; the planner estimates the
     same."""
     one = cell("resnet50", "ddp", micro=64, optimizer=Optimizer(name="sgd", lr=0.01, momentum=0.0))
-    assert memory.predict_memory(one, on_gpu=False).bytes.likely / GB == pytest.approx(5.8, rel=0.05)
-    assert math.isfinite(memory.predict_memory(one).bytes.high)
+    assert memory.predict_memory(one, on_gpu=False).total_bytes.likely / GB == pytest.approx(5.8, rel=0.05)
+    assert math.isfinite(memory.predict_memory(one).total_bytes.high)

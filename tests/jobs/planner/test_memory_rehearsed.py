@@ -81,7 +81,7 @@ def rehearse():
 def test_the_formula_of_memory_agrees_with_a_rehearsal(rehearse, drawn):
     answer, _ = rehearse(drawn)
     assert isinstance(answer, Rehearsed), answer.why
-    predicted = memory.predict_memory(drawn, on_gpu=False).by_category
+    predicted = memory.predict_memory(drawn, on_gpu=False).bytes_by_category
     sizes = {name: round(span.likely) for name, span in predicted.items()}
     assert sum(sizes.values()) == pytest.approx(answer.worst_rank.peak_bytes, rel=ALLOWED), (sizes, answer.worst_rank.at_peak)
 
@@ -100,5 +100,5 @@ def test_the_gradients_of_several_passes_are_known_where_they_are_the_peak(rehea
     one = cell(workload, strategy, 1 if strategy == "single" else 4, passes=2, **{**SHORT, **keys})
     answer, _ = rehearse(one)
     assert isinstance(answer, Rehearsed), answer.why
-    predicted = memory.predict_memory(one, on_gpu=False).bytes.likely
+    predicted = memory.predict_memory(one, on_gpu=False).total_bytes.likely
     assert predicted == pytest.approx(answer.worst_rank.peak_bytes, rel=0.03)

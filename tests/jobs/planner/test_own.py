@@ -24,9 +24,9 @@ GIB = 1 << 30
 A100 = PlannedMachine(
     True,
     "a100-80gb",
-    gpu.must_find_model("a100-80gb"),
+    gpu.must_find_gpu_model("a100-80gb"),
     exact_range(80 * GIB),
-    link.make_data_sheet_link(gpu.must_find_model("a100-80gb")),
+    link.make_data_sheet_link(gpu.must_find_gpu_model("a100-80gb")),
 )
 SHARED = """\
 "Two blocks, used in turns."
@@ -64,8 +64,8 @@ def in_place_of(shipped, known):
 def equal_in_shape(workload):
     """A model of the workspace that has the blocks and the other parameters of a shipped workload."""
     facts = model_facts.find_model_facts(cell(workload))
-    outside = facts.parameters - facts.blocks * facts.block_parameters
-    return own_model((facts.block_parameters,) * facts.blocks, outside, code=workload.rjust(16, "0"))
+    outside = facts.parameters - facts.block_count * facts.block_parameters
+    return own_model((facts.block_parameters,) * facts.block_count, outside, code=workload.rjust(16, "0"))
 
 
 def mesh(strategy):
@@ -82,9 +82,9 @@ def test_the_lower_bound_of_a_model_is_below_the_prediction_of_its_shipped_twin(
             keys = {"precision": precision, "activation_checkpointing": checkpointing}
             shipped = cell(workload, strategy, 8, passes=passes, micro=1, **mesh(strategy), **keys)
             bound, predicted = memory.predict_memory(in_place_of(shipped, known)), memory.predict_memory(shipped)
-            assert not bound.complete
-            assert 0 < bound.tensors.low <= predicted.tensors.low, shipped
-            assert bound.bytes.low <= predicted.bytes.low, shipped
+            assert not bound.is_complete
+            assert 0 < bound.tensor_bytes.low <= predicted.tensor_bytes.low, shipped
+            assert bound.total_bytes.low <= predicted.total_bytes.low, shipped
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -97,7 +97,7 @@ def test_a_vocabulary_is_divided_once_if_activations_are_not_known(tp):
     known = msgspec.structs.replace(own_model((10_000, 10_000), 128_064, code="d" * 16), counts=counts)
     menu.add_own_workload(known, Path("mine.json"))
     found = memory.predict_memory(in_place_of(cell("llm-1.3b", "tp", tp, tp=tp), known))
-    assert found.by_category["parameter"].likely == pytest.approx(4 * (128_064 + 20_000) / tp, rel=0.01)
+    assert found.bytes_by_category["parameter"].likely == pytest.approx(4 * (128_064 + 20_000) / tp, rel=0.01)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
@@ -105,8 +105,8 @@ def test_a_vocabulary_is_divided_once_if_activations_are_not_known(tp):
 def test_the_lower_bound_is_most_of_the_memory_without_activations(strategy, checkpointing):
     shipped = cell("llm-7b", strategy, 8, passes=8, precision="bf16", activation_checkpointing=checkpointing)
     bound, predicted = memory.predict_memory(in_place_of(shipped, equal_in_shape("llm-7b"))), memory.predict_memory(shipped)
-    without = {name: span for name, span in predicted.by_category.items() if name not in ("activation", "temporary")}
-    assert bound.bytes.low >= 0.85 * sum(span.low for span in without.values())
+    without = {name: span for name, span in predicted.bytes_by_category.items() if name not in ("activation", "temporary")}
+    assert bound.total_bytes.low >= 0.85 * sum(span.low for span in without.values())
 
 
 @pytest.mark.parametrize("strategy", menu.load_strategies())
@@ -118,7 +118,7 @@ def test_a_model_without_a_known_reason_is_not_left_out(strategy):
     found = predict.predict_run(one, A100)
     whole = menu.find_strategy(strategy).cuts == () or "no-shard" in strategy or strategy in ("zero0", "zero1")
     if not whole and not mesh(strategy) and not menu.find_strategy(strategy).servers:
-        assert (found.fits, predict.list_cells_over_memory({one.name(): one}, {one.name(): found})) == (None, [])
+        assert (found.fits, predict.list_names_over_memory({one.name(): one}, {one.name(): found})) == (None, [])
     elif strategy in ("ddp", "single"):
         assert found.fits == "no"
     assert found.largest_micro_batch is None
@@ -139,9 +139,15 @@ def test_the_first_blocks_of_a_model_by_configuration_are_counted():
     known = own_model((10, 10, 30, 30), 7)
     one = in_place_of(cell("gpt2", "fsdp2", 2), known)
     facts = model_facts.find_model_facts(one)
-    assert (facts.parameters, facts.blocks, facts.largest_block, facts.front_parameters) == (87, 4, 30, 7)
+    assert (facts.parameters, facts.block_count, facts.largest_block_parameters, facts.front_parameters) == (87, 4, 30, 7)
     two = model_facts.find_model_facts(msgspec.structs.replace(one, options={**one.options, "n_layer": 2}))
-    assert (two.parameters, two.blocks, two.block_parameters, two.largest_block, two.flops_per_item) == (27, 2, 10, 10, None)
+    assert (two.parameters, two.block_count, two.block_parameters, two.largest_block_parameters, two.flops_per_item) == (
+        27,
+        2,
+        10,
+        10,
+        None,
+    )
     staged = model_facts.find_model_facts(in_place_of(cell("gpt2", "pp-1f1b", 2, pp=2, passes=2), known))
     assert (staged.block_parameters, staged.front_parameters, staged.back_parameters) == (10, 0, 0)
 
@@ -206,7 +212,7 @@ def test_a_rehearsal_never_needs_less_than_the_lower_bound(rehearse, tmp_path, n
             one = in_place_of(shipped, known)
             answer, _ = rehearse(one, own=known)
             assert isinstance(answer, Rehearsed), answer.why
-            assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst_rank.peak_bytes, (strategy, passes)
+            assert memory.predict_memory(one, on_gpu=False).total_bytes.low <= answer.worst_rank.peak_bytes, (strategy, passes)
 
 
 def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp_path):
@@ -220,4 +226,4 @@ def test_a_model_without_blocks_is_rehearsed_above_its_lower_bound(rehearse, tmp
         one = cell_of(known, strategy, dp=2, micro_batch_size=1, global_batch_size=4, gradient_accumulation_steps=2)
         answer, _ = rehearse(one, own=known)
         assert isinstance(answer, Rehearsed), answer.why
-        assert memory.predict_memory(one, on_gpu=False).bytes.low <= answer.worst_rank.peak_bytes, strategy
+        assert memory.predict_memory(one, on_gpu=False).total_bytes.low <= answer.worst_rank.peak_bytes, strategy

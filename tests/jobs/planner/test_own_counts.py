@@ -30,9 +30,9 @@ def machine(name, memory_gib):
     return PlannedMachine(
         True,
         name,
-        gpu.must_find_model(name),
+        gpu.must_find_gpu_model(name),
         exact_range(memory_gib * GIB),
-        link.make_data_sheet_link(gpu.must_find_model(name)),
+        link.make_data_sheet_link(gpu.must_find_gpu_model(name)),
     )
 
 
@@ -136,7 +136,7 @@ def test_a_configuration_of_the_shape_of_a_shipped_model_is_predicted_like_it(wo
 def test_the_gelu_of_transformers_gpt2_is_counted_as_eight_operators():
     known, one = describe(*gpt2(12, 768, 12, "gelu_new")), cell("gpt2", "ddp", 8, micro=4, options={"gelu": "unfused"})
     shipped, own = memory.predict_memory(one), memory.predict_memory(own_cell(one, known))
-    assert own.bytes.likely == pytest.approx(shipped.bytes.likely, rel=0.001)
+    assert own.total_bytes.likely == pytest.approx(shipped.total_bytes.likely, rel=0.001)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
@@ -172,7 +172,9 @@ def test_the_memory_of_llama_8b_is_that_which_torchtitan_published(gpus, publish
     8192 tokens per GPU, and the activations of every second operator recomputed."""
     one = cell("llm-7b", "fsdp2", gpus, micro=2, precision="bf16", activation_checkpointing="every-2")
     found = memory.predict_memory(own_cell(one, describe(*LLAMA_8B)))
-    assert (found.tensors + found.by_category["fragmentation"]).likely / GIB == pytest.approx(published_gib, rel=0.12)
+    assert (found.tensor_bytes + found.bytes_by_category["fragmentation"]).likely / GIB == pytest.approx(
+        published_gib, rel=0.12
+    )
 
 
 def test_experts_count_in_the_time_if_active_and_always_in_the_memory():
@@ -186,7 +188,11 @@ def test_experts_count_in_the_time_if_active_and_always_in_the_memory():
     assert known.parameters == active + layers * 6 * expert + head + norms
     one = own_cell(cell("llm-7b", "ddp", 8, precision="bf16"), known)
     facts = model_facts.find_model_facts(one)
-    assert (facts.kind, facts.parameters, facts.flops_per_item) == ("transformer", known.parameters, 64 * known.flops_per_unit)
+    assert (facts.model_kind, facts.parameters, facts.flops_per_item) == (
+        "transformer",
+        known.parameters,
+        64 * known.flops_per_unit,
+    )
     assert step_time.predict_step_time(one, A100) is not None
 
 
@@ -213,7 +219,7 @@ def test_counts_give_what_a_rehearsal_needs(rehearse, model_type):
     one = own_cell(cell("llm-7b", "single", micro=8, precision="bf16"), known)
     answer, _ = rehearse(one, own=known)
     assert isinstance(answer, Rehearsed), answer.why
-    assert memory.predict_memory(one, on_gpu=False).bytes.likely == pytest.approx(answer.worst_rank.peak_bytes, rel=0.02)
+    assert memory.predict_memory(one, on_gpu=False).total_bytes.likely == pytest.approx(answer.worst_rank.peak_bytes, rel=0.02)
 
 
 BY_CODE = """\
@@ -251,15 +257,15 @@ def test_a_model_by_code_is_known_by_place(tmp_path):
         2 * 64 + 2 * 4 * 64 * 64 + 5 * 64,
     )
     # of each item of 64 numbers in fp32: the block's input, two numbers of the norm, what the norm writes, and behind the ReLU
-    saved = facts.saved
+    saved = facts.saved_bytes
     assert saved.block_whole + saved.block_split == 4 * (64 + 2 + 64 + 256)
     assert (saved.block_input, saved.logits) == (4 * 64, 4 * 5)
     # matrix products in forward and backward, but no gradient of the inputs
     assert facts.flops_per_item == 4 * 16 * 64 + 6 * 4 * (2 * 4 * 64 * 64) + 6 * 64 * 5
-    assert memory.predict_memory(one).complete
+    assert memory.predict_memory(one).is_complete
     assert sum(term.payload_bytes for term in exchanges.list_exchanges(one) if term.op == "send") == 4 * (4 * 64 * 4)
     split = cell_of(known, "tp", tp=2, gradient_accumulation_steps=1)
-    assert model_facts.find_model_facts(split).saved.block_split == pytest.approx(4 * 256)  # behind the ReLU
+    assert model_facts.find_model_facts(split).saved_bytes.block_split == pytest.approx(4 * 256)  # behind the ReLU
     assert [term.calls for term in exchanges.list_exchanges(split)] == [4, 4]
 
 
@@ -274,9 +280,9 @@ def test_a_changed_model_has_a_lower_bound_of_memory(tmp_path):
     known = describe("vit", None, {**VIT, "hidden_dropout_prob": 0.1})
     for option, value in (("data", "cifar10"), ("dropout", True)):
         one = own_cell(cell("vit-b-32", "ddp", 2, options={option: value}), known)
-        assert not memory.predict_memory(one).complete, option
+        assert not memory.predict_memory(one).is_complete, option
         assert model_facts.find_model_facts(one).flops_per_item is not None
-    assert memory.predict_memory(own_cell(cell("vit-b-32", "ddp", 2, options={"subset": 100}), known)).complete
+    assert memory.predict_memory(own_cell(cell("vit-b-32", "ddp", 2, options={"subset": 100}), known)).is_complete
 
 
 def test_counts_are_decoded_within_bounds():

@@ -99,7 +99,7 @@ def test_every_cell_can_run_and_every_strategy_has_a_cell():
 
 
 def make_machine(name, inside=None, between=None, price=None):
-    model = gpu.must_find_model(name)
+    model = gpu.must_find_gpu_model(name)
     links = (inside and link.find_link(inside, model)) or link.make_data_sheet_link(model)
     return PlannedMachine(
         True, name, model, gpu.find_gpu_memory(model, None), links, between and link.find_link(between, model), price
@@ -169,8 +169,8 @@ def test_gpus_and_links_have_their_golden_numbers():
             lines += describe(f"{model.name}, {precision}", device_profile.find_rates(model, precision))
         lines += describe(f"{model.name}, link", link.make_data_sheet_link(model))
         lines += describe(f"{model.name}, capacity", gpu.find_gpu_memory(model, None))
-    for name in link.link_entries():
-        lines += describe(name, link.link_entries()[name])
+    for name in link.read_link_entries():
+        lines += describe(name, link.read_link_entries()[name])
         lines += describe(f"{name} of an a100", link.find_link(name, gpu.find_gpu_model("a100")))
     lines += describe("terms of memory", memory.read_memory_terms())
     for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send"):
@@ -193,8 +193,8 @@ def test_sharding_exchanges_and_memory_have_their_golden_numbers():
         lines += describe(f"{name}, sent bytes", exchanges.sum_sent_bytes(planned))
         for where, on_gpu in (("on a GPU", True), ("on a CPU", False)):
             found = memory.predict_memory(planned, on_gpu=on_gpu)
-            lines += describe(f"{name}, memory {where}", {**found.by_category, "complete": found.complete})
-        lines += describe(f"{name}, memory of one item", memory.predict_memory(planned, micro_batch=1).bytes)
+            lines += describe(f"{name}, memory {where}", {**found.bytes_by_category, "complete": found.is_complete})
+        lines += describe(f"{name}, memory of one item", memory.predict_memory(planned, micro_batch=1).total_bytes)
         if planned.pp > 1:
             lines += describe(f"{name}, schedule", cell_schedule.make_schedule(planned))
     write_golden("cells", lines)
@@ -206,8 +206,8 @@ def test_predictions_on_three_machines_have_their_golden_numbers():
         for name, planned in CELLS.items():
             title = f"{name} on {machine_name},"
             step = step_time.predict_step_time(planned, machine)
-            lines += describe(f"{title} part", step.parts) if step else [f"{title} no time"]
-            lines += describe(f"{title} communication", step.communication) if step else []
+            lines += describe(f"{title} part", step.parts_s) if step else [f"{title} no time"]
+            lines += describe(f"{title} communication", step.communication_s) if step else []
             lines += describe(
                 title, predict.predict_run(planned, machine), left_out=("schema", "memory_by", "exchanges", "gpu")
             )
@@ -239,14 +239,14 @@ def test_predictions_from_runs_and_rehearsals_have_their_golden_numbers():
     calibration = build_calibration(ratios[:2], fallback=build_calibration(ratios[2:], "result(s) in docs/results"))
     for name in ("ddp of a network", "single of a network", "ddp"):
         lines += describe(f"{name}, calibrated", predict.predict_run(CELLS[name], machine, calibration=calibration))
-    lines += describe("occupied", predict.predict_run(planned, machine, occupied=8, recorded_s=1800.0))
+    lines += describe("occupied", predict.predict_run(planned, machine, occupied_gpus=8, recorded_s=1800.0))
     lines += describe("on a CPU", predict.predict_run(planned, NO_GPU_MACHINE))
     lines += describe("rehearsed", predict.predict_run(planned, machine, rehearsal=make_answer(planned)))
     lines += describe("rehearsed, on a CPU", predict.predict_run(planned, NO_GPU_MACHINE, rehearsal=make_answer(planned)))
     lines += describe(
         "not rehearsed", predict.predict_run(planned, machine, rehearsal=NotRehearsed(1, "", "It has servers.", 0.1))
     )
-    unknown = msgspec.structs.replace(machine, gpu=None, capacity=None, link_between_nodes=None)
+    unknown = msgspec.structs.replace(machine, gpu_model=None, gpu_memory_bytes=None, link_between_nodes=None)
     lines += describe("unknown GPU", predict.predict_run(planned, unknown))
     lines += describe(
         "unknown network",
@@ -300,12 +300,12 @@ def test_the_shipped_matrices_are_adapted_with_the_golden_changes():
     lines = []
     for name, nodes, gpus in (("paper1", 1, 2), ("paper1", 2, 2), ("paper3", 1, 1), ("paper4", 1, 2), ("paper5", 2, 4)):
         study = matrix.load_matrix(matrix.find_matrix_file(name))
-        found = adapt_matrix(study, Capacity(nodes=nodes, gpus=gpus, per_rank=False), OwnPlugins(), "small")
+        found = adapt_matrix(study, Capacity(most_nodes=nodes, gpus_per_node=gpus, has_rank_tasks=False), OwnPlugins(), "small")
         lines.append(f"{name} on {nodes} x {gpus}")
         if found is not None:
             lines += [
                 f"  {change.key}: {change.study} -> {change.here}: {change.why} ({change.cells} cells)"
                 for change in found.changes
             ]
-            lines += [f"  {key}: {entry}" for key in ("exclude", "include") for entry in found.content.get(key, ())]
+            lines += [f"  {key}: {entry}" for key in ("exclude", "include") for entry in found.file_content.get(key, ())]
     write_golden("adapted", lines)

@@ -20,7 +20,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def machine(name):
-    found = gpu.must_find_model(name)
+    found = gpu.must_find_gpu_model(name)
     return PlannedMachine(True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found))
 
 
@@ -41,26 +41,26 @@ def record(stage="D", verdict="holds", **figures):
 
 def test_the_ratio_is_that_to_the_formula(tmp_path):
     """The calibration is the measured value divided by the value of the formula."""
-    formula_s = step_time.predict_step_time(ONE, machine(A100)).seconds.likely
-    needed = memory.predict_memory(ONE, on_gpu=True).tensors.likely
+    formula_s = step_time.predict_step_time(ONE, machine(A100)).step_s.likely
+    needed = memory.predict_memory(ONE, on_gpu=True).tensor_bytes.likely
     kept = results(tmp_path, record(step_ms=1300 * formula_s, peak_allocated_bytes=round(0.9 * needed)))
     (found,) = gpu_results.read_proof_ratios(kept)
-    assert (found.time, found.memory) == (pytest.approx(1.3), pytest.approx(0.9))
+    assert (found.time_ratio, found.memory_ratio) == (pytest.approx(1.3), pytest.approx(0.9))
     assert found.cell == ONE
 
 
 def test_a_plan_uses_results_until_a_run_of_the_workspace_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_results, "CHECKOUT_RESULTS", tmp_path / "none")  # hides this repository's own docs/results
     formula = step_time.predict_step_time(ONE, machine(A100))
-    results(tmp_path, record(step_ms=1300 * formula.seconds.likely))
+    results(tmp_path, record(step_ms=1300 * formula.step_s.likely))
     earlier = plan_predictions.load_calibration(Workspace(tmp_path))
-    span, how = earlier.time(ONE, "a100-80gb", formula)  # the GPU's name in a cluster file
-    assert span.likely == pytest.approx(1.3 * formula.seconds.likely)
+    span, how = earlier.correct_time(ONE, "a100-80gb", formula)  # the GPU's name in a cluster file
+    assert span.likely == pytest.approx(1.3 * formula.step_s.likely)
     assert how == ", calibrated by 1 result(s) in docs/results of this step"
-    assert earlier.time(ONE, "h100", formula) == (formula.seconds, "")
+    assert earlier.correct_time(ONE, "h100", formula) == (formula.step_s, "")
     own = calibration.build_calibration([MeasuredRatio(ONE, A100, 1.1, None)], fallback=earlier)
-    span, how = own.time(ONE, A100, formula)
-    assert (span.likely, how) == (pytest.approx(1.1 * formula.seconds.likely), ", calibrated by 1 run(s) of this step")
+    span, how = own.correct_time(ONE, A100, formula)
+    assert (span.likely, how) == (pytest.approx(1.1 * formula.step_s.likely), ", calibrated by 1 run(s) of this step")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_record_without_a_measurement_of_one_gpu_per_rank_is_left_out(tmp_path
 def test_the_results_of_this_repository_correct_predictions_only_a_little():
     """A record of something else, such as two models in one process, would spoil the predictions of every user."""
     found = list(gpu_results.read_proof_ratios([gpu_results.CHECKOUT_RESULTS]))
-    assert len([one.time for one in found if one.time]) >= 7
-    assert all(0.8 < ratio < 1.25 for one in found for ratio in (one.time, one.memory) if ratio), found
+    assert len([one.time_ratio for one in found if one.time_ratio]) >= 7
+    assert all(0.8 < ratio < 1.25 for one in found for ratio in (one.time_ratio, one.memory_ratio) if ratio), found
 
 
 def test_a_machine_whose_gpu_is_not_known_calibrates_nothing(tmp_path):

@@ -47,21 +47,21 @@ def test_times_measured_on_an_h100_are_predicted(workload, micro, keys, step_ms)
     found = step_time.predict_step_time(
         cell(workload, "single", micro=micro, optimizer=fused, **keys), machine("h100-80gb-hbm3")
     )
-    assert found.seconds.likely == pytest.approx(step_ms / 1000, rel=0.15)
-    assert found.seconds.low <= step_ms / 1000 <= found.seconds.high
+    assert found.step_s.likely == pytest.approx(step_ms / 1000, rel=0.15)
+    assert found.step_s.low <= step_ms / 1000 <= found.step_s.high
 
 
 def test_an_odd_vocabulary_is_slow_in_16_bits_only():
     def seconds(precision, multiple):
         one = cell("gpt2", "single", micro=8, precision=precision, options={"pad_vocabulary": multiple})
-        return step_time.predict_step_time(one, machine("h100-80gb-hbm3")).parts["compute"].likely
+        return step_time.predict_step_time(one, machine("h100-80gb-hbm3")).parts_s["compute"].likely
 
     assert seconds("bf16", 1) > 1.4 * seconds("bf16", 8)
     assert seconds("fp32", 1) == pytest.approx(seconds("fp32", 8), rel=1e-3)
 
 
 def machine(name="a100-80gb", **links):
-    found = gpu.must_find_model(name)
+    found = gpu.must_find_gpu_model(name)
     return PlannedMachine(
         True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found), links.get("between"), 2.0
     )
@@ -70,24 +70,24 @@ def machine(name="a100-80gb", **links):
 @pytest.mark.parametrize(("stages", "micro_batches", "bubble", "total", "ideal", "throughput"), ROWS)
 def test_the_simulation_reproduces_study_4s_table(stages, micro_batches, bubble, total, ideal, throughput):
     step = simulate_pipeline("gpipe", int(stages), int(micro_batches))
-    assert (step.total, step.ideal) == (total, ideal)
-    assert round(100 * step.bubble, 1) == bubble
-    assert round(step.throughput, 3) == throughput
+    assert (step.total_time, step.ideal_time) == (total, ideal)
+    assert round(100 * step.bubble_share, 1) == bubble
+    assert round(step.micro_batches_per_time, 3) == throughput
 
 
 @pytest.mark.parametrize("per_rank", [2, 4])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32)])
 def test_the_interleaved_bubble_is_smaller_by_the_number_of_stages_of_a_rank(ranks, micro_batches, per_rank):
-    step = simulate_pipeline("interleaved", ranks, micro_batches, per_rank=per_rank)
+    step = simulate_pipeline("interleaved", ranks, micro_batches, rank_stages=per_rank)
     # The expected value is the formula of Narayanan et al., 2021, section 2.2.
-    assert step.total - step.ideal == pytest.approx(3 * (ranks - 1) / per_rank)
+    assert step.total_time - step.ideal_time == pytest.approx(3 * (ranks - 1) / per_rank)
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches", "per_round"), [(8, 12, 12), (4, 6, 6), (4, 10, 5), (4, 8, 4), (8, 3, 3)])
 def test_an_interleaved_schedule_divides_micro_batches_into_rounds_as_torch_does(ranks, micro_batches, per_round):
     """A rank passes a round through its first stage, then through its second stage. Torch makes micro_batches // ranks rounds,
     one at least, so a round may have more micro-batches than there are ranks."""
-    step = simulate_pipeline("interleaved", ranks, micro_batches, per_rank=2)
+    step = simulate_pipeline("interleaved", ranks, micro_batches, rank_stages=2)
     for rank, slots in enumerate(step.slots):
         forwards = [(slot.stage, slot.micro_batch) for slot in slots if slot.kind == "F"]
         rounds = [range(first, first + per_round) for first in range(0, micro_batches, per_round)]
@@ -98,15 +98,15 @@ def test_an_interleaved_schedule_divides_micro_batches_into_rounds_as_torch_does
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
 def test_no_pass_overlaps_another_or_begins_before_its_input(schedule):
     per_rank = 2 if schedule == "interleaved" else 1
-    step = simulate_pipeline(schedule, 4, 8, hop_time=0.25, per_rank=per_rank)
-    ends = {(slot.kind, slot.stage, slot.micro_batch): slot.end for slots in step.slots for slot in slots}
+    step = simulate_pipeline(schedule, 4, 8, hop_time=0.25, rank_stages=per_rank)
+    ends = {(slot.kind, slot.stage, slot.micro_batch): slot.end_time for slots in step.slots for slot in slots}
     assert len(ends) == 2 * 4 * 8 * per_rank
     for slots in step.slots:
-        assert all(later.start >= earlier.end for earlier, later in pairwise(slots))
+        assert all(later.start_time >= earlier.end_time for earlier, later in pairwise(slots))
     for slots in step.slots:
         for slot in slots:
             before = ("F", slot.stage - 1, slot.micro_batch) if slot.kind == "F" else ("B", slot.stage + 1, slot.micro_batch)
-            assert slot.start >= ends.get(before, -1.0) + (0.25 if before in ends else 0)
+            assert slot.start_time >= ends.get(before, -1.0) + (0.25 if before in ends else 0)
 
 
 def test_the_timeline_has_a_line_per_rank_and_dots_where_it_waits():
@@ -153,9 +153,9 @@ def test_a_collective_takes_longer_over_slower_links_and_more_ranks(op):
 )
 def test_the_data_sheet_of_a_gpu_says_how_the_gpus_of_a_node_exchange_data(name, family, line_gb_per_s):
     """GeForce cards have no peer-to-peer access, so their data goes through the memory of the host."""
-    found = link.make_data_sheet_link(gpu.must_find_model(name))
-    entry = link.link_entries()[family]
-    assert found.bandwidth.likely == pytest.approx(line_gb_per_s * 1e9 * entry.achieved[1])
+    found = link.make_data_sheet_link(gpu.must_find_gpu_model(name))
+    entry = link.read_link_entries()[family]
+    assert found.bytes_per_s.likely == pytest.approx(line_gb_per_s * 1e9 * entry.achieved[1])
     assert found.alpha_s.likely == pytest.approx(1e-6 * entry.alpha_us[1])
 
 
@@ -187,8 +187,8 @@ def test_communication_hides_only_in_its_part_of_the_computing(monkeypatch, wind
     def exposed_and_hideable(*sent):
         monkeypatch.setattr(exchanges, "list_exchanges", lambda _: sent)
         found = step_time.predict_step_time(one, machine())
-        busy = found.parts["compute"].likely + found.parts["launches"].likely
-        return found.parts["communication"].likely, found.communication.likely, 0.85 * busy
+        busy = found.parts_s["compute"].likely + found.parts_s["launches"].likely
+        return found.parts_s["communication"].likely, found.communication_s.likely, 0.85 * busy
 
     # Of what is hidden, 15 % makes the step longer nevertheless.
     exposed, seconds, hideable = exposed_and_hideable(late)
@@ -244,7 +244,7 @@ def test_a_range_contains_published_throughputs():
     and 29,765 on A100. The predictions are for GPT-2 Large, which has 774M parameters."""
     for name, published in (("NVIDIA H100 80GB HBM3", 78_581), ("a100-80gb", 29_765)):
         one = cell("gpt2-large", "ddp", 8, micro=16, precision="bf16")
-        step = step_time.predict_step_time(one, machine(name)).seconds
+        step = step_time.predict_step_time(one, machine(name)).step_s
         assert 16 * 1024 / step.high < published < 16 * 1024 / step.low
 
 
@@ -277,23 +277,25 @@ def test_a_run_of_another_step_scales_only_computing_and_narrows_no_range(keys, 
     """A step that took 1.5 times as long as predicted, of which 90 % is computing, computes 1.56 times as long."""
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
     ratio = calibration.measure_ratio(one, "a100-80gb", (1.0, 0.9), 1.5, None)
-    assert (ratio.time, ratio.computing) == (1.5, pytest.approx(1.4 / 0.9))
+    assert (ratio.time_ratio, ratio.computing_ratio) == (1.5, pytest.approx(1.4 / 0.9))
     earlier = calibration.build_calibration([ratio])
     options = {**one.options, **keys.pop("options", {})}
     other = msgspec.structs.replace(one, options=options, **keys)
     between = link.find_link("infiniband-ndr", None)
     plain = step_time.predict_step_time(other, machine(between=between))
-    corrected, how = earlier.time(other, "a100-80gb", plain)
-    added = (1.4 / 0.9 - 1) * plain.parts["compute"].likely if is_scaled else 0.0
-    assert corrected.likely - plain.seconds.likely == pytest.approx(added)
-    assert corrected.high - corrected.low >= plain.seconds.high - plain.seconds.low
+    corrected, how = earlier.correct_time(other, "a100-80gb", plain)
+    added = (1.4 / 0.9 - 1) * plain.parts_s["compute"].likely if is_scaled else 0.0
+    assert corrected.likely - plain.step_s.likely == pytest.approx(added)
+    assert corrected.high - corrected.low >= plain.step_s.high - plain.step_s.low
     assert ("computing only" in how) == is_scaled
 
 
 def test_a_run_that_mostly_communicates_says_nothing_about_computing():
     one = cell("gpt2-large", "ddp", 8, micro=8, precision="bf16")
-    assert calibration.measure_ratio(one, "a100-80gb", (1.0, 0.4), 1.5, None).computing is None
-    assert calibration.measure_ratio(one, "a100-80gb", (1.0, 0.9), 0.05, None).computing is None  # less than the other parts
+    assert calibration.measure_ratio(one, "a100-80gb", (1.0, 0.4), 1.5, None).computing_ratio is None
+    assert (
+        calibration.measure_ratio(one, "a100-80gb", (1.0, 0.9), 0.05, None).computing_ratio is None
+    )  # less than the other parts
 
 
 def test_scale_out_holds_study_2s_table():
@@ -387,9 +389,9 @@ def test_a_step_waits_longer_for_the_slowest_of_more_ranks():
         gpus: step_time.predict_step_time(cell("gpt2", "ddp", gpus, micro=4, nnodes=gpus // 8 or 1), where)
         for gpus in (1, 8, 512)
     }
-    assert steps[1].parts["stragglers"] == exact_range(0.0)
-    shares = {gpus: step.parts["stragglers"].likely / (step.seconds.likely - step.parts["stragglers"].likely)
+    assert steps[1].parts_s["stragglers"] == exact_range(0.0)
+    shares = {gpus: step.parts_s["stragglers"].likely / (step.step_s.likely - step.parts_s["stragglers"].likely)
               for gpus, step in steps.items()}  # fmt: skip
     assert shares[8] == pytest.approx(0.01 * 2.0393, rel=1e-3)
     assert shares[512] == pytest.approx(0.01 * 3.5322, rel=1e-3)
-    assert steps[8].parts["stragglers"].high > steps[8].parts["stragglers"].likely
+    assert steps[8].parts_s["stragglers"].high > steps[8].parts_s["stragglers"].likely

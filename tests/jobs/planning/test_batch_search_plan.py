@@ -48,7 +48,7 @@ def planned(folder, text, where=THIS_MACHINE, **options):
 
 
 def searches(found):
-    return [found.source.search_of(cell) for cell in found.cells]
+    return [found.context.find_search(cell) for cell in found.cells]
 
 
 BASE = MATRIX.replace("GOAL", "largest_that_fits")
@@ -99,7 +99,7 @@ def test_the_planner_gives_the_start_and_the_bound(tmp_path, gpu, gib):
     where = cluster.load_cluster(written(tmp_path, GPUS.replace("TYPE", gpu).replace("GIB", str(gib)), "c.yaml"))
     found = planned(tmp_path, SWEEP.read_text(), where)
     (search,), (cell,) = searches(found), found.cells
-    likely = found.predicted[cell.name()].largest_micro_batch
+    likely = found.predictions[cell.name()].largest_micro_batch
     assert likely is not None
     assert search.start <= likely < 2 * search.start
     assert search.start & (search.start - 1) == 0
@@ -113,10 +113,10 @@ def test_the_gpu_hours_of_a_search_are_those_of_its_most_tries(tmp_path):
         tmp_path, SWEEP.read_text().replace("steps: 10", 'steps: 10, time_limit: "01:00:00"'.replace(", ", "\n  ")), where
     )
     (search,), (cell,) = searches(found), found.cells
-    name = found.planned_name(batch_search.try_cell(cell, 5))
+    name = found.find_planned_name(batch_search.try_cell(cell, 5))
     assert name == cell.name()
     (hours,) = plan.estimate_hours(found, {name: 2})
-    assert hours.hours == 2 * search.most_tries * 1.0 * 2  # 2 repeats x tries x 1 hour x 2 GPUs
+    assert hours.total_gpu_hours == 2 * search.most_tries * 1.0 * 2  # 2 repeats x tries x 1 hour x 2 GPUs
 
 
 def test_a_batch_that_the_workload_refuses_is_never_tried(tmp_path):
@@ -136,9 +136,9 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
     found = planned(tmp_path, BASE)
     (search,), (cell,) = searches(found), found.cells
     earlier = msgspec.structs.replace(search, start=4)
-    source = msgspec.structs.replace(found.source, searches={batch_search.search_family_hash(cell): earlier})
+    source = msgspec.structs.replace(found.context, search_by_family={batch_search.search_family_hash(cell): earlier})
     first = [batch_search.try_cell(cell, 4)]
-    render.keep_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
+    render.store_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
     assert searches(planned(tmp_path, BASE)) == [earlier]
     assert searches(planned(tmp_path, BASE.replace("at_most: 8", "at_most: 2")))[0].start == 1
 
@@ -147,9 +147,9 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
 def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minutes):
     where = cluster.load_cluster(written(tmp_path, SITE.replace("MAX", f'"{longest}"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
-    run = render.make_run(found.cells[0], 1, 1, found.source)
+    run = render.make_run(found.cells[0], 1, 1, found.context)
     assert f"--time={minutes}" in sbatch_options.list_sbatch_options(run, where)
-    predicted = found.predicted[found.cells[0].name()]
+    predicted = found.predictions[found.cells[0].name()]
     assert predicted.time_s is None or predicted.time_s.high < 600
     assert estimate_time_left(run, {run.cell.name(): 1.0}, predicted) == (6 * 600, " (by time limits)")
 
@@ -157,7 +157,7 @@ def test_the_job_of_a_search_has_time_for_all_its_tries(tmp_path, longest, minut
 def test_the_run_of_a_try_stores_the_input_of_the_next_try(tmp_path):
     where = cluster.load_cluster(written(tmp_path, SITE.replace("MAX", '"1-00:00:00"'), "c.yaml"))
     found = planned(tmp_path, BASE, where)
-    run = render.make_run(found.cells[0], 1, 1, found.source)
-    folder = render.write_run_folder(run, Workspace(tmp_path).runs, found.source)
+    run = render.make_run(found.cells[0], 1, 1, found.context)
+    folder = render.write_run_folder(run, Workspace(tmp_path).runs, found.context)
     assert msgspec.json.decode((folder.path / CLUSTER_FILE).read_bytes(), type=Cluster) == where
     assert json.loads(folder.run_json.read_bytes())["search"]["start"] == 1

@@ -117,9 +117,9 @@ def test_a_cancelled_search_starts_no_further_try(searched):
 
 def test_a_search_cancelled_right_after_a_try_starts_no_further_try(searched):
     planned = plan.plan_matrix(searched.workspace, str(searched.matrix), THIS_MACHINE, where=None, repeats=None)
-    frozen_source.freeze_source(Path(planned.source.source))
+    frozen_source.freeze_source(Path(planned.context.source))
     folder = render.write_run_folder(
-        render.make_run(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source
+        render.make_run(planned.cells[0], 1, 1, planned.context), searched.workspace.runs, planned.context
     )
     folder.write_event("attempt", "started", search=True, **host.identify_this_process())
     support_search_ranks.main(folder, 1)

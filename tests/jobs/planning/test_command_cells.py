@@ -23,7 +23,9 @@ def resolve_file(folder, workload=None, **keys):
     path = folder / "m.yaml"
     path.write_text(json.dumps({"schema": 1, "name": "m", "defaults": content}))
     loaded = matrix.load_matrix(path)
-    return resolve.resolve_cells(loaded, plugins=OwnPlugins(commands=command_folder.read_folders(loaded, Workspace(folder))))
+    return resolve.resolve_cells(
+        loaded, plugins=OwnPlugins(command_folders=command_folder.read_folders(loaded, Workspace(folder)))
+    )
 
 
 def test_a_cell_of_a_command_states_only_what_is_known(tmp_path):

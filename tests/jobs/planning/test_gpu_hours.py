@@ -59,7 +59,7 @@ def test_gpu_hours_are_those_of_complete_nodes_by_the_source_of_the_times():
     runs = named(cells, [3, 1, 1])
     predicted = {one.name(): Prediction(time_s=PredictedRange(1.0, 2.0, 900.0)) for one in cells[:2]}
     hours = gpu_hours.estimate_cell_hours(cells, runs, {cells[0].name(): 1800.0}, predicted, SITE)
-    assert [entry.hours for entry in hours] == [pytest.approx(n) for n in (3 * 4 * 0.5, 8 * 0.25, 4 * 0.1)]
+    assert [entry.total_gpu_hours for entry in hours] == [pytest.approx(n) for n in (3 * 4 * 0.5, 8 * 0.25, 4 * 0.1)]
     assert gpu_hours.sum_hours(hours) == gpu_hours.GpuHours(pytest.approx(6.0), pytest.approx(2.0), pytest.approx(0.4))
     assert gpu_hours.describe_hours(gpu_hours.sum_hours(hours)) == (
         "8.4 GPU hours (6 by recorded times, 2 by the high end of predictions, 0.4 by time limits)"
@@ -69,7 +69,7 @@ def test_gpu_hours_are_those_of_complete_nodes_by_the_source_of_the_times():
         "jobs with a short limit start sooner"
     )
     assert gpu_hours.describe_limits(hours[2:]) == ""
-    assert gpu_hours.estimate_cell_hours(cells[:1], runs, {}, {}, SHARED)[0].hours == pytest.approx(3 * 2 * 2.0)
+    assert gpu_hours.estimate_cell_hours(cells[:1], runs, {}, {}, SHARED)[0].total_gpu_hours == pytest.approx(3 * 2 * 2.0)
 
 
 def test_ranks_on_the_cpu_need_no_gpu_hours_and_an_unknown_time_is_not_zero():
@@ -79,15 +79,15 @@ def test_ranks_on_the_cpu_need_no_gpu_hours_and_an_unknown_time_is_not_zero():
     (unknown,) = gpu_hours.estimate_cell_hours([one := cell("ddp", 2)], {one.name(): 1}, {}, {}, local)
     assert unknown.run_time is None
     with pytest.raises(InputError, match="Set `time_limit` in the matrix"):
-        gpu_hours.must_be_within_bound(10, [unknown])
+        gpu_hours.must_be_within_gpu_hours(10, [unknown])
 
 
 def test_a_bound_names_the_sum_and_how_to_select_fewer_cells():
     cells = [cell("ddp", gpus, nnodes=max(1, gpus // 4)) for gpus in (2, 4, 8)]
     hours = gpu_hours.estimate_cell_hours(cells, named(cells, [1, 1, 1]), {}, {}, SITE)
-    gpu_hours.must_be_within_bound(32, hours)
+    gpu_hours.must_be_within_gpu_hours(32, hours)
     with pytest.raises(InputError, match=r"--max-gpu-hours 20: .* 32 GPU hours \(32 by time limits\).*--where \"gpus <= 4\""):
-        gpu_hours.must_be_within_bound(20, hours)
+        gpu_hours.must_be_within_gpu_hours(20, hours)
 
 
 def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
@@ -115,7 +115,7 @@ def test_submit_refuses_more_and_writes_nothing(tmp_path, monkeypatch, capsys):
 )
 def test_the_most_retries_of_a_run_are_those_of_all_states(retry, expected):
     found = gpu_hours.count_most_retries(cell("ddp", 2), retry, 2, on_slurm=True)
-    assert (found.matrix, found.cluster) == expected
+    assert (found.by_matrix, found.by_cluster) == expected
 
 
 def test_states_that_cannot_be_retried_do_not_count():
@@ -147,11 +147,11 @@ def test_a_retry_takes_as_long_as_a_run():
 def test_a_bound_counts_the_retries_of_the_matrix_and_no_restart_of_the_cluster():
     (one,) = cells = [cell("ddp", 4)]
     hours = gpu_hours.estimate_cell_hours(cells, {one.name(): 1}, {}, {}, SITE, {one.name(): gpu_hours.MostRetries(1, 2)})
-    gpu_hours.must_be_within_bound(16, hours)
+    gpu_hours.must_be_within_gpu_hours(16, hours)
     with pytest.raises(
         InputError, match=r"8 GPU hours .*and 8 GPU hours more with all retries of the matrix.*numbers of `retry`"
     ):
-        gpu_hours.must_be_within_bound(15.9, hours)
+        gpu_hours.must_be_within_gpu_hours(15.9, hours)
 
 
 def test_a_plan_shows_the_hours_with_retries_and_submit_bounds_them(tmp_path, monkeypatch, capsys):

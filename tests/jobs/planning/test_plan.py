@@ -243,8 +243,8 @@ def test_a_cell_goes_to_the_partition_of_its_gpu_type(tmp_path):
     names = [cell.name() for cell in asked.cells]
     assert "-a100-" in names[0]
     assert len(set(names)) == 3
-    runs = [render.make_run(cell, 1, 1, asked.source) for cell in asked.cells]
-    options = [sbatch_options.list_sbatch_options(run, asked.source.where) for run in runs]
+    runs = [render.make_run(cell, 1, 1, asked.context) for cell in asked.cells]
+    options = [sbatch_options.list_sbatch_options(run, asked.context.cluster) for run in runs]
     assert [words[0] for words in options] == ["--partition=a", "--partition=h", "--partition=small"]
     gpus = ["--gpus-per-node=a100:4", "--gpus-per-node=h100:8", "--gpus-per-node=2"]
     assert [word for words in options for word in words if "gpus" in word] == gpus
@@ -294,7 +294,7 @@ def test_a_gpu_type_that_the_cluster_does_not_have_is_refused_with_its_place(tmp
 
 def test_amd_gpus_are_planned_and_runs_on_them_are_refused(tmp_path):
     plan_of_amd = planned(tmp_path, "", SITE.replace("{per_node: 2}", "{per_node: 8, type: mi300x}"))
-    assert next(iter(plan_of_amd.predicted.values())).step_s is not None
+    assert next(iter(plan_of_amd.predictions.values())).step_s is not None
     with pytest.raises(InputError, match=r"gpus.type: found mi300x. Runs need NVIDIA GPUs"):
         plan.must_fit_cluster(plan_of_amd)
 

@@ -56,7 +56,7 @@ def answer(one, parameter=10 * GIB, activation=0, collectives=(), **keys):
 
 
 def machine(name="a100-80gb"):
-    found = gpu.must_find_model(name)
+    found = gpu.must_find_gpu_model(name)
     return PlannedMachine(True, name, found, gpu.find_gpu_memory(found, None), link.make_data_sheet_link(found), None, None)
 
 
@@ -161,7 +161,7 @@ def test_a_rehearsal_whose_process_fails_has_a_reason(tmp_path, monkeypatch):
     cells = [cell("gpt2-tiny", "ddp", 2), cell("gpt2-tiny", "ddp", 2, optimizer=ADAMW, precision="bf16")]
     found = of(tmp_path, makes_missing=True).get_answers(cells)
     assert {one.why for one in found.values()} == {"the rehearsal failed: no module named torch"}
-    (sentence,) = rehearsals.describe_refused(found)
+    (sentence,) = rehearsals.describe_refused_rehearsals(found)
     assert all(one.name() in sentence for one in cells)
 
 

@@ -128,7 +128,7 @@ def test_a_run_gets_what_was_frozen_and_a_damaged_copy_is_refused(folder, tmp_pa
         command_folder.freeze_folders(Workspace(tmp_path / "second"), [read])
     (command_copies.find_copy(store, read.digest) / "train.py").write_text("changed")
     with pytest.raises(InputError, match="missing or damaged"):
-        command_folder.must_be_frozen(store, read.digest)
+        command_folder.must_have_frozen_copy(store, read.digest)
 
 
 def test_a_folder_that_is_too_large_names_its_largest_files(folder, monkeypatch):

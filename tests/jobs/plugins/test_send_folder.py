@@ -72,12 +72,12 @@ def test_a_cluster_resolves_the_same_workload_as_the_desk(tmp_path, folder, remo
     folders = command_folder.read_folders(loaded, here)
     send_folder.send_folders(remote, folders.values())
     sent = on_controller.read_matrix_files(tmp_path / "here" / "mine.yaml", loaded)
-    for path, content in (sent | on_controller.list_sent_folders(loaded, folders)).items():
+    for path, content in (sent | on_controller.encode_sent_folders(loaded, folders)).items():
         (there.path / path).parent.mkdir(parents=True, exist_ok=True)
         (there.path / path).write_bytes(content)
     arrived = matrix.load_matrix(there.path / "matrices" / "mine.yaml")
     assert [point.keys["workload"] for point in arrived.points] == ["my-net"]
-    (found,) = plan.find_own_plugins(there, arrived).commands.values()
+    (found,) = plan.find_own_plugins(there, arrived).command_folders.values()
     assert (found.digest, found.files) == (
         folders["my-net"].digest,
         [".gitignore", "link", "run.sh", "sub/own.bin", "train.py"],
@@ -93,7 +93,7 @@ def test_a_sent_folder_is_read_once_before_its_runs_are_rendered(tmp_path, folde
     loaded = write_matrix(tmp_path)
     folders = command_folder.read_folders(loaded, here)
     command_folder.freeze_folders(there, list(folders.values()))
-    for path, content in on_controller.list_sent_folders(loaded, folders).items():
+    for path, content in on_controller.encode_sent_folders(loaded, folders).items():
         (here.path / Path(path).name).write_bytes(content)
     (plugin_store.find_store(here)).parent.mkdir(parents=True)
     plugin_store.find_store(there).rename(plugin_store.find_store(here))
@@ -159,7 +159,7 @@ def test_the_files_that_were_sent_are_named_in_the_plan(tmp_path, folder, remote
     (ignored,) = command_folder.describe_folders(folders)
     assert "my-net: runs do not get what git ignores: left.pt" in ignored
     send_folder.send_folders(remote, folders.values())
-    ((path, content),) = on_controller.list_sent_folders(loaded, folders).items()
+    ((path, content),) = on_controller.encode_sent_folders(loaded, folders).items()
     (tmp_path / "here" / Path(path).name).write_bytes(content)
     (sentence,) = command_folder.describe_folders(command_folder.read_folders(loaded, Workspace(tmp_path / "there")))
     assert "my-net: runs get the files that were sent together with the matrix" in sentence

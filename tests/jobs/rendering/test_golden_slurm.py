@@ -100,9 +100,9 @@ def test_the_slurm_script_in_a_folder_with_a_hostile_name_is_the_golden_text():
     ("name", "how", "folder"),
     [
         ("array", SubmitOptions(), "study"),
-        ("array-throttled-after", SubmitOptions(at_once=2, after=("earlier",)), "study"),
+        ("array-throttled-after", SubmitOptions(most_runs=2, run_ids_before=("earlier",)), "study"),
         ("array-hostile", SubmitOptions(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
-        ("pack", SubmitOptions(pack=True), "study"),
+        ("pack", SubmitOptions(is_packed=True), "study"),
         ("one-hostile", SubmitOptions(), f"{HOSTILE}\n#SBATCH --partition=owned\n%j"),
     ],
 )
@@ -140,7 +140,7 @@ def test_an_array_has_the_sbatch_options_of_the_users_template(tmp_path, monkeyp
     )
     run, where = case("torchrun-1-node")
     source = render.make_render_context("m", where, workspace)
-    for how, minutes in ((SubmitOptions(), 7), (SubmitOptions(pack=True), 14)):
+    for how, minutes in ((SubmitOptions(), 7), (SubmitOptions(is_packed=True), 14)):
         names = [f"run-{number}-{minutes}" for number in range(2)]
         folders = [render.write_run_folder(msgspec.structs.replace(run, run_id=one), workspace.runs, source) for one in names]
         slurm.SCHEDULER.submit(workspace, folders, how)
@@ -167,7 +167,7 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
     own.write_text('#!/bin/bash\n{% for option in options %}\n#SBATCH {{ option }}\n{% endfor %}\n: >"${0%/*}/made"\nexit 3\n')
     run, where = case("torchrun-1-node")
     source = render.make_render_context("m", where, workspace)
-    for how, code in ((SubmitOptions(), 3), (SubmitOptions(pack=True), 1)):
+    for how, code in ((SubmitOptions(), 3), (SubmitOptions(is_packed=True), 1)):
         folders = [
             render.write_run_folder(msgspec.structs.replace(run, run_id=f"run-{number}-{code}"), workspace.runs, source)
             for number in range(2)
@@ -179,5 +179,5 @@ def test_an_array_and_a_pack_start_the_script_of_each_run_and_nothing_else(tmp_p
             ["bash", script], env={"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "1"}, cwd=tmp_path, check=False
         )
         assert (done.returncode, made.exists()) == (code, True)
-        assert (folders[0].path / "made").exists() is how.pack
+        assert (folders[0].path / "made").exists() is how.is_packed
     assert not list(tmp_path.rglob("owned"))

@@ -10,7 +10,7 @@ from support_queue import Queue, Study
 
 from jobs.schedulers import slurm
 from jobs.slurm import query, submission
-from jobs.slurm.commands import call_slurm, is_down
+from jobs.slurm.commands import call_slurm, is_controller_down
 from jobs.supervisor import retries
 from shardlab.runs.state import ENDED_IN_SLURM
 
@@ -22,7 +22,7 @@ JOB_OF_USER = [["1", "my-production-job", "/bin/true", 0]]
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(submission, "SEARCH_INTERVAL_S", 0.0)
     for name in ("SLURM_CLUSTER_NAME", "SLURMD_NODENAME", "SLURM_CLUSTERS"):
         monkeypatch.delenv(name, raising=False)
     made = Queue(tmp_path / "slurm", monkeypatch)
@@ -165,7 +165,7 @@ def test_questions_inside_a_job_go_to_the_cluster_of_the_job(queue, monkeypatch,
     """On a node of the cluster, no option is needed, and it would need Slurm's database, which nodes may not reach."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    is_down()
+    is_controller_down()
     assert queue.calls("scontrol")[-1] == [*option, "ping"]
     query.is_preempted("9")
     assert queue.calls("scontrol")[-1] == [*option, "show", "job", "9"]

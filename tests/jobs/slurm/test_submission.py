@@ -19,7 +19,7 @@ NOT_KNOWN = "It is not known whether Slurm accepted the job "
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm.SlurmScheduler, "POLL_S", 0.0)
-    monkeypatch.setattr(submission, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(submission, "SEARCH_INTERVAL_S", 0.0)
     return Queue(tmp_path / "slurm", monkeypatch)
 
 

@@ -33,9 +33,9 @@ def test_all_tries_of_a_search_run_on_the_nodes_of_the_first_try(nodes, tmp_path
     planned = plan.plan_matrix(
         searched.workspace, str(searched.matrix), cluster.load_cluster(tmp_path / "c.yaml"), where=None, repeats=None
     )
-    frozen_source.freeze_source(Path(planned.source.source))
+    frozen_source.freeze_source(Path(planned.context.source))
     first = render.write_run_folder(
-        render.make_run(planned.cells[0], 1, 1, planned.source), searched.workspace.runs, planned.source
+        render.make_run(planned.cells[0], 1, 1, planned.context), searched.workspace.runs, planned.context
     )
     held = searched.flag("holds-4")
     nodes.submit(first)

@@ -33,7 +33,7 @@ def copied(tmp_path):
     def copy():
         changes = list(reader.read_changes())
         for change in changes:
-            copies.apply("gpu1", change)
+            copies.apply_change("gpu1", change)
         return [change.name for change in changes]
 
     return node, first, copy
@@ -108,7 +108,7 @@ def test_the_first_nodes_own_part_of_a_checkpoint_stays(copied):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_node_writes_another_file(tmp_path, name):
     with pytest.raises(ShardlabError, match="gpu1: sent the file"):
-        RecordCopies(tmp_path / "run").apply("gpu1", RecordChange(name, b"x"))
+        RecordCopies(tmp_path / "run").apply_change("gpu1", RecordChange(name, b"x"))
     assert not list(tmp_path.rglob("*"))
 
 
@@ -120,34 +120,34 @@ STEPS = "steps/rank-00000.jsonl"
 def test_no_node_changes_the_records_of_another_node(tmp_path, owner, change):
     copies = RecordCopies(tmp_path)
     if owner == "gpu1":
-        copies.apply("gpu1", RecordChange(STEPS, b"mine"))
+        copies.apply_change("gpu1", RecordChange(STEPS, b"mine"))
     else:
         (tmp_path / "steps").mkdir()
         (tmp_path / STEPS).write_text("mine")
     with pytest.raises(ShardlabError, match=f"gpu2: sent the file {STEPS}, which {owner} writes"):
-        copies.apply("gpu2", change)
+        copies.apply_change("gpu2", change)
     assert (tmp_path / STEPS).read_text() == "mine"
 
 
 def test_records_of_a_node_have_no_holes(tmp_path):
     copies = RecordCopies(tmp_path)
-    copies.apply("gpu1", RecordChange(STEPS, b"12345"))
-    copies.apply("gpu1", RecordChange(STEPS, b"67", 5))
+    copies.apply_change("gpu1", RecordChange(STEPS, b"12345"))
+    copies.apply_change("gpu1", RecordChange(STEPS, b"67", 5))
     with pytest.raises(ShardlabError, match=r"gpu1: sent byte 8 of rank-00000\.jsonl, of which this node has 7 bytes"):
-        copies.apply("gpu1", RecordChange(STEPS, b"x", 8))
-    copies.apply("gpu1", RecordChange(STEPS, b"x", 2))
+        copies.apply_change("gpu1", RecordChange(STEPS, b"x", 8))
+    copies.apply_change("gpu1", RecordChange(STEPS, b"x", 2))
     assert (tmp_path / STEPS).read_text() == "12x"
 
 
 def read_all(session):
-    while session.read():
+    while session.read_output():
         pass
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        '{"name": "steps/rank-00000.jsonl", "content": "eA==", "begin": -1}',
+        '{"name": "steps/rank-00000.jsonl", "content": "eA==", "first_byte": -1}',
         '{"name": 7}',
         '{"other": ' + "[" * 5000,
         "\xff",
@@ -166,7 +166,7 @@ def test_a_line_of_a_node_that_is_no_record_is_a_sentence(tmp_path, monkeypatch,
     session = NodeSession(InventoryNode("gpu1", "127.0.0.1", python="python3"), RunDir(run), RecordCopies(run))
     with pytest.raises(ShardlabError, match="gpu1: sent a record that cannot be read"):
         read_all(session)
-    session.end()
+    session.ask_to_end()
     session.process.wait()
     session.stdout.close()
     assert [path.name for path in run.iterdir()] == ["log"]

@@ -252,7 +252,7 @@ def test_a_cluster_file_without_logins_between_nodes_is_refused(shared, tmp_path
     text = FILE.replace("ssh: {between_nodes: true}\n", "").replace("storage: {shared: SHARED}\n", shared)
     (tmp_path / "cluster.yaml").write_text(text.replace("SHARED", str(tmp_path)))
     with pytest.raises(InputError, match=r"ssh\.between_nodes: true"):
-        on_controller.must_suit_cluster(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path))
+        on_controller.must_suit_workspace(cluster.load_cluster(tmp_path / "cluster.yaml"), Workspace(tmp_path))
 
 
 def test_options_of_slurm_are_refused(workspace, monkeypatch, capsys):

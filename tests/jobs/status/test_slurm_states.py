@@ -70,7 +70,7 @@ def test_squeue_counts_before_an_outdated_sacct(says):
     assert found.jobs["24"].reason == "BeginTime"
     assert found.jobs["22_31"].start_s == 1795283124.0
     assert found.jobs["22_32"].start_s is None
-    assert found.jobs["22_1"].nodes == "work1"
+    assert found.jobs["22_1"].node_list == "work1"
     assert "8" not in found.jobs  # job 8 belongs to another user
     ends = {"18": "completed", "19": "failed", "20": "cancelled", "21": "running", "23": "pending", "22_59": "pending"}
     assert ends.items() <= said(found).items()
@@ -446,7 +446,7 @@ def test_an_allocation_of_another_cluster_is_asked_for_there(run_of, says, tmp_p
     rows = {"c": "", "cm4": row.replace("STATE", "CANCELLED by 0"), "": row.replace("STATE", "TIMEOUT")}
     answer_per_cluster(tmp_path, "sacct", rows)
     (observed,) = allocation.SCHEDULER.observe(Workspace(tmp_path), [reconcile.read_run_on_disk(folder)])
-    assert (observed.verdict.state, observed.id) == (state, job)
+    assert (observed.verdict.state, observed.job_id) == (state, job)
     assert folder.judge().state == state
     learnt = [event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM]
     assert [(data["job"], data["cluster"]) for data in learnt] == [("7", "cm4" if cluster == "cm4" else None)]

@@ -176,7 +176,7 @@ def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
     queue.rule(ends=0)
     capsys.readouterr()
     full = SchedulerFull("Slurm", "full", study.workspace.all_runs())
-    return Backlog(study.workspace, "slurm", SubmitOptions(pack=pack, ignore_lease=ignore_lease), full)
+    return Backlog(study.workspace, "slurm", SubmitOptions(is_packed=pack, ignore_lease=ignore_lease), full)
 
 
 @pytest.mark.parametrize(("pack", "workers"), [(False, 1), (True, 3)])
@@ -184,7 +184,7 @@ def test_runs_that_are_sent_later_are_judged_against_the_lease_of_that_time(pack
     waiting = backlogs(study, queue, capsys, pack=pack)
     study.lend(5, workers=workers)  # the lease now ends earlier than when the runs were planned
     while waiting:
-        waiting.attend(study.statuses())
+        waiting.submit_more_runs(study.statuses())
     assert (sent(queue), sorted(study.states())) == (1 if pack else 2, ["pending", "pending", "planned"])
     (held,) = [status for status in study.statuses() if status.held]
     assert held.why.startswith("held back, because the lease ends ")
@@ -194,7 +194,7 @@ def test_a_run_that_another_command_held_back_is_not_sent_later(study, queue, ca
     waiting = backlogs(study, queue, capsys)
     waiting.folders[0].write_event("controller", "held", why="the lease")
     while waiting:
-        waiting.attend(study.statuses())
+        waiting.submit_more_runs(study.statuses())
     assert sent(queue) == 2
 
 
@@ -214,18 +214,18 @@ def test_a_person_may_have_held_runs_submitted_later(study, queue, capsys):
     waiting = backlogs(study, queue, capsys, ignore_lease=True)
     study.lend(1)
     while waiting:
-        waiting.attend(study.statuses())
+        waiting.submit_more_runs(study.statuses())
     assert sent(queue) == 3
 
 
 def test_a_run_behind_runs_submitted_now_is_not_judged_by_the_lease(study, queue, capsys):
     waiting = backlogs(study, queue, capsys)
     study.lend(5)
-    waiting.attend(study.statuses())
+    waiting.submit_more_runs(study.statuses())
     assert (sent(queue), len(waiting.folders)) == (1, 2)
     study.lend(7)
     while waiting:
-        waiting.attend(study.statuses())
+        waiting.submit_more_runs(study.statuses())
     assert sent(queue) == 3
 
 

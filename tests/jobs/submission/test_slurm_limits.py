@@ -188,10 +188,10 @@ def test_a_run_submitted_after_a_reading_of_states_is_read_again(tmp_path, monke
         def __bool__(self):
             return bool(self.folders)
 
-        def attend(self, _found):
+        def submit_more_runs(self, _found):
             self.folders.clear()
 
-        def unsent(self):
+        def list_unsent_runs(self):
             return []
 
     states = iter(["planned", "planned", "completed"])
@@ -275,7 +275,7 @@ def test_a_run_cancelled_meanwhile_is_neither_submitted_nor_awaited(tmp_path, qu
     )
     queue.rule(ends=0)
     assert study.jobs("cancel", "--all") == 0
-    waiting.attend(study.statuses())
+    waiting.submit_more_runs(study.statuses())
     assert not waiting
     assert queue.state()["last"] == 0
 
@@ -289,13 +289,13 @@ def test_an_unreachable_slurm_is_awaited(tmp_path, queue):
     )
     before = study.statuses()
     queue.rule(away=True)
-    waiting.attend(before)
+    waiting.submit_more_runs(before)
     assert "Unable to contact slurm controller" in waiting.problem
     # Slurm did not answer the submission of one run. This run stays pending until its outcome is known.
     assert sorted(study.states()) == ["pending", "planned", "planned"]
     while waiting:
         queue.rule(ends=0)
-        waiting.attend(study.statuses())
+        waiting.submit_more_runs(study.statuses())
     assert study.states() == ["pending"] * 3
     queue.rule()
     assert study.jobs("submit", "--wait") == 0
@@ -315,12 +315,12 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
     before_any, before, tried = study.statuses(), len(sizes(queue)), []
     while now[0] < 3600:
         now[0] += 5
-        waiting.attend(before_any)
+        waiting.submit_more_runs(before_any)
         if len(sizes(queue)) > before:
             before = len(sizes(queue))
             tried.append(now[0])
     assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [10, 20, 40, 80, 160, 320, 600, 600, 600, 600]
-    assert not list(submission.submissions_folder(study.workspace).iterdir())
+    assert not list(submission.find_submissions_folder(study.workspace).iterdir())
 
 
 @pytest.mark.parametrize("words", [[], ["--only", "held"]])

@@ -398,6 +398,6 @@ def test_the_exit_code_and_the_state_of_a_run_follow_from_its_end(folder, tmp_pa
         folder.claim.mkdir()
     writes = {word: f"cp {tmp_path}/{event} {folder.events_file(word)}" for word, event in WRITTEN.items()}
     command = [word.format(path=folder.path, **writes) for word in command]
-    assert attempt.Attempt(folder, command).main() == code
+    assert attempt.AttemptSupervisor(folder, command).supervise() == code
     verdict = folder.judge()
     assert (verdict.state, words in verdict.why) == (state, True), verdict

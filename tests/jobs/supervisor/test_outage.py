@@ -11,7 +11,7 @@ from support_clock import Clock
 from jobs.node import hang_detection
 from jobs.node.hang_detection import HangWatch
 from jobs.slurm import commands
-from jobs.supervisor.attempt import Attempt
+from jobs.supervisor.attempt import AttemptSupervisor
 from shardlab.runs.rundir import RunDir
 from tests.jobs.supervisor.test_jobs_attempt import write_run
 
@@ -42,7 +42,7 @@ def attempt(tmp_path):
     folder = RunDir(tmp_path / "runs" / "a-r1")
     folder.log.mkdir(parents=True)
     write_run(folder, scheduler="slurm")
-    return Attempt(folder, ["true"])
+    return AttemptSupervisor(folder, ["true"])
 
 
 def away(controller):
@@ -85,5 +85,5 @@ def test_a_run_whose_result_is_written_is_not_out_of_time_while_its_step_waits(a
 
 def test_without_slurm_no_controller_is_asked(attempt, clock, controller):
     away(controller)
-    attempt.in_slurm = False
+    attempt.is_in_slurm = False
     assert still(attempt, clock) == "hung"

@@ -84,7 +84,7 @@ def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record
     (ended,) = [event for event in first.events() if event.event == "exited"]
     assert queued.wall_s < ended.wall_s
     (step,) = submit.decide_runs(workspace, [CELL], {CELL.name(): 1}, context(workspace))
-    assert not step.send
+    assert not step.is_sent
 
 
 def test_a_run_that_is_told_to_end_while_it_fails_is_not_started_again(workspace):
@@ -158,7 +158,7 @@ def test_the_next_submission_retries_a_run_whose_supervisor_was_lost(workspace, 
     first.write_event("attempt", "started")
     first.write_event("queue", "exited", **end(state))
     (step,) = submit.decide_runs(workspace, [CELL], {CELL.name(): 1}, context(workspace))
-    assert step.send is send
+    assert step.is_sent is send
     assert (step.run.attempt, step.run.retried) == ((2, ["node_fail"]) if send else (1, []))
 
 
@@ -293,7 +293,7 @@ def test_numbers_of_retries_default_to_those_of_the_cluster(workspace, requeue, 
     path = workspace.path / "cluster.yaml"
     path.write_text(SLURM.format(requeue))
     where = cluster.load_cluster(path)
-    run = render.make_run(CELL, 1, 1, context(workspace, where=where, scheduler="slurm", retry=retry))
+    run = render.make_run(CELL, 1, 1, context(workspace, cluster=where, scheduler="slurm", retry=retry))
     assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
     assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
     assert word in sbatch_options.list_sbatch_options(run, where)

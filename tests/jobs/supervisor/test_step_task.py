@@ -128,6 +128,6 @@ def test_ranks_get_the_interfaces_that_the_user_named_else_ours(own, tmp_path, m
             monkeypatch.setenv(name, own)
     monkeypatch.setenv("SLURM_LOCALID", "1")  # no sampler
     seen = tmp_path / "seen"
-    monkeypatch.setattr(step_task, "_read_variables", lambda _run_dir: {})  # there is no run.json
+    monkeypatch.setattr(step_task, "_read_cell_variables", lambda _run_dir: {})  # there is no run.json
     step_task.main([str(tmp_path), "--", "sh", "-c", f'echo "$NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME" > {seen}'])
     assert seen.read_text().split() == (["=lo", "lo"] if own is None else [own, own])

@@ -14,7 +14,7 @@ from support_trust import make_own
 from collect.cli import main as collect
 from collect.traces import command, part
 from jobs import cli
-from jobs.launcher import launcher, launchers
+from jobs.launcher import find_launcher, load_launchers
 from jobs.rendering import render, sbatch_options
 from jobs.status.reconcile import read_statuses
 from jobs.verbs import trace_runs
@@ -124,7 +124,7 @@ def written(workspace, file="schema: 1\nname: here\nprovider: local\n", files=("
     part_ = TracePart(folder=str(workspace.path / "traces"), files=list(files), place=0, parts=1)
     source = render.make_render_context("traces-0123456789ab", cluster.load_cluster(path), workspace)
     cell = trace_runs._make_trace_cell(source.matrix, part_)
-    run = render.make_run(cell, 1, 1, msgspec.structs.replace(source, traces={cell.name(): part_}))
+    run = render.make_run(cell, 1, 1, msgspec.structs.replace(source, trace_part_by_cell={cell.name(): part_}))
     folder = RunDir(workspace.runs / run.run_id)
     folder.path.mkdir(parents=True)
     folder.run_json.write_bytes(render.files.encode_json(run))
@@ -163,8 +163,8 @@ def test_a_run_needs_no_gpu_and_no_node_of_its_own(tmp_path):
     assert not [option for option in options if "gpu" in option and "partition" not in option]
     assert "--exclusive" not in options
     assert "--cpus-per-task=1" in options
-    assert launcher(TRACE_STRATEGY).command(run, "python") == ["python", "-P", "-m", "collect.traces.part", "."]
-    assert TRACE_STRATEGY not in launchers()
+    assert find_launcher(TRACE_STRATEGY).make_node_argv(run, "python") == ["python", "-P", "-m", "collect.traces.part", "."]
+    assert TRACE_STRATEGY not in load_launchers()
 
 
 def test_a_missing_trace_fails_the_run_with_the_name_of_the_trace(tmp_path):

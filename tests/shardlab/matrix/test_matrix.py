@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.planning import plan
-from jobs.planning.resolve import Capacity, resolve_cells
+from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from shardlab.cluster.cluster import THIS_MACHINE
 from shardlab.errors import InputError, UnknownName
 from shardlab.matrix import matrix, overrides
@@ -16,7 +16,7 @@ from trainers import menu
 
 HEAD = "schema: 1\nname: m\n"
 BASE = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3}\n"
-CPU = Capacity(nodes=1, gpus=None)
+CPU = Capacity(most_nodes=1, gpus_per_node=None)
 
 
 def load(folder: Path, text: str) -> Matrix:
@@ -236,20 +236,21 @@ def test_a_cell_that_its_strategy_refuses_is_refused_with_its_place(tmp_path, te
     """Cells that cannot be trained are refused; the error has the line, the column and the key in the file."""
     found = load(tmp_path, BASE + text + "\n")
     with pytest.raises(InputError) as caught:
-        resolve_cells(found, CPU)
+        resolve_cells(found)
     message = str(caught.value)
     assert any(line.startswith(f"{tmp_path}/m.yaml:{place}: ") and words in line for line in message.splitlines()), message
 
 
 def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(tmp_path):
     found = load(tmp_path, BASE + "axes: {gpus: [4]}\n")
-    assert len(resolve_cells(found, CPU)) == 1
-    with pytest.raises(InputError, match="needs 4 GPUs, the cluster has 2 per node"):
-        resolve_cells(found, Capacity(nodes=1, gpus=2))
+    cells = resolve_cells(found)
+    assert find_misfits(found, cells, CPU, cells) == []
+    (misfit,) = find_misfits(found, cells, Capacity(most_nodes=1, gpus_per_node=2), cells)
+    assert misfit.why == "needs 4 GPUs, the cluster has 2 per node."
 
 
 def test_defaults_of_workload_and_options_are_written_out(tmp_path):
-    (cell,) = resolve_cells(load(tmp_path, BASE + "axes: {gpus: [2]}\n"), CPU)
+    (cell,) = resolve_cells(load(tmp_path, BASE + "axes: {gpus: [2]}\n"))
     assert cell.optimizer.lr > 0
     assert cell.seq_len == 64
     assert cell.options["bucket_cap_mb"] == 25
@@ -290,7 +291,7 @@ def test_every_shipped_matrix_resolves():
 def test_a_claim_on_an_excluded_or_unselected_cell_is_accepted(tmp_path):
     excluded = "axes: {gpus: [1, 2, 4]}\nexclude: [{gpus: 4, why: there are two}]\n"
     found = load(tmp_path, BASE + excluded + claim("final_loss(gpus=4) < final_loss(gpus=2)") + "\n")
-    assert [cell.gpus for cell in resolve_cells(found, CPU)] == [1, 2]
+    assert [cell.gpus for cell in resolve_cells(found)] == [1, 2]
     chosen = plan.plan_matrix(Workspace(tmp_path), f"{tmp_path}/m.yaml", THIS_MACHINE, where="gpus == 1", repeats=None)
     assert [cell.gpus for cell in chosen.cells] == [1]
 

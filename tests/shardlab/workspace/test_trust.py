@@ -236,7 +236,7 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     marker.unlink()
     assert call(workspace, "jobs submit --matrix quickstart") == 2
     queue = RunQueue("local", workspace)
-    local.SCHEDULER.attend(workspace)
+    local.SCHEDULER.restart_lost_runner(workspace)
     assert queue.run_until_empty(lambda: pytest.fail("nothing may start")) == 0
     assert not marker.exists()
     workspace_trust.store_consent(workspace, print, jobs_cli.list_waiting_files(workspace))

@@ -12,7 +12,7 @@ import pytest
 from support_e2e import HANG_S, until
 from support_long import only_in_long_form, only_long
 
-from jobs.planning.resolve import Capacity, resolve_cells
+from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Optimizer
@@ -394,13 +394,13 @@ def test_an_impossible_parameter_server_cell_is_refused_by_the_plan(tmp_path, ke
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % keys)
     with pytest.raises(InputError, match=r"(?s).*" + why.replace(".", r"\.")):
-        resolve_cells(matrix.load_matrix(path), Capacity(nodes=2, gpus=None))
+        resolve_cells(matrix.load_matrix(path))
 
 
 def test_servers_are_additional_ranks_beside_the_workers(tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MATRIX % "strategy: ps-async, servers: 2, optimizer: {name: sgd, lr: 0.1}")
-    (cell,) = resolve_cells(matrix.load_matrix(path), Capacity(nodes=1, gpus=None))
+    (cell,) = resolve_cells(matrix.load_matrix(path))
     assert (cell.gpus, cell.servers, cell.world_size, cell.dp) == (2, 2, 4, 2)
 
 

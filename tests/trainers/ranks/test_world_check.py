@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support_e2e import HANG_S
 
-from jobs.node.hang_detection import INTERVAL_SHARE, LEAST_INTERVAL_S, MOST_INTERVAL_S
+from jobs.node.hang_detection import INTERVAL_SHARE, LEAST_CHECK_INTERVAL_S, MOST_CHECK_INTERVAL_S
 from shardlab.files import files
 from shardlab.runs.run import World
 
@@ -107,6 +107,6 @@ def test_timeouts_of_process_groups_exceed_the_limit_of_the_supervisor():
     assert done.returncode == 0, done.stderr
     printed = [list(map(float, line.split())) for line in done.stdout.splitlines() if line[0].isdigit()]
     for limit_s, timeouts_s in zip(LIMITS_S, printed, strict=True):
-        supervisor_s = 2 * limit_s + max(LEAST_INTERVAL_S, min(MOST_INTERVAL_S, INTERVAL_SHARE * limit_s))
+        supervisor_s = 2 * limit_s + max(LEAST_CHECK_INTERVAL_S, min(MOST_CHECK_INTERVAL_S, INTERVAL_SHARE * limit_s))
         assert len(timeouts_s) == 3
         assert min(timeouts_s) > supervisor_s

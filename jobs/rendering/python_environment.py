@@ -13,7 +13,7 @@ from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
 ANSWER_S = 120.0  # importing shardlab from a cold network disk takes long
-PROGRAM = """\
+ENVIRONMENT_PROGRAM = """\
 import json, sys
 from shardlab.files import source_digest
 from shardlab.hardware import host
@@ -38,8 +38,8 @@ def read_environment(workspace: Workspace, cluster: Cluster, name: str) -> Pytho
     InputError if `provision` has not made it as the cluster file says, or if its interpreter is gone or does not start."""
     python = inventory.find_environment(workspace, cluster, name).python
     try:
-        answer = subprocess.run([python, "-P", "-c", PROGRAM], capture_output=True, timeout=ANSWER_S, check=True)
-        return msgspec.structs.replace(msgspec.json.decode(answer.stdout, type=PythonEnvironment), python=python)
+        result = subprocess.run([python, "-P", "-c", ENVIRONMENT_PROGRAM], capture_output=True, timeout=ANSWER_S, check=True)
+        return msgspec.structs.replace(msgspec.json.decode(result.stdout, type=PythonEnvironment), python=python)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         output = (getattr(error, "stderr", None) or b"").decode("utf-8", "replace").strip() or getattr(error, "strerror", None)
         why = (output or str(error)).splitlines()[-1]
@@ -55,11 +55,11 @@ def find_interpreter(workspace: Workspace, cluster: Cluster, name: str | None) -
     return python if python is not None and Path(python).exists() else None
 
 
-def explain_missing(workspace: Workspace, cluster: Cluster, names: set[str]) -> list[str]:
-    """A sentence for each environment of the cluster file that `provision` has not made as the file says. names: the
+def explain_missing(workspace: Workspace, cluster: Cluster, needed_names: set[str]) -> list[str]:
+    """A sentence for each environment of the cluster file that `provision` has not made as the file says. needed_names: the
     environments that are needed."""
     sentences = []
-    for name in sorted(names.intersection(cluster.environments)):
+    for name in sorted(needed_names.intersection(cluster.environments)):
         try:
             inventory.find_environment(workspace, cluster, name)
         except InputError as error:

@@ -71,7 +71,7 @@ def test_the_script_of_a_run_starts_the_python_of_its_environment(workspace, tmp
     context = context_of(workspace, python=str(python))
     scripts = {}
     for name in (None, "other", "image"):
-        scripts[name] = render.render_script(run_in(context, name), Path("/scratch/a/runs/r"), context.where, None)
+        scripts[name] = render.render_script(run_in(context, name), Path("/scratch/a/runs/r"), context.cluster, None)
     supervisor = f"exec {python} -m jobs.supervisor.attempt"
     assert [supervisor in scripts[name] for name in (None, "other", "image")] == [False, True, True]
     assert ["--container-image=/project/torch.sif" in scripts[name] for name in (None, "other", "image")] == [
@@ -107,7 +107,7 @@ def test_an_environment_whose_interpreter_is_gone_is_refused(workspace, text):
 
 def test_scripts_for_reading_need_no_interpreter_of_an_environment(workspace):
     context = context_of(workspace, python="/gone/bin/python")
-    script_preview = preview.make_preview(workspace, context.where, on_login_node=False)
+    script_preview = preview.make_preview(workspace, context.cluster, on_login_node=False)
     run = run_in(render.render_for_reading(context, script_preview), "other")
     assert run.python is None
 
@@ -137,14 +137,14 @@ def test_an_environment_that_is_not_made_as_the_file_says_is_refused(text, words
     site = cluster.load_cluster(workspace.path / "cluster.yaml")
     name = words.split()[2]
     with pytest.raises(InputError, match=re.escape(words)):
-        run_in(msgspec.structs.replace(made, where=site), name)
+        run_in(msgspec.structs.replace(made, cluster=site), name)
     matrix = workspace.path / "m.yaml"
     cell = f"workload: gpt2-tiny, strategy: ddp, gpus: 2, global_batch_size: 16, steps: 2, environment: {name}"
     matrix.write_text(f"schema: 1\nname: m\ndefaults: {{{cell}}}\n")
     planned = plan.plan_matrix(workspace, str(matrix), site, where=None, repeats=None)
     assert [remark for remark in planned.remarks if words in remark] != []
     with pytest.raises(InputError, match=re.escape(words)):
-        submit.decide_runs(workspace, planned.cells, planned.repeats, planned.source)
+        submit.decide_runs(workspace, planned.cells, planned.repeats_by_cell, planned.context)
     assert not workspace.runs.exists()
 
 
