@@ -34,7 +34,7 @@ def write_report(
 
     If the process is killed, the folder contains either the complete earlier report or the complete new report. Raises
     InputError if the folder contains anything that does not belong to a report, WorkspaceError if it cannot be written, and the
-    errors of `pictures.write`.
+    errors of `pictures.write_tables`.
     """
     with atomic_folder.replace_folder(folder, REPORT_NAMES) as new_folder, ThreadPoolExecutor(1) as executor:
         (new_folder / "tables").mkdir()

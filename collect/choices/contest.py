@@ -126,7 +126,7 @@ def _find_least_instrumented(rows: Sequence[CellRow]) -> set[str]:
     rows_by_cell: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in rows:
         if row.n:
-            rows_by_cell[comparability.key_without_instruments(row.cell)].append(row)
+            rows_by_cell[comparability.make_key_without_instruments(row.cell)].append(row)
     return {min(twins, key=lambda row: (_count_instruments(row), row.id)).id for twins in rows_by_cell.values()}
 
 

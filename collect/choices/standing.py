@@ -14,7 +14,7 @@ import numpy as np
 
 from collect.findings import comparability
 from collect.findings.row import CellRow
-from collect.findings.statistics import ERROR_LEVEL, compute_standard_error, t_975
+from collect.findings.statistics import ERROR_LEVEL, compute_standard_error, compute_t_975
 from collect.metric import Metric
 from collect.verdicts.draws import DRAW_COUNT, DrawnValues, draw_mean, half_width
 from collect.verdicts.selection import Measurements
@@ -87,7 +87,7 @@ class _Mean:
         """The 95 % interval of the mean; (None, None) if its error is not known."""
         if self.error_and_degrees is None:
             return None, None
-        half_interval = t_975(self.error_and_degrees[1]) * self.error_and_degrees[0]
+        half_interval = compute_t_975(self.error_and_degrees[1]) * self.error_and_degrees[0]
         return self.value - half_interval, self.value + half_interval
 
     def draws(self) -> DrawnValues:
@@ -115,7 +115,7 @@ def _rank_by_criterion(measurements: Measurements, name: str, rows: Sequence[Cel
     if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
         return None
     metric = measurements.metrics[name]
-    if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
+    if metric.of_all_steps and comparability.have_different_instruments(row.cell for row in rows):
         return None
     higher_is_better = metric.direction == "higher is better"
     means = [_Mean(measurements, metric, row) for row in rows]

@@ -79,7 +79,7 @@ def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iter
     if summary.verdicts:
         yield f"{verdict_text.verdict_counts(summary)}."
     yield from report_start.compare_commands(summary)
-    common_batch = dict(summary.table.common_values).get(columns.key_heading("global_batch_size"))
+    common_batch = dict(summary.table.common_values).get(columns.make_heading("global_batch_size"))
     for choice in choices:
         where = choice.where.removesuffix(f", batch {common_batch}")
         subject = f"{choice.workload}, {where}" if len(choices) > 1 else where

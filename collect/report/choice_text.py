@@ -13,7 +13,7 @@ from collect.choices.contest import Contest, natural_sort_key
 from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
 from collect.choices.standing import CRITERIA, EQUAL_TOLERANCE, Standing
 from collect.figures.memory_parts import TensorMemory
-from collect.metrics.memory import MEMORY_KINDS
+from collect.metrics.memory import KIND_BY_MEMORY_COLUMN
 from collect.report import verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
@@ -205,7 +205,7 @@ def decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
             (_contests_text(choice_family, answer.contests), *_answer_text(choice_family, answer, question.criterion))
             for answer in question.answers
         ]
-        is_process = question.criterion == "peak_memory_bytes" and MEMORY_KINDS["rss_bytes"] in kinds
+        is_process = question.criterion == "peak_memory_bytes" and KIND_BY_MEMORY_COLUMN["rss_bytes"] in kinds
         nodes.append(TreeNode(PROCESS_QUESTION if is_process else QUESTIONS[question.criterion], answers))
     return nodes
 
@@ -221,7 +221,7 @@ def best_cells_text(contest: Contest, criterion: str, tensors: Mapping[str, Tens
         return ChoiceText([], remark=f"only {measured_names[0]} was measured" if len(measured_names) == 1 else "")
     known_tensors = {entry.cell: tensors[entry.cell] for entry in standing.placed if entry.cell in tensors}
     is_known = len(known_tensors) == len(standing.placed) and len({memory.kind for memory in known_tensors.values()}) == 1
-    if standing.kind == MEMORY_KINDS["rss_bytes"] and is_known:
+    if standing.kind == KIND_BY_MEMORY_COLUMN["rss_bytes"] and is_known:
         return _least_tensors_text(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((RunsLink(names[cell], cell) for cell in standing.best), key=lambda link: natural_sort_key(link.text))

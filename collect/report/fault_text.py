@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from collect.findings.answer_section import REPEATS, cell_column
+from collect.findings.answer_section import REPEATS_COLUMN, make_cell_column
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.summary import Summary
 from shardlab.terminal import notation
@@ -35,8 +35,8 @@ MOST_RANKS = 8  # the most ranks whose waiting is written
 def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]]:
     """The tables of slowed ranks and of lost workers that have rows. labels: {id of a cell: its label}."""
     slowed: list[Column[StragglerEffect]] = [
-        cell_column(labels),
-        REPEATS,
+        make_cell_column(labels),
+        REPEATS_COLUMN,
         Column("Delay of a step", lambda effect: effect.delay_ms, "ms", digits=3),
         Column("Found", lambda effect: "" if effect.found is None else f"rank {effect.found}"),
         _compared_column(
@@ -53,9 +53,9 @@ def fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]
         _compared_column("Staleness, mean", "", lambda effect: (effect.staleness_mean, effect.ordinary_staleness_mean)),
     ]
     lost: list[Column[LostWorkerEffect]] = [
-        cell_column(labels),
+        make_cell_column(labels),
         Column("State", lambda effect: effect.state, state=lambda effect: effect.state),
-        REPEATS,
+        REPEATS_COLUMN,
         Column("Before", lambda effect: effect.before_per_s, "units/s"),
         Column("After", lambda effect: effect.after_per_s, "units/s"),
         Column("Not seen", lambda effect: effect.unseen_units, "units"),

@@ -104,7 +104,7 @@ def arrange_reported(entries: Sequence[ReportedResult]) -> ArrangedTables:
     groups: dict[str, list[_PlacedEntry]] = {}
     for index, entry in enumerate(entries):
         where, _, qualifier = entry.where.partition(", ")
-        cell = {key: columns.plain_text(value) for key, value in flatten_cell(entry.cell).items()}
+        cell = {key: columns.format_value(value) for key, value in flatten_cell(entry.cell).items()}
         cell |= {ARGUMENT_KEY: entry.of} if entry.of else {}
         groups.setdefault(where, []).append(_PlacedEntry(index, cell, (entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_sort_key)
@@ -157,7 +157,7 @@ def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
     if len({(_row_names(entry, keys_without_lengths), entry.column) for entry in entries}) == len(entries):
         keys = keys_without_lengths
     common = [
-        (columns.key_heading(key), entries[0].cell[key]) for key in all_keys if key not in keys and _is_common(entries, key)
+        (columns.make_heading(key), entries[0].cell[key]) for key in all_keys if key not in keys and _is_common(entries, key)
     ]
     table_columns = list(dict.fromkeys(entry.column for entry in entries))
     if len(table_columns) == 1 and (crossed_table := _build_crossed_table(where, common, keys, entries)):
@@ -166,7 +166,7 @@ def _build_table(where: str, entries: Sequence[_PlacedEntry]) -> StudyTable:
     rows = _build_rows(keys, entries, [entry.column for entry in entries], table_columns)
     if not keys:
         return StudyTable(where, common, ["Metric"], [ColumnHeading("Number")], _stack_numbers(heads, rows), _indexes(entries))
-    return StudyTable(where, common, list(map(columns.key_heading, keys)), heads, rows, _indexes(entries))
+    return StudyTable(where, common, list(map(columns.make_heading, keys)), heads, rows, _indexes(entries))
 
 
 def _stack_numbers(heads: Sequence[ColumnHeading], rows: Sequence[StudyRow]) -> list[StudyRow]:
@@ -193,11 +193,11 @@ def _build_crossed_table(
     if any(field is None for row in rows for field in row.fields) or len({tuple(row.names) for row in rows}) < len(rows):
         return None
     head = _column_heading(entries[0].column)
-    heads = [ColumnHeading(value, "", columns.key_heading(column_key), head.metric) for value, _ in table_columns]
+    heads = [ColumnHeading(value, "", columns.make_heading(column_key), head.metric) for value, _ in table_columns]
     return StudyTable(
         where,
         [(head.text, f"in {head.unit}" if head.unit else ""), *common],
-        list(map(columns.key_heading, row_keys)),
+        list(map(columns.make_heading, row_keys)),
         heads,
         rows,
         _indexes(entries),

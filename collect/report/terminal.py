@@ -26,7 +26,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
     tensors: as for `report_start.best_choices`."""
     labels = summary.labels_by_cell
     table = make_cells_table(summary)
-    further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further
+    further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further_tables
     summary = truncation.truncate_summary(summary)
     output.show_table(table)
     for other_table in further_tables:
@@ -47,7 +47,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
         _show_further(output, other_table)
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
-        output.print_line(f"{failure.state}: {text}", columns.STATE_STYLES.get(failure.state))
+        output.print_line(f"{failure.state}: {text}", columns.STYLE_BY_STATE.get(failure.state))
     for outlier in summary.outliers:
         values = f"{notation.format_number(outlier.value)}, the median is {notation.format_number(outlier.median)}"
         output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {values}", style="yellow")
@@ -60,8 +60,8 @@ def make_cells_table(summary: Summary) -> Table[CellRow]:
     tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
-    shown_columns = [handles.make_column(lambda row: row.handle), *tables.main.columns]
-    return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
+    shown_columns = [handles.make_column(lambda row: row.handle), *tables.summary_table.columns]
+    return msgspec.structs.replace(tables.summary_table, title=title, columns=shown_columns)
 
 
 def print_choices(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:

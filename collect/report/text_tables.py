@@ -42,7 +42,7 @@ def make_text_tables(summary: Summary) -> list[Table[Any]]:
     reported numbers.
     """
     candidates = [
-        *(summary.table.main, *summary.table.further),
+        *(summary.table.summary_table, *summary.table.further_tables),
         *fault_text.fault_tables(summary, summary.labels_by_cell),
         make_searches_table(summary.searches),
         score_text.make_score_table(summary.predictions),

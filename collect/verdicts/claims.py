@@ -161,13 +161,16 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
         verdict.verdict, verdict.why = "undecided", f"{error}"
     all_parts = [part for number in numbers.values() for part in number.selected.parts]
     all_step_parts = [part for part in all_parts if part.metric.of_all_steps]
-    if comparability.instruments_differ(part.row.cell for part in all_step_parts):
+    if comparability.have_different_instruments(part.row.cell for part in all_step_parts):
         metric_names = ", ".join(dict.fromkeys(part.metric.name for part in all_step_parts))
         verdict.remarks.append(
             f"the cells have different instruments, and {metric_names} includes the steps that these slowed down"
         )
     loaded_cells = [measurements.cell(row) for row in cells]
-    remarks = (comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells))
+    remarks = (
+        comparability.describe_precision_difference([cell.cell for cell in loaded_cells]),
+        comparability.describe_sync_difference(loaded_cells),
+    )
     verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.uncounted_traffic_reason(measurements.cell(part.row), part.metric.name) for part in all_parts)
     if no_network := next(filter(None, host_reasons), ""):

@@ -64,7 +64,7 @@ def uncounted_traffic_reason(cell: LoadedCell, metric: str) -> str:
     study = cell.cell.rehearses
     if study is not None and cell.cell.nnodes == 1 < study.nnodes:
         return f"all ranks ran on one host here ({study.nnodes} nodes in the study), so no bytes crossed a network"
-    measured = [traffic.measure_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
+    measured = [traffic.measure_run_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
     if any(run_traffic.rdma for run_traffic in measured if run_traffic):
         return f"the ranks sent by RDMA, whose bytes {metric} does not count"
     unknown = next((run_traffic.why for run_traffic in measured if run_traffic and run_traffic.rdma is None), "")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from collect.metric import Metric
-from collect.metrics.memory import MEMORY_KINDS
+from collect.metrics.memory import KIND_BY_MEMORY_COLUMN
 from collect.reading.load import LoadedMatrix
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
@@ -16,7 +16,7 @@ from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
 # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
-_OF_A_CPU = {MEMORY_KINDS["rss_bytes"], "cpu"}
+_OF_A_CPU = {KIND_BY_MEMORY_COLUMN["rss_bytes"], "cpu"}
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):

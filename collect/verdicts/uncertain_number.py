@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, t_975
+from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, compute_t_975
 from collect.verdicts.draws import DRAW_COUNT, Value, draw_mean, quantile
 from collect.verdicts.selection import Measurements, SelectedMetric
 
@@ -49,8 +49,8 @@ class UncertainNumber:
             return
         error_of_mean, freedom_degrees = error_and_degrees
         self.how = POOLED_TEXT if self.n < LEAST_REPEATS and freedom_degrees != self.n - 1 else ""
-        self.low = self.value - t_975(freedom_degrees) * error_of_mean
-        self.high = self.value + t_975(freedom_degrees) * error_of_mean
+        self.low = self.value - compute_t_975(freedom_degrees) * error_of_mean
+        self.high = self.value + compute_t_975(freedom_degrees) * error_of_mean
         argument_text = "" if selected.argument is None else f" {selected.argument}"
         self.draws = draw_mean(
             self.value, error_of_mean, freedom_degrees, f"{selected.metric.name} {selected.row.id}{argument_text}"

@@ -191,14 +191,14 @@ def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
 
 def _print_scripts(invocation: Invocation, runs: Sequence[Run], source: RenderContext) -> list[str]:
     """Print the script of each run after the path that the script will have. Returns the paths of the runs' folders."""
-    runs_folder = invocation.workspace.runs if source.preview is None else source.preview.workspace / "runs"
+    runs_dir = invocation.workspace.runs if source.preview is None else source.preview.workspace / "runs"
     for run in runs:
-        folder = runs_folder / run.run_id
+        folder = runs_dir / run.run_id
         script = render_script(run, folder, source.where, source.own_templates, source.preview)
         commented_script = f"\n# {folder}/{scheduler(source.scheduler).SCRIPT}\n{script}"
         if not invocation.out.print_script(commented_script):
             invocation.out.print_line(commented_script)  # with its unprintable characters replaced
-    return [str(runs_folder / run.run_id) for run in runs]
+    return [str(runs_dir / run.run_id) for run in runs]
 
 
 def _print_preview_note(out: Output, source: RenderContext) -> None:
