@@ -89,7 +89,7 @@ class SummarizeVerb(ReadingVerb):
             write_report.write_report(folder, workspace, loaded, summary, images)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
                 measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.compute_watts_per_gpu(loaded))
-        tensor_memory = memory_parts.list_tensor_memory(loaded.cells)
+        tensor_memory = memory_parts.map_tensor_memory(loaded.cells)
         print_results = terminal.print_summary if out.verbose else answer.print_answer
         print_results(out, summary, tensor_memory)
         out.print_line(f"report: {folder / write_report.PAGE}")
@@ -429,7 +429,7 @@ class MetricsVerb(Verb):
     def run(self, invocation: Invocation) -> int:
         from collect.explain import command
 
-        return command.list_metrics(invocation.workspace, invocation.out)
+        return command.print_metrics(invocation.workspace, invocation.out)
 
 
 VERBS: tuple[Verb, ...] = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.columns import row_labels
+from collect.findings.columns import make_row_labels
 from collect.findings.row import CellRow
 from collect.loading.loaded_run import LoadedRun
 from collect.reading.load import LoadedCell, LoadedMatrix
@@ -134,7 +134,7 @@ def group_by_workload(loaded: LoadedMatrix, summary: Summary) -> list[WorkloadGr
         # cells with values first, in the order of the matrix
         by_values = sorted(range(len(workload_entries)), key=lambda index: not workload_entries[index][1].completed_runs)
         entries = [workload_entries[index] for index in sorted(by_values[:MOST_CELLS])]
-        labels = [escape(label) for label in row_labels([row for row, _ in entries])]
+        labels = [escape(label) for label in make_row_labels([row for row, _ in entries])]
         strategy_numbers = [number_of_strategy[cell.cell.strategy] for _, cell in entries]
         marks = [
             CellMark(label, strategy_number, strategy_look(strategy_number), row, cell)

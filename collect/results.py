@@ -79,7 +79,7 @@ class MatrixResults:
 
     def _repr_html_(self) -> str:
         output = RecordedOutput()
-        terminal.print_summary(output, self._summarize(), memory_parts.list_tensor_memory(self._loaded.cells))
+        terminal.print_summary(output, self._summarize(), memory_parts.map_tensor_memory(self._loaded.cells))
         return output.html
 
     @cached_property

@@ -28,7 +28,7 @@ from collect.findings import (
     weight_checksums,
 )
 from collect.findings.columns import CellTables
-from collect.findings.comparability import describe_gpu_trouble, find_baseline, group_families, sync_remark
+from collect.findings.comparability import describe_gpu_trouble, describe_sync_difference, find_baseline, group_families
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
@@ -40,7 +40,7 @@ from collect.findings.trace_answers import CellDifference, GroupTraffic, RankWai
 from collect.findings.trace_changes import CellAdvice, CellWork
 from collect.findings.trace_details import AttentionOfStep, DeviceMemory, IdleTime, LayerOfStep, PhaseOfStep, ProductOfStep
 from collect.findings.trace_tables import Collective, OperatorDifferences, Rounding
-from collect.findings.traffic import RunTraffic, measure_traffic
+from collect.findings.traffic import RunTraffic, measure_run_traffic
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER_STATE
 from collect.loading.telemetry import Coverage
@@ -203,7 +203,7 @@ class Summary(msgspec.Struct, dict=True):
     @cached_property
     def labels_by_cell(self) -> dict[str, str]:
         """The label of each row: {id of its cell: label}."""
-        return columns.labels_by_cell(self.rows)
+        return columns.map_cells_to_labels(self.rows)
 
 
 def summarize(loaded: LoadedMatrix, baseline: str) -> Summary:
@@ -239,7 +239,7 @@ def summarize(loaded: LoadedMatrix, baseline: str) -> Summary:
         outliers=[outlier for row in rows for outlier in _find_outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _list_failures(cell)],
         telemetry=[entry for run in loaded.runs for entry in run.coverage],
-        traffic=[traffic for cell in loaded.cells for run in cell.runs if (traffic := measure_traffic(run)) is not None],
+        traffic=[traffic for cell in loaded.cells for run in cell.runs if (traffic := measure_run_traffic(run)) is not None],
         losses=equal_losses.compare_losses(loaded, baseline),
         instruments=instrument_cost.compute_instrument_costs(loaded),
         slowed=injected_faults.compute_straggler_effects(loaded, rows),
@@ -248,8 +248,8 @@ def summarize(loaded: LoadedMatrix, baseline: str) -> Summary:
         rounding=trace_tables.list_roundings(loaded),
         collectives=trace_tables.list_collectives(loaded),
         operators=trace_tables.compare_operators(loaded, rows),
-        advice=trace_changes.list_advice(loaded),
-        work=trace_changes.list_work(loaded),
+        advice=trace_changes.list_cell_advice(loaded),
+        work=trace_changes.list_cell_work(loaded),
         groups=trace_answers.list_group_traffic(loaded),
         waiting=trace_answers.list_rank_waiting(loaded),
         steps=trace_answers.list_step_differences(loaded, rows),
@@ -275,7 +275,7 @@ def _build_remarks(loaded: LoadedMatrix, rows: list[CellRow]) -> list[str]:
         *_describe_artificial_runs(loaded),
         *_describe_different_work(rows),
         *_describe_doubtful_numbers(loaded, rows),
-        *dict.fromkeys(filter(None, map(sync_remark, group_families(loaded.cells)))),
+        *dict.fromkeys(filter(None, map(describe_sync_difference, group_families(loaded.cells)))),
         *_describe_instruments(loaded),
         *injected_faults.describe_cells_with_faults(rows),
         *([DEVIATIONS_NOTE.format(deviation_count)] if deviation_count else []),
@@ -337,8 +337,8 @@ def _describe_doubtful_numbers(loaded: LoadedMatrix, rows: list[CellRow]) -> lis
         "trouble of telemetry": [
             f"{entry.run} on {entry.host} ({entry.trouble})" for run in loaded.runs for entry in run.coverage if entry.trouble
         ],
-        **trace_lacks.list_lacks(loaded),
-        "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.describe_disputes(rows),
+        **trace_lacks.list_trace_lacks(loaded),
+        "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.list_disputes(rows),
     }
     return [f"{remark}: {_join_ids(places)}" for remark, places in places_of_remark.items() if places]
 

@@ -83,7 +83,7 @@ def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, Tracke
     cannot be read.
     """
     expansion, cell = workspace.read_expansion(run_dir.read_run().matrix), run_dir.read_run().cell
-    labels = columns.cell_labels([flatten_cell(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
+    labels = columns.make_cell_labels([flatten_cell(msgspec.to_builtins(entry.cell)) for entry in expansion.cells])
     label = next((label for entry, label in zip(expansion.cells, labels, strict=True) if entry.id == cell.name()), cell.name())
     (run,) = read_many.read_runs(workspace.runs, [run_dir.run_id])
     metrics = {name: float(quantity.value) for name, quantity in compute_quantities(run).items()}

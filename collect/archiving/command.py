@@ -33,8 +33,8 @@ from shardlab.workspace import archive, workspace_trust
 from shardlab.workspace.archive import ArchivedFile, ArchiveIndex, LeftOutFile
 from shardlab.workspace.workspace import Workspace
 
-EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
-STORED_SUFFIXES = (".gz", ".png", ".parquet")  # of files that are already compressed, so that zip stores them as they are
+EARLIEST_ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the time that every file gets in the archive: the earliest time that zip can store
+UNCOMPRESSED_SUFFIXES = (".gz", ".png", ".parquet")  # of files that are already compressed, so that zip stores them as they are
 
 
 SUMMARY_NAME = "report/summary.json"
@@ -84,76 +84,76 @@ class OpenedArchive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_archive(
-    workspace: Workspace, matrix: str | None, out: str | None, most_gib: float, output: Output, *, anonymize: bool
+    workspace: Workspace, matrix: str | None, out_path: str | None, max_gib: float, output: Output, *, anonymize: bool
 ) -> int:
     """Write an archive of a matrix, and print what it contains. Returns the exit code: 1 if names are left that should be
     replaced.
 
-    matrix: name of the matrix; None: the last matrix. out: path of the archive; None: in the workspace, named after the matrix.
-    most_gib: the limit of the size in GiB. anonymize: whether to replace names by pseudonyms (--anonymous).
+    matrix: name of the matrix; None: the last matrix. out_path: path of the archive; None: in the workspace, named after the
+    matrix. max_gib: the limit of the size in GiB. anonymize: whether to replace names by pseudonyms (--anonymous).
 
-    Raises InputError if the file `out` exists and is not an archive, if a name cannot be replaced, or if a file contains what
-    looks like a secret; ShardlabError if the files that an archive needs are larger than `most_gib` GiB.
+    Raises InputError if the file `out_path` exists and is not an archive, if a name cannot be replaced, or if a file contains
+    what looks like a secret; ShardlabError if the files that an archive needs are larger than `max_gib` GiB.
     """
-    if not 0 < most_gib <= 2**20:
-        raise InputError(f"--max-gib: found {most_gib:.12g}. Allowed: more than 0, up to {2**20}.")
+    if not 0 < max_gib <= 2**20:
+        raise InputError(f"--max-gib: found {max_gib:.12g}. Allowed: more than 0, up to {2**20}.")
     loaded = load_matrix(workspace, matrix)
     matrix_name = loaded.expansion.name
-    target = Path(out).absolute() if out else workspace.path / f"{matrix_name}{archive.ARCHIVE_SUFFIX}"
-    must_be_replaceable(target)
+    archive_path = Path(out_path).absolute() if out_path else workspace.path / f"{matrix_name}{archive.ARCHIVE_SUFFIX}"
+    check_replaceable(archive_path)
     cluster_config = cluster.find_cluster(None, workspace.path)
-    commands, commands_left_out = contents.choose_commands(workspace, loaded, anonymous=anonymize)
-    bytes_of_commands = sum(command.bytes for command in commands)
-    most_bytes = int(most_gib * 2**30)
-    sources, left_out = contents.choose_files(workspace, loaded, most_bytes, bytes_of_commands=bytes_of_commands)
+    archived_commands, commands_left_out = contents.choose_commands(workspace, loaded, anonymous=anonymize)
+    commands_bytes = sum(command.size_bytes for command in archived_commands)
+    max_bytes = int(max_gib * 2**30)
+    archive_sources, left_out = contents.choose_files(workspace, loaded, max_bytes, commands_bytes=commands_bytes)
     left_out += commands_left_out
     pseudonyms = anonymous.make_pseudonyms(workspace, loaded, cluster_config) if anonymize else None
     with files.as_workspace_error("write"):
-        nearest_folder = next(parent for parent in target.parents if parent.is_dir())
-        staging_folder = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=nearest_folder)
+        nearest_folder = next(parent for parent in archive_path.parents if parent.is_dir())
+        staging_folder = tempfile.TemporaryDirectory(prefix=f".{archive_path.name}.", suffix=".tmp", dir=nearest_folder)
     with staging_folder as staging_path:
         folder = Path(staging_path)
-        left_out += staging.copy_files(folder, sources, pseudonyms)
-        staging.pack_commands(folder, loaded, commands)
+        left_out += staging.copy_files(folder, archive_sources, pseudonyms)
+        staging.pack_commands(folder, loaded, archived_commands)
         left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
         staging.finish_workspace(folder, matrix_name, workspace)
-        runs = Workspace(folder).run_ids()
+        run_ids = Workspace(folder).run_ids()
         if pseudonyms is not None:
             replace_names = pseudonyms.replace_names_in_text
             left_out = [LeftOutFile(replace_names(file.name), file.bytes, replace_names(file.why)) for file in left_out]
-        index = build_index(folder, matrix_name, runs, left_out, anonymous=anonymize)
-        secret_scan.must_contain_no_secret(folder, index)
-        remaining_names = _find_remaining_names(folder, index, pseudonyms) if pseudonyms is not None else {}
+        index = build_index(folder, matrix_name, run_ids, left_out, anonymous=anonymize)
+        secret_scan.check_no_secrets(folder, index)
+        files_by_remaining_name = _find_remaining_names(folder, index, pseudonyms) if pseudonyms is not None else {}
         with files.as_workspace_error("write"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-        size = write_zip(target, folder, index)
-    replaced_counts = pseudonyms.counts if pseudonyms is not None else {}
-    _print_written_archive(output, target, size, index, replaced_counts, remaining_names)
+            archive_path.parent.mkdir(parents=True, exist_ok=True)
+        size_bytes = write_zip(archive_path, folder, index)
+    replaced_count_by_kind = pseudonyms.count_by_kind if pseudonyms is not None else {}
+    _print_written_archive(output, archive_path, size_bytes, index, replaced_count_by_kind, files_by_remaining_name)
     output.print_document(
         WrittenArchive(
-            schema=1, file=str(target), bytes=size, matrix=matrix_name, runs=len(runs), files=len(index.files),
-            left_out=left_out, replaced=replaced_counts, remaining=remaining_names,
+            schema=1, file=str(archive_path), bytes=size_bytes, matrix=matrix_name, runs=len(run_ids), files=len(index.files),
+            left_out=left_out, replaced=replaced_count_by_kind, remaining=files_by_remaining_name,
         )
     )  # fmt: skip
-    return 1 if remaining_names else 0
+    return 1 if files_by_remaining_name else 0
 
 
-def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -> int:
+def open_archive(archive_file: str, out_path: str | None, output: Output, *, trusted: bool) -> int:
     """Check an archive, unpack it into a new workspace, and write the report in this workspace. Returns the exit code.
 
-    file: the archive. out: the folder of the new workspace; None: a folder in the current folder, named after the archive.
-    trusted: whether to execute code that the archive contains, such as metrics (--trust).
+    archive_file: the archive. out_path: the folder of the new workspace; None: a folder in the current folder, named after the
+    archive. trusted: whether to execute code that the archive contains, such as metrics (--trust).
     """
-    path = Path(file)
-    stem = path.name.removesuffix(archive.ARCHIVE_SUFFIX).removesuffix(".zip")
-    folder = Path(out or stem).absolute()
-    if folder.exists() or folder.is_symlink():
-        raise InputError(f"{folder}: is there already. Allowed with --out: a folder that does not exist.")
-    with atomic_folder.replace_folder(folder, frozenset(), "an archive") as new_folder:
-        index = _unpack_files(path, new_folder, _is_unpacked)
+    archive_path = Path(archive_file)
+    archive_stem = archive_path.name.removesuffix(archive.ARCHIVE_SUFFIX).removesuffix(".zip")
+    workspace_folder = Path(out_path or archive_stem).absolute()
+    if workspace_folder.exists() or workspace_folder.is_symlink():
+        raise InputError(f"{workspace_folder}: is there already. Allowed with --out: a folder that does not exist.")
+    with atomic_folder.replace_folder(workspace_folder, frozenset(), "an archive") as new_folder:
+        index = _unpack_files(archive_path, new_folder, _is_unpacked)
         archived_summary = files.read(new_folder / SUMMARY_NAME) if (new_folder / SUMMARY_NAME).exists() else b""
         shutil.rmtree(new_folder / "report", ignore_errors=True)
-    opened_workspace = Workspace(folder)
+    opened_workspace = Workspace(workspace_folder)
     code_files = [
         source for name in plugin_source.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
     ]
@@ -166,7 +166,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
     _print_opened_archive(output, opened_workspace, index, unexecuted_files, is_same_report=is_same_report)
     output.print_document(
         OpenedArchive(
-            schema=1, folder=str(folder), matrix=index.matrix, runs=len(index.runs), created=index.created,
+            schema=1, folder=str(workspace_folder), matrix=index.matrix, runs=len(index.runs), created=index.created,
             shardlab=index.shardlab, anonymous=index.anonymous, left_out=index.left_out, same_report=is_same_report,
         )
     )  # fmt: skip
@@ -174,19 +174,19 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
 
 
 @contextmanager
-def unpack_as_workspace(file: Path) -> Iterator[Workspace]:
+def unpack_as_workspace(archive_file: Path) -> Iterator[Workspace]:
     """Unpack an archive into a temporary folder, which is a workspace until the end of the block."""
     with tempfile.TemporaryDirectory(prefix="shardlab-archive-") as folder:
-        _unpack_files(file, Path(folder), lambda name: not name.startswith("report/"))
+        _unpack_files(archive_file, Path(folder), lambda name: not name.startswith("report/"))
         yield Workspace(Path(folder))
 
 
-def _unpack_files(file: Path, folder: Path, is_wanted: Callable[[str], bool]) -> ArchiveIndex:
+def _unpack_files(archive_file: Path, folder: Path, is_wanted: Callable[[str], bool]) -> ArchiveIndex:
     """Unpack the files of an archive whose names `is_wanted` accepts. The empty folder becomes a workspace whose last matrix
     is the matrix of the archive."""
-    index = archive.unpack_archive(file, folder, is_wanted)
-    files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=index.matrix))
-    return index
+    archive_index = archive.unpack_archive(archive_file, folder, is_wanted)
+    files.write_json(folder / ".shardlab" / LAST_MATRIX, LastMatrix(schema=1, name=archive_index.matrix))
+    return archive_index
 
 
 def _decode_without_time(summary: bytes) -> dict[str, Any] | None:
@@ -204,20 +204,20 @@ def _is_unpacked(name: str) -> bool:
     return not name.startswith("report/") or name == SUMMARY_NAME
 
 
-def _find_remaining_names(folder: Path, index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
+def _find_remaining_names(folder: Path, archive_index: ArchiveIndex, pseudonyms: Pseudonyms) -> dict[str, list[str]]:
     """Search the files of an archive for names that should be replaced, but still stand within longer words.
 
     Compressed files are not searched. The pages of the report are not searched either: their words stand in its tables too, or
     are shardlab's own, such as `aliceblue` in plotly's script. Returns {name: the files that contain it}.
     """
-    files_of_name: dict[str, list[str]] = {}
-    for name in index.files:
-        if not name.endswith((*STORED_SUFFIXES, ".html")):
-            with files.open_regular(folder / name.removeprefix(archive.WORKSPACE_PREFIX)) as source:
+    files_by_name: dict[str, list[str]] = {}
+    for archived_name in archive_index.files:
+        if not archived_name.endswith((*UNCOMPRESSED_SUFFIXES, ".html")):
+            with files.open_regular(folder / archived_name.removeprefix(archive.WORKSPACE_PREFIX)) as source:
                 remaining_names = set[str]().union(*map(pseudonyms.find_remaining, anonymous.read_whole_lines(source)))
             for remaining_name in sorted(remaining_names):
-                files_of_name.setdefault(remaining_name, []).append(name)
-    return files_of_name
+                files_by_name.setdefault(remaining_name, []).append(archived_name)
+    return files_by_name
 
 
 def _print_written_archive(
@@ -227,8 +227,8 @@ def _print_written_archive(
     output.print_line(f"{index.matrix}: {len(index.runs)} run(s), {len(index.files)} files, {size / 2**20:.1f} MiB")
     _print_left_out(output, index.left_out)
     if index.anonymous:
-        kinds = ", ".join(f"{count} {kind}(s)" for kind, count in counts.items()) or "none was found"
-        output.print_line(f"replaced names: {kinds}. Look into the file before you publish it.")
+        kinds_text = ", ".join(f"{count} {kind}(s)" for kind, count in counts.items()) or "none was found"
+        output.print_line(f"replaced names: {kinds_text}. Look into the file before you publish it.")
     for name, paths in remaining_names.items():
         output.print_remark(
             f"{name!r} still stands within longer words in {len(paths)} file(s), such as {paths[0]}", style="red"
@@ -251,33 +251,34 @@ def _print_opened_archive(
             style="yellow",
         )
     if unexecuted_files:
-        count = len(unexecuted_files)
+        file_count = len(unexecuted_files)
         output.print_remark(
-            f"{count} file(s) with code of the author were not executed. If you have read them, allow them with --trust."
+            f"{file_count} file(s) with code of the author were not executed. If you have read them, allow them with --trust."
         )
 
 
 def _print_left_out(output: Output, left_out: Sequence[LeftOutFile]) -> None:
-    for why, count in Counter(left_out_file.why for left_out_file in left_out).items():
-        output.print_line(f"left out: {count} file(s): {why}")
+    for reason, file_count in Counter(left_out_file.why for left_out_file in left_out).items():
+        output.print_line(f"left out: {file_count} file(s): {reason}")
     for left_out_file in left_out:
         output.print_detail(f"left out: {left_out_file.name}")
 
 
-def must_be_replaceable(out: Path) -> None:
-    """Raise InputError if a file exists at `out` that is not an archive, because the new archive would overwrite this file."""
-    if not out.exists() and not out.is_symlink():
+def check_replaceable(out_path: Path) -> None:
+    """Raise InputError if a file exists at `out_path` that is not an archive, because the new archive would overwrite this
+    file."""
+    if not out_path.exists() and not out_path.is_symlink():
         return
     try:
-        archive.read_index(out)
+        archive.read_index(out_path)
     except InputError:
         raise InputError(
-            f"{out}: is there already and is not an archive. Allowed with --out: a new file, or an archive."
+            f"{out_path}: is there already and is not an archive. Allowed with --out: a new file, or an archive."
         ) from None
 
 
 def build_index(
-    folder: Path, matrix: str, runs: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool
+    folder: Path, matrix_name: str, run_ids: Sequence[str], left_out: Sequence[LeftOutFile], *, anonymous: bool
 ) -> ArchiveIndex:
     """Make the index (archive.json) of an archive of all files in `folder`. anonymous: whether names were replaced."""
     archived_files = {}
@@ -290,32 +291,32 @@ def build_index(
         schema=archive.SCHEMA,
         shardlab=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        matrix=matrix,
+        matrix=matrix_name,
         matrix_file=next((path for path in workspace_paths if re.fullmatch(r"matrix/.*\.ya?ml", path)), None),
         anonymous=anonymous,
-        runs=list(runs),
+        runs=list(run_ids),
         files=archived_files,
         left_out=list(left_out),
     )
 
 
-def write_zip(out: Path, folder: Path, archive_index: ArchiveIndex) -> int:
-    """Write the files of `folder` that the index names to `out`, completely or not at all. Returns the size in bytes.
+def write_zip(out_path: Path, folder: Path, archive_index: ArchiveIndex) -> int:
+    """Write the files of `folder` that the index names to `out_path`, completely or not at all. Returns the size in bytes.
 
-    Raises WorkspaceError if `out` cannot be written.
+    Raises WorkspaceError if `out_path` cannot be written.
     """
-    with files.open_atomic(out) as handle, zipfile.ZipFile(handle, "w", zipfile.ZIP_DEFLATED) as zip_file:
-        with zip_file.open(_build_entry(archive.INDEX_FILE), "w") as member:
+    with files.open_atomic(out_path) as archive_handle, zipfile.ZipFile(archive_handle, "w", zipfile.ZIP_DEFLATED) as zip_file:
+        with zip_file.open(_build_zip_entry(archive.INDEX_FILE), "w") as member:
             member.write(files.encode_json(archive_index))
         for name in archive_index.files:
             path = folder / name.removeprefix(archive.WORKSPACE_PREFIX)
-            with files.open_regular(path) as source, zip_file.open(_build_entry(name), "w", force_zip64=True) as member:
+            with files.open_regular(path) as source, zip_file.open(_build_zip_entry(name), "w", force_zip64=True) as member:
                 shutil.copyfileobj(source, member, archive.BLOCK_BYTES)
-    return out.stat().st_size
+    return out_path.stat().st_size
 
 
-def _build_entry(name: str) -> zipfile.ZipInfo:
-    entry = zipfile.ZipInfo(name, EARLIEST_TIME)
-    entry.compress_type = zipfile.ZIP_STORED if name.endswith(STORED_SUFFIXES) else zipfile.ZIP_DEFLATED
-    entry.external_attr = 0o644 << 16
-    return entry
+def _build_zip_entry(archived_name: str) -> zipfile.ZipInfo:
+    zip_entry = zipfile.ZipInfo(archived_name, EARLIEST_ZIP_TIME)
+    zip_entry.compress_type = zipfile.ZIP_STORED if archived_name.endswith(UNCOMPRESSED_SUFFIXES) else zipfile.ZIP_DEFLATED
+    zip_entry.external_attr = 0o644 << 16
+    return zip_entry

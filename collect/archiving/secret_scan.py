@@ -31,7 +31,7 @@ _WORD_START = r"(?:(?<!\w)|(?<=\\[nrt])|(?<=\dm))"
 _QUOTE = r"(?:\\*[\"']|&quot;|&#(?:34|39|x27);)?"
 _KEY_PREFIXES = ("api", "access", "secret", "private", "auth", "account", "license", "kaggle")
 _KEY_WORD = "".join(f"|(?<={prefix})key|(?<={prefix}[_-])key" for prefix in _KEY_PREFIXES)
-_HEADER = rf"(?i:authorization{_QUOTE}\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?:(?:basic|bearer|token)\s+)?|{_WORD_START}bearer\s+)"
+_AUTH_HEADER = rf"(?i:authorization{_QUOTE}\s{{0,4}}[:=]\s{{0,4}}{_QUOTE}(?:(?:basic|bearer|token)\s+)?|{_WORD_START}bearer\s+)"
 # A value that is assigned to a name, as in YAML, JSON, shell scripts and Python, or that follows an option of a command.
 _ASSIGNED_VALUE = (
     rf"(?i)(?P<name>token|secret|passw(?:or)?d|passphrase|(?<=[_.-])pwd|credentials?{_KEY_WORD})(?:[_-]?\d)?"
@@ -70,7 +70,7 @@ SECRET_FORMS = [
         ("a password of a login", "login api",
          (r"(?:(?<=wandb[ .])login|(?i:(?<=wandb: )api key))[^\n]{0,30}?(?<!\w)[0-9a-f]{40}(?!\w)"
          r"|login\s+\S+\s+password\s+(?![<$])\S{6,}")),
-        ("a header that authorizes", "authorization bearer", _HEADER + r"(?=[\w.~+/=-]*(?:\d|[a-z][A-Z]))[\w.~+/=-]{12,}"),
+        ("a header that authorizes", "authorization bearer", _AUTH_HEADER + r"(?=[\w.~+/=-]*(?:\d|[a-z][A-Z]))[\w.~+/=-]{12,}"),
         ("a value whose name says that it is secret", "token secret passw passphrase pwd credential key", _ASSIGNED_VALUE),
     )
 ]  # fmt: skip
@@ -85,43 +85,44 @@ _CODE_NAME = re.compile(rb"[A-Za-z_]\w*[_.][\w.]*")  # a name in source code tha
 _ASSIGNED_KEY = re.compile(rb'"([A-Za-z_][\w.-]{0,60})"\s*:|^\s*(?:-\s+)?(?:export\s+)?([A-Za-z_][\w.-]{0,60})\s*[:=]')
 
 
-def must_contain_no_secret(folder: Path, index: ArchiveIndex) -> None:
+def check_no_secrets(folder: Path, archive_index: ArchiveIndex) -> None:
     """Search all files of an archive before it is written. Raises InputError, which names the places of secrets.
 
-    folder: the folder with the files. index: the content of archive.json, which is searched first, because it has the names of
-    all files. Files .gz are unzipped. Parquet files and pictures are not, as they only repeat the content of other files.
+    folder: the folder with the files. archive_index: the content of archive.json, which is searched first, because it has the
+    names of all files. Files .gz are unzipped. Parquet files and pictures are not, as they only repeat the content of other
+    files.
     """
-    secrets = list(islice(_find_secrets([files.encode_json(index)], archive.INDEX_FILE), 1))
-    for name in index.files if not secrets else ():
-        path = name.removeprefix(archive.WORKSPACE_PREFIX)
-        secrets += islice(_find_secrets(_read_blocks(folder / path), path), 1)
-    if secrets:
-        summary = f"no archive was written, because {len(secrets)} file(s) seem to have a secret:"
-        raise InputError("\n  ".join([summary, *secrets[:MOST_NAMED_FILES]]) + REMOVAL_HELP)
+    secret_places = list(islice(_find_secrets([files.encode_json(archive_index)], archive.INDEX_FILE), 1))
+    for archived_name in archive_index.files if not secret_places else ():
+        relative_path = archived_name.removeprefix(archive.WORKSPACE_PREFIX)
+        secret_places += islice(_find_secrets(_read_blocks(folder / relative_path), relative_path), 1)
+    if secret_places:
+        problem_summary = f"no archive was written, because {len(secret_places)} file(s) seem to have a secret:"
+        raise InputError("\n  ".join([problem_summary, *secret_places[:MOST_NAMED_FILES]]) + REMOVAL_HELP)
 
 
-def find_secret(folder: Path, names: Iterable[str]) -> str | None:
-    """The place of the first secret in files of a folder; None if no file has one. names: of the files, relative to the folder;
-    links are not followed."""
-    places = (_find_secrets(_read_blocks(folder / name), name) for name in names if not (folder / name).is_symlink())
+def find_secret(folder: Path, file_names: Iterable[str]) -> str | None:
+    """The place of the first secret in files of a folder; None if no file has one. file_names: of the files, relative to the
+    folder; links are not followed."""
+    places = (_find_secrets(_read_blocks(folder / file), file) for file in file_names if not (folder / file).is_symlink())
     return next(chain.from_iterable(places), None)
 
 
 def _read_blocks(path: Path) -> Iterator[bytes]:
     """The content of a file in blocks of whole lines, unzipped if it is a .gz file, up to any damage of it. A longer line is in
     several blocks, each of which repeats the end of the block before."""
-    with files.as_workspace_error("read"), files.open_regular(path) as raw:
-        handle, rest = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, b""
+    with files.as_workspace_error("read"), files.open_regular(path) as raw_file:
+        content_file, incomplete_line = gzip.GzipFile(fileobj=raw_file) if path.suffix == ".gz" else raw_file, b""
         with contextlib.suppress(gzip.BadGzipFile, EOFError, zlib.error):
-            while piece := handle.read1(BLOCK_BYTES):
-                text = rest + piece
-                end = text.rfind(b"\n") + 1
-                yield text[:end] or text
-                rest = text[end or -MOST_SECRET_BYTES :]
-        yield rest
+            while new_bytes := content_file.read1(BLOCK_BYTES):
+                block = incomplete_line + new_bytes
+                lines_end = block.rfind(b"\n") + 1
+                yield block[:lines_end] or block
+                incomplete_line = block[lines_end or -MOST_SECRET_BYTES :]
+        yield incomplete_line
 
 
-def _find_secrets(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+def _find_secrets(blocks: Iterable[bytes], file_name: str) -> Iterator[str]:
     """The places of secrets in a file, as texts that do not contain the secrets. blocks: the content of the file."""
     first_line_number = 1
     for block in blocks:
@@ -129,30 +130,30 @@ def _find_secrets(blocks: Iterable[bytes], name: str) -> Iterator[str]:
         for kind, clue, pattern in ((kind, clue, pattern) for kind, clues, pattern in SECRET_FORMS for clue in clues):
             position = -1
             while (position := lower_block.find(clue, position + 1)) >= 0:
-                if (match := pattern.match(block, position)) is not None and (key := _find_key(block, match)) is not None:
+                if (match := pattern.match(block, position)) is not None and (key := _name_secret(block, match)) is not None:
                     line_number = first_line_number + block.count(b"\n", 0, position)
-                    yield f"{name}: line {line_number}{key and f', {key}'}: {kind}"
+                    yield f"{file_name}: line {line_number}{key and f', {key}'}: {kind}"
         first_line_number += block.count(b"\n")
 
 
-def _find_key(text: bytes, match: re.Match[bytes]) -> str | None:
+def _name_secret(block: bytes, match: re.Match[bytes]) -> str | None:
     """The name or key to which a secret belongs, such as HF_TOKEN; "" if it is not known. None: the value is no secret."""
-    line_before = text[max(text.rfind(b"\n", 0, match.start()) + 1, match.start() - MOST_SECRET_BYTES) : match.start()]
+    line_before = block[max(block.rfind(b"\n", 0, match.start()) + 1, match.start() - MOST_SECRET_BYTES) : match.start()]
     if "name" in match.re.groupindex:
-        name = re.sub(rb"(?s).*(?:\\[nrt]|[^\w.-])", b"", line_before[-60:] + match["name"])
-        if not _is_secret(name, match):
+        key = re.sub(rb"(?s).*(?:\\[nrt]|[^\w.-])", b"", line_before[-60:] + match["name"])
+        if not _is_secret(key, match):
             return None
     else:
-        name = b"".join((_ASSIGNED_KEY.findall(line_before) or [(b"", b"")])[-1])
-    return "" if any(pattern.search(name) for _, _, pattern in SECRET_FORMS) else name.lstrip(b"-").decode("utf-8", "replace")
+        key = b"".join((_ASSIGNED_KEY.findall(line_before) or [(b"", b"")])[-1])
+    return "" if any(pattern.search(key) for _, _, pattern in SECRET_FORMS) else key.lstrip(b"-").decode("utf-8", "replace")
 
 
-def _is_secret(name: bytes, match: re.Match[bytes]) -> bool:
-    """Whether a value is a secret, and not a placeholder, a path or source code. name: that to which it is assigned."""
-    value, is_quoted, has_digit = match["value"], bool(match["quote"]), re.search(rb"\d", match["value"]) is not None
-    is_code = match["code"] or (not is_quoted and not name.isupper() and _CODE_NAME.fullmatch(value))
-    if is_code or (match["option"] and not name.startswith(b"--")) or _HARMLESS_VALUE.fullmatch(value):
+def _is_secret(key_name: bytes, match: re.Match[bytes]) -> bool:
+    """Whether a value is a secret, and not a placeholder, a path or source code. key_name: that to which it is assigned."""
+    candidate, is_quoted, has_digit = match["value"], bool(match["quote"]), re.search(rb"\d", match["value"]) is not None
+    is_code = match["code"] or (not is_quoted and not key_name.isupper() and _CODE_NAME.fullmatch(candidate))
+    if is_code or (match["option"] and not key_name.startswith(b"--")) or _HARMLESS_VALUE.fullmatch(candidate):
         return False
-    if re.search(rb"(?i)pass|pwd", name):
-        return is_quoted or has_digit or not value.isalpha()
-    return len(value) >= SHORTEST_SECRET and (has_digit or name.isupper())
+    if re.search(rb"(?i)pass|pwd", key_name):
+        return is_quoted or has_digit or not candidate.isalpha()
+    return len(candidate) >= SHORTEST_SECRET and (has_digit or key_name.isupper())

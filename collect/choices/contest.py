@@ -11,7 +11,7 @@ import msgspec
 
 from collect.choices.standing import Standing
 from collect.findings import comparability
-from collect.findings.columns import find_distinguishing_keys, find_fewest_keys, plain_text
+from collect.findings.columns import find_distinguishing_keys, find_fewest_keys, format_value
 from collect.findings.row import CellRow, flatten_cell
 from shardlab.matrix.cell import STRATEGY_OPTIONS
 
@@ -126,7 +126,7 @@ def _find_least_instrumented(rows: Sequence[CellRow]) -> set[str]:
     rows_by_cell: dict[bytes, list[CellRow]] = defaultdict(list)
     for row in rows:
         if row.n:
-            rows_by_cell[comparability.key_without_instruments(row.cell)].append(row)
+            rows_by_cell[comparability.make_key_without_instruments(row.cell)].append(row)
     return {min(equal_rows, key=lambda row: (_count_instruments(row), row.id)).id for equal_rows in rows_by_cell.values()}
 
 
@@ -219,5 +219,5 @@ def _describe_value(key: str, value: Any) -> str:
     if key == "fault":  # the value says that it is a fault
         return str(value)
     if isinstance(value, dict):
-        return f"{key_words} ({plain_text(value)})"
+        return f"{key_words} ({format_value(value)})"
     return key_words if value is True else f"{key_words} {value}"

@@ -85,7 +85,7 @@ def _rank_by_criterion(measurements: Measurements, criterion: str, rows: Sequenc
     if len(rows) < 2 or len({(estimate.unit, estimate.kind) for estimate in estimates}) > 1:
         return None
     metric = measurements.metrics[criterion]
-    if metric.of_all_steps and comparability.instruments_differ(row.cell for row in rows):
+    if metric.of_all_steps and comparability.have_different_instruments(row.cell for row in rows):
         return None
     higher_is_better = metric.direction == "higher is better"
     means = [UncertainNumber(measurements, measurements.select_measured(metric, row)) for row in rows]

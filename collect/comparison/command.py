@@ -28,31 +28,31 @@ from shardlab.terminal import notation
 from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
-MOST_VALUES = 6  # the most values of a key that a sentence lists
+MOST_LISTED_VALUES = 6  # the most values of a key that a sentence lists
 SHOWN_METRICS = ("throughput_per_s", "step_time_ms", "peak_memory_bytes", "final_loss", "final_accuracy_pct")
 # Verdict on B, compared with A -> colour of the row.
-VERDICT_STYLES = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
+STYLE_BY_VERDICT = {"faster": "green", "slower": "red", "higher": "yellow", "lower": "yellow"}
 
 
 def show_comparison(
     workspace: Workspace,
-    a: str,
-    b: str,
-    matrix: str | None,
+    source_a: str,
+    source_b: str,
+    matrix_name: str | None,
     output: Output,
-    fail_if: Sequence[str] = (),
+    condition_texts: Sequence[str] = (),
     *,
     is_strict: bool = False,
 ) -> int:
     """Compare two sets of results, called A and B, and print tables or the JSON document. Returns the exit code.
 
-    a, b, matrix: as in `compare_by_name`. fail_if: conditions under which the exit code is 1 (`gate.parse_condition`).
-    is_strict: whether it is also 1 if a condition is not decided. Raises InputError.
+    source_a, source_b, matrix_name: as in `compare_by_name`. condition_texts: conditions under which the exit code is 1
+    (`gate.parse_condition`). is_strict: whether it is also 1 if a condition is not decided. Raises InputError.
     """
-    if is_strict and not fail_if:
+    if is_strict and not condition_texts:
         raise InputError("--strict: allowed only together with --fail-if.")
-    conditions = [gate.parse_condition(text) for text in fail_if]
-    comparison = compare_by_name(workspace, a, b, matrix)
+    conditions = [gate.parse_condition(condition_text) for condition_text in condition_texts]
+    comparison = compare_by_name(workspace, source_a, source_b, matrix_name)
     gates = [gate.judge_condition(condition, comparison) for condition in conditions]
     print_comparison(output, comparison)
     for line in (line for judged_gate in gates for line in gate.describe_gate(judged_gate)):
@@ -61,60 +61,60 @@ def show_comparison(
     return gate.choose_exit_code(gates, is_strict=is_strict)
 
 
-def compare_by_name(workspace: Workspace, a: str, b: str, matrix: str | None) -> Comparison:
+def compare_by_name(workspace: Workspace, source_a: str, source_b: str, matrix_name: str | None) -> Comparison:
     """Compare two sets of results, called A and B.
 
-    a, b: where A and B are, each as the name of a matrix of `workspace`, the folder of another workspace, or an archive.
-    matrix: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if `a` or `b` is
-    neither a matrix nor a folder nor an archive.
+    source_a, source_b: where A and B are, each as the name of a matrix of `workspace`, the folder of another workspace, or an
+    archive. matrix_name: which matrix of the other workspaces is compared; None: their last matrix. Raises InputError if
+    `source_a` or `source_b` is neither a matrix nor a folder nor an archive.
     """
     with contextlib.ExitStack() as open_archives:
-        sides = [_find_side(workspace, name, matrix, open_archives) for name in (a, b)]
+        sides = [_find_side_workspace(workspace, source, matrix_name, open_archives) for source in (source_a, source_b)]
         matrices = []
-        for name, (side_workspace, side_matrix) in zip((a, b), sides, strict=True):
+        for source, (side_workspace, side_matrix) in zip((source_a, source_b), sides, strict=True):
             loaded = load_matrix(side_workspace, side_matrix)
-            matrices.append(ComparedMatrix(name, side_workspace, loaded, summarize(loaded, loaded.expansion.baseline)))
+            matrices.append(ComparedMatrix(source, side_workspace, loaded, summarize(loaded, loaded.expansion.baseline)))
         return compare_matrices(*matrices)
 
 
-def _find_side(
-    workspace: Workspace, name: str, matrix: str | None, open_archives: contextlib.ExitStack
+def _find_side_workspace(
+    workspace: Workspace, source: str, matrix_name: str | None, open_archives: contextlib.ExitStack
 ) -> tuple[Workspace, str | None]:
     """Find the workspace that contains one of the two sets of results. Returns (workspace, name of the matrix; None: the last
     one).
 
-    name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `name` is an archive,
-    its files stay unpacked in a temporary folder until `open_archives` is closed."""
-    if name in workspace.matrix_names():
-        if matrix is not None:
-            raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
-        return workspace, name
-    if Path(name).is_file():
-        return open_archives.enter_context(archiving.unpack_as_workspace(Path(name))), matrix
-    if not Path(name).is_dir():
+    source: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `source` is an
+    archive, its files stay unpacked in a temporary folder until `open_archives` is closed."""
+    if source in workspace.matrix_names():
+        if matrix_name is not None:
+            raise InputError(f"--matrix: {source} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
+        return workspace, source
+    if Path(source).is_file():
+        return open_archives.enter_context(archiving.unpack_as_workspace(Path(source))), matrix_name
+    if not Path(source).is_dir():
         matrix_names = ", ".join(workspace.matrix_names()) or "none here"
         raise InputError(
-            f"{name}: is neither a matrix of this workspace nor a folder nor a file. Allowed: a folder, an archive, or "
-            f"a matrix ({matrix_names})."
+            f"{source}: is neither a matrix of this workspace nor a folder nor a file. "
+            f"Allowed: a folder, an archive, or a matrix ({matrix_names})."
         )
-    return Workspace(Path(name)), matrix
+    return Workspace(Path(source)), matrix_name
 
 
 def print_comparison(output: Output, comparison: Comparison) -> None:
     """Print the tables and sentences of a comparison."""
-    for letter, side in (("A", comparison.a), ("B", comparison.b)):
-        output.print_line(f"{letter}: {_side_title(side)}")
+    for side_letter, side in (("A", comparison.a), ("B", comparison.b)):
+        output.print_line(f"{side_letter}: {_make_side_title(side)}")
     for remark in dict.fromkeys((*comparison.a.remarks, *comparison.b.remarks)):
-        letters = [letter for letter, side in (("A", comparison.a), ("B", comparison.b)) if remark in side.remarks]
+        letters = [side_letter for side_letter, side in (("A", comparison.a), ("B", comparison.b)) if remark in side.remarks]
         output.print_line(f"{' and '.join(letters)}: {remark}", style="yellow")
     _print_pairs(output, comparison)
     for difference in comparison.differs:
-        in_a, in_b = (columns.plain_text(value) or "none" for value in (difference.a, difference.b))
+        in_a, in_b = (columns.format_value(value) or "none" for value in (difference.a, difference.b))
         output.print_line(f"cells were matched although {difference.key} differs: {in_a} in A, {in_b} in B", style="yellow")
 
-    for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
-        if labels:
-            output.print_line(f"only in {letter}: {'; '.join(labels)}")
+    for side_letter, cell_labels in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if cell_labels:
+            output.print_line(f"only in {side_letter}: {'; '.join(cell_labels)}")
     if comparison.environment:
         rows = [[difference.what, ", ".join(difference.a), ", ".join(difference.b)] for difference in comparison.environment]
         output.print_table(
@@ -126,35 +126,35 @@ def print_comparison(output: Output, comparison: Comparison) -> None:
 
 def _print_pairs(output: Output, comparison: Comparison) -> None:
     if not comparison.pairs:
-        output.print_line(f"no cell is in both A and B{_no_pairs_reason(comparison)}.", style="yellow")
+        output.print_line(f"no cell is in both A and B{_explain_no_pairs(comparison)}.", style="yellow")
         return
-    rows, styles, other_metrics = [], [], []
+    table_rows, row_styles, other_metrics = [], [], []
     for pair in comparison.pairs:
         if pair.different_work:
-            rows.append([pair.label, "", "", "", "", "", "", "different work"])
-            styles.append("yellow")
+            table_rows.append([pair.label, "", "", "", "", "", "", "different work"])
+            row_styles.append("yellow")
             continue
-        metrics = {metric.metric: metric for metric in pair.metrics}
+        metrics = {compared.metric: compared for compared in pair.metrics}
         shown_metrics = [metrics[name] for name in (*SHOWN_METRICS, *(metrics if output.verbose else ())) if name in metrics]
         shown_metrics = list(dict.fromkeys(shown_metrics))
-        unlisted = [metric for metric in select_differing_metrics(pair.metrics) if metric not in shown_metrics]
-        other_metrics += [f"{pair.label}: {metric.metric} {metric.verdict}" for metric in unlisted]
-        rows += [[pair.label, *_metric_row(metric)] for metric in shown_metrics]
-        styles += [VERDICT_STYLES.get(metric.verdict, "") for metric in shown_metrics]
+        unlisted_metrics = [compared for compared in select_differing_metrics(pair.metrics) if compared not in shown_metrics]
+        other_metrics += [f"{pair.label}: {compared.metric} {compared.verdict}" for compared in unlisted_metrics]
+        table_rows += [[pair.label, *_make_metric_row(compared)] for compared in shown_metrics]
+        row_styles += [STYLE_BY_VERDICT.get(compared.verdict, "") for compared in shown_metrics]
         if not pair.metrics:
-            rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
-            styles.append("dim")
+            table_rows.append([pair.label, "", pair.state_a, pair.state_b, "", "", "", "no metric in both"])
+            row_styles.append("dim")
     headings = ["Cell", "Metric", "A", "B", "B / A", "95 % interval", "n", "B is"]
-    output.print_table("", headings, rows, styles, {"n": 3, "95 % interval": 2, "A": 1, "B": 1})
-    remarks: dict[str, list[str]] = {}
+    output.print_table("", headings, table_rows, row_styles, {"n": 3, "95 % interval": 2, "A": 1, "B": 1})
+    labels_by_remark: dict[str, list[str]] = {}
     for pair in comparison.pairs:
-        for text in filter(None, (pair.different_work, *pair.remarks)):
-            remarks.setdefault(text, []).append(pair.label)
-    for text, labels in remarks.items():
+        for remark in filter(None, (pair.different_work, *pair.remarks)):
+            labels_by_remark.setdefault(remark, []).append(pair.label)
+    for remark, labels in labels_by_remark.items():
         output.print_line(
-            f"{text}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow"
+            f"{remark}: {'all cells' if len(labels) == len(comparison.pairs) > 1 else '; '.join(labels)}", style="yellow"
         )
-    for reason in dict.fromkeys(metric.why for pair in comparison.pairs for metric in pair.metrics if metric.why):
+    for reason in dict.fromkeys(compared.why for pair in comparison.pairs for compared in pair.metrics if compared.why):
         output.print_line(f"no interval: {reason}")
     if other_metrics:
         output.print_line(f"other metrics that differ (--verbose shows all metrics): {'; '.join(other_metrics)}")
@@ -166,35 +166,35 @@ def _print_pairs(output: Output, comparison: Comparison) -> None:
         )
 
 
-def _no_pairs_reason(comparison: Comparison) -> str:
+def _explain_no_pairs(comparison: Comparison) -> str:
     """The reason why no cell is in both A and B, such as `: steps is 5 in A and 10 in B`; '' if the reason is not known."""
 
     def list_values(values: Sequence[Any]) -> str:
-        texts = [columns.plain_text(value) or "none" for value in values[:MOST_VALUES]]
-        return ", ".join([*texts, *(["..."] if len(values) > MOST_VALUES else [])])
+        value_texts = [columns.format_value(value) or "none" for value in values[:MOST_LISTED_VALUES]]
+        return ", ".join([*value_texts, *(["..."] if len(values) > MOST_LISTED_VALUES else [])])
 
-    keys = [f"{entry.key} is {list_values(entry.a)} in A and {list_values(entry.b)} in B" for entry in comparison.apart]
-    if not keys:
+    key_texts = [f"{key.key} is {list_values(key.a)} in A and {list_values(key.b)} in B" for key in comparison.apart]
+    if not key_texts:
         return ": no single key explains the difference" if comparison.only_a and comparison.only_b else ""
-    return f": {'; '.join(keys)}"
+    return f": {'; '.join(key_texts)}"
 
 
-def _metric_row(metric: MetricComparison) -> list[str]:
-    interval = "none"
-    if 1 in (metric.n_a, metric.n_b) and metric.verdict == "undecided":
-        interval = "none: n = 1"
-    if metric.low is not None and metric.high is not None:
-        interval = f"{notation.format_number(metric.low)} to {notation.format_number(metric.high)}"
+def _make_metric_row(metric_comparison: MetricComparison) -> list[str]:
+    interval_text = "none"
+    if 1 in (metric_comparison.n_a, metric_comparison.n_b) and metric_comparison.verdict == "undecided":
+        interval_text = "none: n = 1"
+    if metric_comparison.low is not None and metric_comparison.high is not None:
+        interval_text = f"{notation.format_number(metric_comparison.low)} to {notation.format_number(metric_comparison.high)}"
     return [
-        metric.metric,
-        verdict_text.format_quantity(metric.a, metric.unit),
-        verdict_text.format_quantity(metric.b, metric.unit),
-        notation.format_number(metric.ratio) if metric.ratio is not None else "",
-        interval,
-        f"{metric.n_a}, {metric.n_b}",
-        metric.verdict,
+        metric_comparison.metric,
+        verdict_text.format_quantity(metric_comparison.a, metric_comparison.unit),
+        verdict_text.format_quantity(metric_comparison.b, metric_comparison.unit),
+        notation.format_number(metric_comparison.ratio) if metric_comparison.ratio is not None else "",
+        interval_text,
+        f"{metric_comparison.n_a}, {metric_comparison.n_b}",
+        metric_comparison.verdict,
     ]
 
 
-def _side_title(side: ComparedSide) -> str:
+def _make_side_title(side: ComparedSide) -> str:
     return f"{side.name}: {side.matrix}{': ' + side.title if side.title else ''}"

@@ -19,10 +19,10 @@ from collect.summary import Summary
 from collect.verdicts.selection import Measurements
 from shardlab.workspace.workspace import Workspace
 
-SCHEMA = 1
-SCATTER_UNKNOWN = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
-NO_RATIO = "a ratio needs means that are greater than 0"
-MEAN_MAY_BE_ZERO = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
+SCHEMA_VERSION = 1
+UNKNOWN_SCATTER_REASON = "n = 1 in {}, and no cell of that matrix was repeated, so the scatter is not known"
+NO_RATIO_REASON = "a ratio needs means that are greater than 0"
+ZERO_MEAN_REASON = "the repeats do not exclude a mean of 0, so the ratio has no bounds"
 FALSE_POSITIVE_SHARE = 0.05  # the share of two-sided 95 % tests that find a difference by chance
 
 
@@ -164,28 +164,28 @@ class ComparedMatrix(msgspec.Struct, frozen=True):
         return ComparedSide(self.name, place, summary.matrix, summary.title, summary.rehearsal, summary.remarks)
 
 
-def compare_matrices(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
+def compare_matrices(matrix_a: ComparedMatrix, matrix_b: ComparedMatrix) -> Comparison:
     """Match the cells of matrix A with those of matrix B, and compare the metrics of each matched pair."""
-    matches = match_cells(a.loaded.cells, b.loaded.cells)
-    measurements = [Measurements(cell_a.loaded, cell_a.summary.rows) for cell_a in (a, b)]
-    rows = [{row.id: row for row in cell_a.summary.rows} for cell_a in (a, b)]
-    labels = a.summary.labels_by_cell
+    matches = match_cells(matrix_a.loaded.cells, matrix_b.loaded.cells)
+    measurements = [Measurements(matrix.loaded, matrix.summary.rows) for matrix in (matrix_a, matrix_b)]
+    rows_by_id_of_sides = [{row.id: row for row in matrix.summary.rows} for matrix in (matrix_a, matrix_b)]
+    label_by_cell = matrix_a.summary.labels_by_cell
     pairs = [
         _compare_pair(
-            labels[cell_a.id],
-            _CellResults(cell_a, rows[0][cell_a.id], measurements[0]),
-            _CellResults(cell_b, rows[1][cell_b.id], measurements[1]),
+            label_by_cell[cell_a.id],
+            _CellResults(cell_a, rows_by_id_of_sides[0][cell_a.id], measurements[0]),
+            _CellResults(cell_b, rows_by_id_of_sides[1][cell_b.id], measurements[1]),
         )
         for cell_a, cell_b in matches.pairs
     ]
     judged_metrics = [metric for pair in pairs for metric in pair.metrics if metric.verdict not in ("equal", "undecided")]
     return Comparison(
-        schema=SCHEMA,
-        a=a.describe_side(),
-        b=b.describe_side(),
+        schema=SCHEMA_VERSION,
+        a=matrix_a.describe_side(),
+        b=matrix_b.describe_side(),
         pairs=pairs,
-        only_a=[labels[cell.id] for cell in matches.only_a],
-        only_b=[b.summary.labels_by_cell[cell.id] for cell in matches.only_b],
+        only_a=[label_by_cell[cell.id] for cell in matches.only_a],
+        only_b=[matrix_b.summary.labels_by_cell[cell.id] for cell in matches.only_b],
         differs=matches.differs,
         apart=find_disjoint_keys(matches) if not pairs else [],
         environment=_find_environment_differences(matches),
@@ -196,8 +196,8 @@ def compare_matrices(a: ComparedMatrix, b: ComparedMatrix) -> Comparison:
 def _find_environment_differences(matches: Matches) -> list[EnvironmentDifference]:
     """The known properties of machines and software that differ: possible reasons for other results."""
     sides = zip(*matches.pairs, strict=True) if matches.pairs else ((), ())
-    a, b = (environment.collect_properties(run for cell in cells for run in cell.runs) for cells in sides)
-    return [EnvironmentDifference(*difference) for difference in environment.find_property_differences(a, b)]
+    properties_a, b = (environment.collect_properties(run for cell in cells for run in cell.runs) for cells in sides)
+    return [EnvironmentDifference(*difference) for difference in environment.find_property_differences(properties_a, b)]
 
 
 class _CellResults(NamedTuple):
@@ -207,67 +207,67 @@ class _CellResults(NamedTuple):
     """Those of the cell's matrix."""
 
 
-def _compare_pair(label: str, a: _CellResults, b: _CellResults) -> ComparedCell:
-    different_work = _different_work_reason(a, b)
+def _compare_pair(label: str, results_a: _CellResults, results_b: _CellResults) -> ComparedCell:
+    different_work = _explain_different_work(results_a, results_b)
     return ComparedCell(
-        a=a.row.id,
-        b=b.row.id,
+        a=results_a.row.id,
+        b=results_b.row.id,
         label=label,
-        state_a=a.row.state or "planned",
-        state_b=b.row.state or "planned",
+        state_a=results_a.row.state or "planned",
+        state_b=results_b.row.state or "planned",
         different_work=different_work,
-        remarks=_pair_remarks(a, b),
-        metrics=[] if different_work else _compare_metrics(a, b),
+        remarks=_make_pair_remarks(results_a, results_b),
+        metrics=[] if different_work else _compare_metrics(results_a, results_b),
     )
 
 
-def _different_work_reason(a: _CellResults, b: _CellResults) -> str:
+def _explain_different_work(results_a: _CellResults, b: _CellResults) -> str:
     """The reason why a cell in A and its match in B are not compared; '' if they are compared."""
-    proof_results = [side.row.same_work for side in (a, b)]
+    proof_results = [side.row.same_work for side in (results_a, b)]
     if any(proof and proof.verdict == "different" for proof in proof_results) or (
         proof_results[0] and proof_results[1] and proof_results[0].verdict != proof_results[1].verdict
     ):
         proof_texts = [
-            f"{name}: {proof.verdict} ({proof.why})" if proof else f"{name}: no proof"
-            for name, proof in zip("AB", proof_results)
+            f"{side_letter}: {proof.verdict} ({proof.why})" if proof else f"{side_letter}: no proof"
+            for side_letter, proof in zip("AB", proof_results)
         ]
         return f"the same-work proofs found: {'; '.join(proof_texts)}"
-    data = [{str(run.result.data.get("sha256")) for run in side.cell.completed_runs if run.result} for side in (a, b)]
+    data = [{str(run.result.data.get("sha256")) for run in side.cell.completed_runs if run.result} for side in (results_a, b)]
     if data[0] and data[1] and data[0] != data[1]:
         return f"different data: SHA-256 {' and '.join(sorted(data[0]))} in A, {' and '.join(sorted(data[1]))} in B"
-    is_rehearsal = [any(run.is_rehearsal for run in side.cell.completed_runs) for side in (a, b)]
-    if a.row.n and b.row.n and is_rehearsal[0] != is_rehearsal[1]:
+    is_rehearsal = [any(run.is_rehearsal for run in side.cell.completed_runs) for side in (results_a, b)]
+    if results_a.row.n and b.row.n and is_rehearsal[0] != is_rehearsal[1]:
         return f"{'AB'[is_rehearsal[1]]} is a rehearsal"
-    if trouble := "; ".join(side.row.gpu_trouble for side in (a, b) if side.row.gpu_trouble):
+    if trouble := "; ".join(side.row.gpu_trouble for side in (results_a, b) if side.row.gpu_trouble):
         return f"other processes used the GPUs, or the GPUs were throttled, while steps were timed ({trouble})"
     return ""
 
 
-def _pair_remarks(a: _CellResults, b: _CellResults) -> list[str]:
-    created_at = [{run.run_id: run.run.created for run in side.cell.runs if run.run} for side in (a, b)]
+def _make_pair_remarks(results_a: _CellResults, results_b: _CellResults) -> list[str]:
+    created_at = [{run.run_id: run.run.created for run in side.cell.runs if run.run} for side in (results_a, results_b)]
     remarks = ["the same runs in both"] if created_at[0] and created_at[0] == created_at[1] else []
-    proof = a.row.same_work
+    proof = results_a.row.same_work
     if proof and proof.verdict == "other work":  # as in B, because other pairs are not compared
         remarks.append(f"by design, not the same work as one process ({proof.why})")
-    if (remark := comparability.precision_remark([a.cell.cell, b.cell.cell])) is not None:
+    if (remark := comparability.describe_precision_difference([results_a.cell.cell, results_b.cell.cell])) is not None:
         remarks.append(remark)
-    if not (proof and b.row.same_work):
+    if not (proof and results_b.row.same_work):
         remarks.append("A, B or both have no same-work proof")
     return remarks
 
 
-def _compare_metrics(a: _CellResults, b: _CellResults) -> list[MetricComparison]:
-    comparisons = (_compare_metric(metric, a, b) for metric in all_metrics() if metric.of_run)
+def _compare_metrics(results_a: _CellResults, results_b: _CellResults) -> list[MetricComparison]:
+    comparisons = (_compare_metric(metric, results_a, results_b) for metric in all_metrics() if metric.of_run)
     return [comparison for comparison in comparisons if comparison]
 
 
-def _compare_metric(metric: Metric, a: _CellResults, b: _CellResults) -> MetricComparison | None:
+def _compare_metric(metric: Metric, results_a: _CellResults, results_b: _CellResults) -> MetricComparison | None:
     """None if A or B has no value of the metric, or if the kinds differ, such as GPU memory and process memory."""
-    estimate_a, estimate_b = a.row.metrics.get(metric.name), b.row.metrics.get(metric.name)
+    estimate_a, estimate_b = results_a.row.metrics.get(metric.name), results_b.row.metrics.get(metric.name)
     if estimate_a is None or estimate_b is None or (estimate_a.unit, estimate_a.kind) != (estimate_b.unit, estimate_b.kind):
         return None
-    means = [_mean_with_error(metric, side) for side in (a, b)]
-    value, low, high = ratio.compute_mean_ratio(*means)
+    means = [_compute_mean_with_error(metric, side) for side in (results_a, results_b)]
+    mean_ratio, low, high = ratio.compute_mean_ratio(*means)
     return MetricComparison(
         metric=metric.name,
         unit=estimate_a.unit,
@@ -275,31 +275,31 @@ def _compare_metric(metric: Metric, a: _CellResults, b: _CellResults) -> MetricC
         b=estimate_b.value,
         n_a=estimate_a.n,
         n_b=estimate_b.n,
-        verdict=ratio.difference_word(means[0], means[1], estimate_a.unit),
-        ratio=value,
+        verdict=ratio.choose_difference_word(means[0], means[1], estimate_a.unit),
+        ratio=mean_ratio,
         low=low,
         high=high,
         error_a=means[0].error,
         error_b=means[1].error,
-        why="" if low is not None else _no_interval_reason(value, means),
+        why="" if low is not None else _explain_no_interval(mean_ratio, means),
     )
 
 
-def _no_interval_reason(value: float | None, means: list[Mean]) -> str:
-    unknown = [name for name, mean in zip("AB", means, strict=True) if mean.error is None]
-    if unknown:
-        return SCATTER_UNKNOWN.format(" and ".join(unknown))
-    return NO_RATIO if value is None else MEAN_MAY_BE_ZERO
+def _explain_no_interval(mean_ratio: float | None, means: list[Mean]) -> str:
+    sides_without_error = [side_letter for side_letter, mean in zip("AB", means, strict=True) if mean.error is None]
+    if sides_without_error:
+        return UNKNOWN_SCATTER_REASON.format(" and ".join(sides_without_error))
+    return NO_RATIO_REASON if mean_ratio is None else ZERO_MEAN_REASON
 
 
-def _mean_with_error(metric: Metric, side: _CellResults) -> Mean:
+def _compute_mean_with_error(metric: Metric, side: _CellResults) -> Mean:
     """The mean of a metric of a cell, with its error, from 3 or more repeats, else from all repeated cells of the matrix."""
-    values = [run.metrics[metric.name] for run in side.row.runs if metric.name in run.metrics]
-    value = side.row.metrics[metric.name].value
-    if metric.exact and len(set(values)) == 1:
-        return Mean(value, 0, 1)
-    error_and_degrees = compute_standard_error(values, side.measurements.find_noise(metric))
-    return Mean(value, error_and_degrees[0], error_and_degrees[1]) if error_and_degrees else Mean(value, None, 0)
+    repeat_values = [run.metrics[metric.name] for run in side.row.runs if metric.name in run.metrics]
+    mean_value = side.row.metrics[metric.name].value
+    if metric.exact and len(set(repeat_values)) == 1:
+        return Mean(mean_value, 0, 1)
+    error_and_degrees = compute_standard_error(repeat_values, side.measurements.find_noise(metric))
+    return Mean(mean_value, error_and_degrees[0], error_and_degrees[1]) if error_and_degrees else Mean(mean_value, None, 0)
 
 
 def select_differing_metrics(metrics: Iterable[MetricComparison]) -> list[MetricComparison]:

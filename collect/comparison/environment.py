@@ -18,8 +18,8 @@ def collect_properties(runs: Iterable[LoadedRun]) -> dict[str, list[str]]:
 
     for run in runs:
         for host in run.hosts:
-            gpus = [gpu.name for gpu in host.gpus or ()]
-            add_value("GPU", ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)) or "none")
+            gpu_names = [gpu.name for gpu in host.gpus or ()]
+            add_value("GPU", ", ".join(f"{gpu_names.count(name)} x {name}" for name in dict.fromkeys(gpu_names)) or "none")
             add_value("GPU driver", host.gpu_driver)
             add_value("processor", host.cpu_model)
             add_value("processors allowed", str(host.cpus_allowed))

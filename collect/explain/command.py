@@ -19,18 +19,18 @@ from shardlab.terminal.console import Output
 from shardlab.workspace import handles
 from shardlab.workspace.workspace import Workspace
 
-LONGEST_NAME = 40  # the name of an event is cut to this many characters on the terminal; --json has the whole name
+MAX_NAME_CHARS = 40  # the name of an event is cut to this many characters on the terminal; --json has the whole name
 
 
 def show_explanation(
-    workspace: Workspace, matrix: str | None, baseline: str | None, row_name: str, metric_name: str, output: Output
+    workspace: Workspace, matrix_name: str | None, baseline: str | None, row_name: str, metric_name: str, output: Output
 ) -> int:
     """Print how a number of the summary was computed. Returns the exit code: 1 if a file of the workspace defines no metric.
 
-    matrix, baseline: as for `collect summarize`; None: its defaults. row_name, metric_name: row and metric of the number.
+    matrix_name, baseline: as for `collect summarize`; None: its defaults. row_name, metric_name: row and metric of the number.
     Raises InputError if there is no such row.
     """
-    loaded = load_matrix(workspace, matrix)
+    loaded = load_matrix(workspace, matrix_name)
     shipped_names = {metric.name for metric in all_metrics()}
     workspace_metrics = own_metrics.OwnMetrics()
     if metric_name not in shipped_names:
@@ -40,7 +40,7 @@ def show_explanation(
             output.print_remark(fault, style="red")
     metric = explanation.find_metric(metric_name)
     summary = summarize(loaded, comparability.choose_baseline_strategy(baseline, loaded))
-    row = explanation.find_row(summary, handles.find_cell(row_name, workspace.number_cells(matrix)))
+    row = explanation.find_row(summary, handles.find_cell(row_name, workspace.number_cells(matrix_name)))
     document = explanation.explain_value(
         loaded, summary, row, metric, {own_metric.name: own_metric.file for own_metric in workspace_metrics.metrics}
     )
@@ -50,9 +50,9 @@ def show_explanation(
 
 
 def _print_explanation(output: Output, document: Explanation) -> None:
-    on_terminal = output.results.is_terminal and not output.json
+    is_on_terminal = output.results.is_terminal and not output.json
     value_text = "not known" if document.value is None else verdict_text.format_quantity(document.value, document.unit)
-    output.print_line(f"{document.label}: {document.metric} = {value_text}", style="bold" if on_terminal else None)
+    output.print_line(f"{document.label}: {document.metric} = {value_text}", style="bold" if is_on_terminal else None)
     if document.rehearsal:
         output.print_line(REHEARSAL_NOTE, style="yellow")
     if document.why:
@@ -63,8 +63,8 @@ def _print_explanation(output: Output, document: Explanation) -> None:
     headings = ["Cell", "Run", "Repeat", "State", "Value", "From", "File of the run", "Lines, keys or events"]
     rows = []
     for run in document.runs:
-        run_columns = [run.cell, run.run, str(run.repeat), run.state, _value_text(run), _inputs_text(run)]
-        file_rows = [line for file in run.files for line in _file_rows(file, run.run)] or [["", ""]]
+        run_columns = [run.cell, run.run, str(run.repeat), run.state, _format_run_value(run), _format_inputs(run)]
+        file_rows = [line for file in run.files for line in _make_file_rows(file, run.run)] or [["", ""]]
         rows += [[*(run_columns if not number else [""] * len(run_columns)), *file] for number, file in enumerate(file_rows)]
     one_cell = len({run.cell for run in document.runs}) == 1  # then the table has no column Cell: the line above names the cell
     indexes = [index for index in range(one_cell, len(headings)) if any(row[index] for row in rows)]
@@ -74,44 +74,44 @@ def _print_explanation(output: Output, document: Explanation) -> None:
         output.print_line(document.files_remark)
     for run in document.runs:
         if run.window is not None:
-            output.print_line(f"{run.run}: samples count {_window_text(run.window)}")
+            output.print_line(f"{run.run}: samples count {_format_window(run.window)}")
         if run.why and run.why not in document.why:
             output.print_line(f"{run.run}: {run.why}", style="yellow")
 
 
-def _file_rows(file: ReadFile, run: str) -> list[list[str]]:
+def _make_file_rows(file: ReadFile, run_id: str) -> list[list[str]]:
     """The rows of a file in the table: its path in the folder of the run, and for each place in it what is there."""
-    events = [f"{part.count:,} {part.kind}: {_event_text(part.first)} ... {_event_text(part.last)}" for part in file.events]
+    events = [f"{part.count:,} {part.kind}: {_format_event(part.first)} ... {_format_event(part.last)}" for part in file.events]
     place_texts = events or [file.lines or ", ".join(file.keys)]
-    short_path = file.file.removeprefix(f"runs/{run}/")
-    return [[short_path if not number else "", text] for number, text in enumerate(place_texts)]
+    short_path = file.file.removeprefix(f"runs/{run_id}/")
+    return [[short_path if not place_number else "", place_text] for place_number, place_text in enumerate(place_texts)]
 
 
-def _event_text(event: EventPlace) -> str:
-    name = event.name if len(event.name) <= LONGEST_NAME else f"{event.name[: LONGEST_NAME - 3]}..."
-    return f"{name} at ts {event.start_ns // 1000}.{event.start_ns % 1000:03d}"
+def _format_event(event_place: EventPlace) -> str:
+    shown_name = event_place.name if len(event_place.name) <= MAX_NAME_CHARS else f"{event_place.name[: MAX_NAME_CHARS - 3]}..."
+    return f"{shown_name} at ts {event_place.start_ns // 1000}.{event_place.start_ns % 1000:03d}"
 
 
-def _window_text(timed_window: TimedWindow) -> str:
-    start, end = (datetime.fromtimestamp(seconds, UTC) for seconds in (timed_window.first_s, timed_window.last_s))
-    return f"from {start:%Y-%m-%d %H:%M:%S.%f} to {end:%H:%M:%S.%f} UTC, the timed window"
+def _format_window(timed_window: TimedWindow) -> str:
+    start_time, end_time = (datetime.fromtimestamp(wall_s, UTC) for wall_s in (timed_window.first_s, timed_window.last_s))
+    return f"from {start_time:%Y-%m-%d %H:%M:%S.%f} to {end_time:%H:%M:%S.%f} UTC, the timed window"
 
 
-def _value_text(run: ExplainedRun) -> str:
+def _format_run_value(run: ExplainedRun) -> str:
     if run.value is None:
         return "not known"
-    return " ".join(part for part in (verdict_text.format_quantity(run.value, run.unit), run.kind) if part)
+    return " ".join(value_part for value_part in (verdict_text.format_quantity(run.value, run.unit), run.kind) if value_part)
 
 
-def _inputs_text(run: ExplainedRun) -> str:
+def _format_inputs(explained_run: ExplainedRun) -> str:
     """The inputs of a value in words, such as `10 steps, 1,020 ms, 5,120 units`."""
-    if not run.inputs:
+    if not explained_run.inputs:
         return ""
-    steps, step_ms, units = (run.inputs[name] for name in ("steps", "step_ms", "units"))
-    return f"{steps:,.0f} steps, {notation.format_number(step_ms)} ms, {notation.format_number(units)} units"
+    step_count, step_ms, unit_count = (explained_run.inputs[input_name] for input_name in ("steps", "step_ms", "units"))
+    return f"{step_count:,.0f} steps, {notation.format_number(step_ms)} ms, {notation.format_number(unit_count)} units"
 
 
-def list_metrics(workspace: Workspace, output: Output) -> int:
+def print_metrics(workspace: Workspace, output: Output) -> int:
     """Print all metrics, also those of the workspace. Returns the exit code: 1 if a file of the workspace defines no metric."""
     workspace_metrics = own_metrics.compute_own_metrics(workspace, None)
     workspace_metrics.add_to_menu()

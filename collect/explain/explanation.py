@@ -18,7 +18,7 @@ from collect.report import verdict_text
 from collect.summary import Summary, reason_not_compared
 from shardlab.errors import InputError, UnknownName
 
-NO_WINDOW = "the run has no two timed steps, so it has no timed window"
+NO_WINDOW_REASON = "the run has no two timed steps, so it has no timed window"
 
 
 class TimedWindow(msgspec.Struct, frozen=True):
@@ -119,17 +119,17 @@ def find_row(summary: Summary, row_name: str) -> CellRow:
 
     Raises InputError, which lists the allowed names, if no row or more than one row has this name.
     """
-    label_of_row = summary.labels_by_cell
+    label_by_cell = summary.labels_by_cell
     for row in summary.rows:
-        has_label = _simplify_label(row_name) == _simplify_label(label_of_row[row.id])
+        has_label = _simplify_label(row_name) == _simplify_label(label_by_cell[row.id])
         if has_label or row_name == row.id or row_name in (run.run_id for run in row.runs):
             return row
     matching_rows = [row for row in summary.rows if row_name and row.id.startswith(row_name)]
     if len(matching_rows) == 1:
         return matching_rows[0]
-    names = "; ".join(f"{label_of_row[row.id]} ({row.id})" for row in matching_rows or summary.rows)
+    names_text = "; ".join(f"{label_by_cell[row.id]} ({row.id})" for row in matching_rows or summary.rows)
     row_text = f"{row_name!r}, the start of {len(matching_rows)} rows" if matching_rows else repr(row_name)
-    raise InputError(f"ROW: found {row_text}. Allowed: {names}.")
+    raise InputError(f"ROW: found {row_text}. Allowed: {names_text}.")
 
 
 def _simplify_label(label: str) -> str:
@@ -137,26 +137,26 @@ def _simplify_label(label: str) -> str:
     return label.casefold().replace("×", "x")
 
 
-def find_metric(name: str) -> Metric:
+def find_metric(metric_name: str) -> Metric:
     """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
     allowed_metrics = {
         metric.name: metric
         for metric in all_metrics()
         if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
-    if name not in allowed_metrics:
-        raise UnknownName("metric", name, allowed_metrics)
-    return allowed_metrics[name]
+    if metric_name not in allowed_metrics:
+        raise UnknownName("metric", metric_name, allowed_metrics)
+    return allowed_metrics[metric_name]
 
 
 def explain_value(
-    loaded: LoadedMatrix, summary: Summary, row: CellRow, metric: Metric, file_of_metric: Mapping[str, str]
+    loaded: LoadedMatrix, summary: Summary, row: CellRow, metric: Metric, file_by_metric: Mapping[str, str]
 ) -> Explanation:
-    """Explain the value of a metric in a row. file_of_metric: the file of the workspace that defines a metric, by its name."""
-    explained_rows, terms, why = [row], [], ""
+    """Explain the value of a metric in a row. file_by_metric: the file of the workspace that defines a metric, by its name."""
+    explained_rows, terms, unknown_reason = [row], [], ""
     run_metric = metric
     if metric.of_cells is not None:
-        baseline_row, why = _find_baseline_row(loaded, summary, row, metric)
+        baseline_row, unknown_reason = _find_baseline_row(loaded, summary, row, metric)
         explained_rows += [baseline_row] if baseline_row is not None and baseline_row.id != row.id else []
         run_metric = next(candidate for candidate in all_metrics() if candidate.name == metric.compares)
         for other in [row, *([baseline_row] if baseline_row is not None else [])]:
@@ -167,7 +167,7 @@ def explain_value(
     runs = [_explain_run(other.id, run, run_by_id[run.run_id], run_metric) for other in explained_rows for run in other.runs]
     estimate = row.metrics.get(metric.name)
     if estimate is None:
-        why = why or _explain_unknown(row, runs)
+        unknown_reason = unknown_reason or _explain_unknown(row, runs)
     return Explanation(
         schema=1,
         matrix=summary.matrix,
@@ -176,14 +176,14 @@ def explain_value(
         metric=metric.name,
         direction=metric.direction,
         definition=metric.definition,
-        source=file_of_metric.get(metric.name, "ships"),
+        source=file_by_metric.get(metric.name, "ships"),
         rehearsal=any(run_by_id[run.run].is_rehearsal for run in runs),
         value=estimate.value if estimate else None,
         unit=estimate.unit if estimate else metric.unit,
         low=estimate.low if estimate else None,
         high=estimate.high if estimate else None,
         n=row.n,
-        why="" if estimate else why,
+        why="" if estimate else unknown_reason,
         formula=_build_formula(metric, estimate, terms, [run for run in runs if run.cell == row.id]) if estimate else "",
         terms=terms,
         files_remark=read_files.describe_possible_files(run_metric.name) if run_metric.reads is None else "",
@@ -197,8 +197,8 @@ def _find_baseline_row(loaded: LoadedMatrix, summary: Summary, row: CellRow, met
         for cell in cell_family:
             if cell.id == row.id and (baseline := find_baseline(cell, cell_family, summary.baseline)) is not None:
                 baseline_row = next(candidate for candidate in summary.rows if candidate.id == baseline.id)
-                why = reason_not_compared(metric, row, baseline_row)
-                return baseline_row, why or "the definition of the metric does not apply to these two rows"
+                reason = reason_not_compared(metric, row, baseline_row)
+                return baseline_row, reason or "the definition of the metric does not apply to these two rows"
     return None, f"no completed row of the baseline strategy {summary.baseline} does the same work"
 
 
@@ -208,32 +208,32 @@ def _explain_unknown(row: CellRow, runs: Sequence[ExplainedRun]) -> str:
         return f"no repeat completed ({row.state})"
     known_runs = [run for run in runs if run.value is not None]
     if known_runs:
-        kinds = ", ".join(dict.fromkeys(f"{run.unit} {run.kind}".strip() for run in known_runs))
-        return f"the repeats have values of different units or kinds ({kinds}), so there is no mean"
+        kinds_text = ", ".join(dict.fromkeys(f"{run.unit} {run.kind}".strip() for run in known_runs))
+        return f"the repeats have values of different units or kinds ({kinds_text}), so there is no mean"
     return f"no completed repeat has a value: {'; '.join(dict.fromkeys(run.why for run in runs if run.state == 'completed'))}"
 
 
 def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) -> ExplainedRun:
     quantity = compute_quantities(run).get(metric.name)
-    inputs: dict[str, float] = {}
+    input_sums: dict[str, float] = {}
     timed_window: TimedWindow | None = None
     files_read: list[ReadFile] = []
-    why = ""
+    reason = ""
     if not metric.applies_to(run):
-        why = ": ".join(part for part in (run_row.state, run_row.why) if part)
+        reason = ": ".join(reason_part for reason_part in (run_row.state, run_row.why) if reason_part)
     elif (reads := metric.reads) is None:
-        why = "" if quantity is not None else "the file of the workspace gave no value"
+        reason = "" if quantity is not None else "the file of the workspace gave no value"
     else:
-        run_again = LoadedRun.read(run.folder)
-        run_again.verdict, run_again.trace_method = run.verdict, run.trace_method
-        files_read = read_files.read_files(run_again, reads)
+        fresh_run = LoadedRun.read(run.folder)
+        fresh_run.verdict, fresh_run.trace_method = run.verdict, run.trace_method
+        files_read = read_files.read_files(fresh_run, reads)
         if quantity is None:
-            why = _explain_missing_value(run_again, reads, files_read)
-        elif metric.of_run is not None and metric.of_run(run_again) != quantity:
-            why = "the files of this run changed while the command read them; run the command again"
-        inputs = _sum_inputs(run_again, reads)
-        if reads.samples == "window" and run_again.timed_window is not None:
-            timed_window = TimedWindow(*run_again.timed_window)
+            reason = _explain_missing_value(fresh_run, reads, files_read)
+        elif metric.of_run is not None and metric.of_run(fresh_run) != quantity:
+            reason = "the files of this run changed while the command read them; run the command again"
+        input_sums = _sum_inputs(fresh_run, reads)
+        if reads.samples == "window" and fresh_run.timed_window is not None:
+            timed_window = TimedWindow(*fresh_run.timed_window)
     return ExplainedRun(
         run=run_row.run_id,
         cell=cell_id,
@@ -243,8 +243,8 @@ def _explain_run(cell_id: str, run_row: RunRow, run: LoadedRun, metric: Metric) 
         value=quantity.value if quantity else None,
         unit=quantity.unit if quantity else metric.unit,
         kind=quantity.kind if quantity else "",
-        why=why,
-        inputs=inputs,
+        why=reason,
+        inputs=input_sums,
         window=timed_window,
         files=files_read,
     )
@@ -257,10 +257,10 @@ def _explain_missing_value(run: LoadedRun, reads: Reads, files_read: Sequence[Re
     if missing_patterns := read_files.list_missing_patterns(run, reads):
         return f"the run has no {' and no '.join(missing_patterns)}"
     if reads.samples == "window" and run.timed_window is None:
-        return NO_WINDOW
+        return NO_WINDOW_REASON
     if reads.samples == "window" and run.clock_stepped:
         return "the clock of a host was set during the run"
-    file_names = dict.fromkeys(file.file.rpartition("/")[2] for file in files_read)
+    file_names = dict.fromkeys(read_file.file.rpartition("/")[2] for read_file in files_read)
     names = "; ".join(read_files.describe_absent_keys(run, reads) or file_names)
     return (
         f"its records do not have what the definition needs ({names})" if names else "the definition does not apply to the run"
@@ -272,8 +272,8 @@ def _sum_inputs(run: LoadedRun, reads: Reads) -> dict[str, float]:
     if reads.steps not in ("timed", "undisturbed"):
         return {}
     world = run.undisturbed_steps if reads.steps == "undisturbed" else run.world_steps
-    sums = {"steps": world.height, "step_ms": float(world["step_ms"].sum()), "units": float(world["units"].sum())}
-    return sums if world.height else {}
+    input_sums = {"steps": world.height, "step_ms": float(world["step_ms"].sum()), "units": float(world["units"].sum())}
+    return input_sums if world.height else {}
 
 
 def _build_formula(metric: Metric, estimate: Estimate, terms: Sequence[ExplainedTerm], runs: Sequence[ExplainedRun]) -> str:

@@ -10,7 +10,7 @@ from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 
 
-def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_tables(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one CSV file for each table."""
     for name, frame in flat_tables.make_frames(loaded, summary).items():
         flat_tables.write_csv(frame, folder / f"{name}.csv")
@@ -20,5 +20,5 @@ EXPORT = Export(
     name="csv",
     summary="the tables summary, steps and samples, as text that every program reads",
     written_names=frozenset({"summary.csv", "steps.csv", "samples.csv"}),
-    write=write,
+    write=write_tables,
 )

@@ -10,11 +10,11 @@ from collect.summary import Summary
 from shardlab.files import files
 
 
-def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_summary(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one JSON file with the whole summary."""
     files.write_document(folder / "summary.json", summary)
 
 
 EXPORT = Export(
-    name="json", summary="the whole summary as one document", written_names=frozenset({"summary.json"}), write=write
+    name="json", summary="the whole summary as one document", written_names=frozenset({"summary.json"}), write=write_summary
 )

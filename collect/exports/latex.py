@@ -19,7 +19,7 @@ from shardlab.files import files
 from shardlab.terminal import printable
 from shardlab.terminal.table import Table
 
-_ESCAPES = {
+_ESCAPE_BY_CHARACTER = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
@@ -27,10 +27,10 @@ _ESCAPES = {
     "[": "{[}", "*": "{*}",  # at the start of a row, LaTeX would read [ and * as arguments of the \\ that ends the row before
     "±": r"\ensuremath{\pm}", "×": r"\ensuremath{\times}", "²": r"\ensuremath{^2}", "µ": r"\ensuremath{\mu}",
 }  # fmt: skip
-_ESCAPE_TABLE = str.maketrans(_ESCAPES)
+_ESCAPE_TABLE = str.maketrans(_ESCAPE_BY_CHARACTER)
 _LIGATURE = re.compile(r"([-,'])(?=\1)")  # LaTeX would replace two of these characters in a row by one other character
-_SPACES = re.compile(r" +")
-_FILE_HEAD = "% Needs \\usepackage{array, booktabs, longtable}.\n"
+_SPACES_PATTERN = re.compile(r" +")
+_FILE_HEADER = "% Needs \\usepackage{array, booktabs, longtable}.\n"
 _ROWS_PER_PAGE = 40  # the most rows that fit on one page
 # Widths in letters. _LINE_LETTERS: for each font size, the letters that fit on a line of an article. _SENTENCE: the width up to
 # which a column is widened; longer texts wrap. _GAP: the space between two columns, with a reserve for wide letters.
@@ -41,39 +41,41 @@ _SENTENCE_LETTERS, _GAP_LETTERS = 60, 2
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_latex(text: str) -> str:
     """The text in one line, with special characters escaped so that LaTeX prints them."""
-    return _LIGATURE.sub(r"\1{}", _SPACES.sub(" ", printable.clean_to_one_line(text)).strip().translate(_ESCAPE_TABLE))
+    return _LIGATURE.sub(r"\1{}", _SPACES_PATTERN.sub(" ", printable.clean_to_one_line(text)).strip().translate(_ESCAPE_TABLE))
 
 
-def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_tables(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one LaTeX file for each table."""
     for table in summary_tables.make_text_tables(summary):
         caption_text = escape_latex(
             ". ".join([summary_tables.make_report_title(summary), table.title, *summary_tables.list_general_remarks(summary)])
         )
-        label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
-        caption = rf"\caption{{{caption_text}.}}\label{{tab:{label}}}"
-        render_table = _multi_page_table if _has_sentences(table) or len(table.rows) > _ROWS_PER_PAGE else _floating_table
-        files.write_atomic(folder / f"{table.name}.tex", (_FILE_HEAD + render_table(table, caption)).encode())
+        reference_label = re.sub(r"[^A-Za-z0-9]+", "-", f"{summary.matrix}-{table.name}")
+        caption = rf"\caption{{{caption_text}.}}\label{{tab:{reference_label}}}"
+        render_table = (
+            _render_multi_page_table if _has_sentences(table) or len(table.rows) > _ROWS_PER_PAGE else _render_floating_table
+        )
+        files.write_atomic(folder / f"{table.name}.tex", (_FILE_HEADER + render_table(table, caption)).encode())
 
 
 def _has_sentences(table: Table[Any]) -> bool:
     return any(column.is_sentence for column in table.columns)
 
 
-def _floating_table(table: Table[Any], caption: str) -> str:
-    font_size, column_spec = _choose_columns(table)
+def _render_floating_table(table: Table[Any], caption: str) -> str:
+    font_size, column_specs = _choose_columns(table)
     return "\n".join(
         [
             r"\begin{table}",
             rf"\centering\{font_size}\setlength{{\tabcolsep}}{{2pt}}",
             caption,
             r"\begin{tabular}{",
-            *column_spec,
+            *column_specs,
             "}",
             r"\toprule",
-            _table_line(table.headings),
+            _format_table_line(table.headings),
             r"\midrule",
-            *map(_table_line, table.texts),
+            *map(_format_table_line, table.texts),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",
@@ -82,21 +84,21 @@ def _floating_table(table: Table[Any], caption: str) -> str:
     )
 
 
-def _multi_page_table(table: Table[Any], caption: str) -> str:
-    font_size, column_spec = _choose_columns(table)
+def _render_multi_page_table(table: Table[Any], caption: str) -> str:
+    font_size, column_specs = _choose_columns(table)
     return "\n".join(
         [
             rf"\begingroup\{font_size}\setlength{{\tabcolsep}}{{2pt}}",
             r"\setlength{\LTcapwidth}{\linewidth}",
             r"\begin{longtable}{",
-            *column_spec,
+            *column_specs,
             "}",
             rf"{caption}\\",
             r"\toprule",
-            _table_line(table.headings),
+            _format_table_line(table.headings),
             r"\midrule",
             r"\endhead",
-            *map(_table_line, table.texts),
+            *map(_format_table_line, table.texts),
             r"\bottomrule",
             r"\end{longtable}",
             r"\endgroup",
@@ -111,53 +113,52 @@ def _choose_columns(table: Table[Any]) -> tuple[str, list[str]]:
     If the widest cells of all columns together fit on a line, each column is as wide as its widest cell. Otherwise the columns
     together fill the line, and their text wraps.
     """
-    columns = list(zip(table.headings, *table.texts, strict=True))
+    column_texts = list(zip(table.headings, *table.texts, strict=True))
     are_numbers = table.number_columns
-    widest_cells = [max(map(len, column)) + _GAP_LETTERS for column in columns]
-    if sum(widest_cells) <= _LINE_LETTERS["footnotesize"]:
+    widest_letters = [max(map(len, column)) + _GAP_LETTERS for column in column_texts]
+    if sum(widest_letters) <= _LINE_LETTERS["footnotesize"]:
         return "footnotesize", ["  r" if is_number else "  l" for is_number in are_numbers]
-    least_widths = [
-        _longest_word(column, whole_cells=is_number) + _GAP_LETTERS
-        for column, is_number in zip(columns, are_numbers, strict=True)
+    least_letters = [
+        _measure_longest_word(column, whole_cells=is_number) + _GAP_LETTERS
+        for column, is_number in zip(column_texts, are_numbers, strict=True)
     ]
-    if sum(least_widths) > _LINE_LETTERS["tiny"]:
-        least_widths = [_longest_word(column, whole_cells=False) + _GAP_LETTERS for column in columns]
-    extra_widths = [
-        max(min(widest_cell, _SENTENCE_LETTERS) - least_width, 0)
-        for widest_cell, least_width in zip(widest_cells, least_widths, strict=True)
+    if sum(least_letters) > _LINE_LETTERS["tiny"]:
+        least_letters = [_measure_longest_word(column, whole_cells=False) + _GAP_LETTERS for column in column_texts]
+    extra_letters = [
+        max(min(widest, _SENTENCE_LETTERS) - least, 0) for widest, least in zip(widest_letters, least_letters, strict=True)
     ]
-    font_size = next((name for name, line_letters in _LINE_LETTERS.items() if line_letters >= sum(least_widths)), "tiny")
-    scale = max(_LINE_LETTERS[font_size] - sum(least_widths), 0) / max(sum(extra_widths), 1)
-    widths = [least_width + extra_width * scale for least_width, extra_width in zip(least_widths, extra_widths, strict=True)]
+    font_size = next((name for name, line_letters in _LINE_LETTERS.items() if line_letters >= sum(least_letters)), "tiny")
+    extra_scale = max(_LINE_LETTERS[font_size] - sum(least_letters), 0) / max(sum(extra_letters), 1)
+    widths = [least + extra * extra_scale for least, extra in zip(least_letters, extra_letters, strict=True)]
     return font_size, [
-        _wrapped_column(letters / sum(widths), is_number) for letters, is_number in zip(widths, are_numbers, strict=True)
+        _format_wrapped_column(letters / sum(widths), is_number) for letters, is_number in zip(widths, are_numbers, strict=True)
     ]
 
 
-def _longest_word(column: Sequence[str], *, whole_cells: bool) -> int:
+def _measure_longest_word(column_texts: Sequence[str], *, whole_cells: bool) -> int:
     """The number of letters of the longest word in a column.
 
     whole_cells: whether a cell counts as one word, so that a number and its interval stay on the same line.
     """
-    heading, *cells = column
-    words = [*heading.split(), *(cells if whole_cells else (word for cell in cells for word in cell.split()))]
+    heading, *cell_texts = column_texts
+    words = [*heading.split(), *(cell_texts if whole_cells else (word for cell in cell_texts for word in cell.split()))]
     return max(map(len, words), default=0)
 
 
-def _wrapped_column(line_share: float, is_number: bool) -> str:
+def _format_wrapped_column(line_share: float, is_number: bool) -> str:
     """The LaTeX specification of a column that wraps its text. line_share: the part of the line that the column fills, from 0
     to 1."""
     aligned_side = "left" if is_number else "right"
     return rf"  >{{\ragged{aligned_side}\arraybackslash}}p{{\dimexpr {line_share:.4f}\linewidth-2\tabcolsep}}"
 
 
-def _table_line(cells: list[str]) -> str:
-    return " & ".join(map(escape_latex, cells)) + r" \\"
+def _format_table_line(cell_texts: list[str]) -> str:
+    return " & ".join(map(escape_latex, cell_texts)) + r" \\"
 
 
 EXPORT = Export(
     name="latex",
     summary="the tables of the summary, claims and reported numbers, for booktabs: one file per table",
     written_names=frozenset(f"{name}.tex" for name in ("summary", "times", "memory", "sent", "claims", "reported")),
-    write=write,
+    write=write_tables,
 )

@@ -18,16 +18,16 @@ from shardlab.terminal.table import Table
 # Characters that are escaped with a backslash (GitHub Flavored Markdown 0.29, section 2.4): punctuation that has a meaning in
 # Markdown, characters with which a list item can begin (section 5.2), and $, with which a formula begins on GitHub.
 _SPECIAL_CHARACTERS = re.compile(r"([\\`*_\[\]#<>|~$&]|^[-+]|(?<=^\d)[.)])")
-_SPACES = re.compile(r" +")
+_SPACES_PATTERN = re.compile(r" +")
 
 
 @lru_cache(maxsize=4096)  # saves time, because many cells of a table have the same text
 def escape_markdown(text: str) -> str:
     """The text in one line, with special characters of Markdown escaped."""
-    return _SPECIAL_CHARACTERS.sub(r"\\\1", _SPACES.sub(" ", printable.clean_to_one_line(text)).strip())
+    return _SPECIAL_CHARACTERS.sub(r"\\\1", _SPACES_PATTERN.sub(" ", printable.clean_to_one_line(text)).strip())
 
 
-def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_tables(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Markdown file with all tables."""
     page_parts = [f"# {escape_markdown(summary_tables.make_report_title(summary))}", notation.format_time(summary.created_s)]
     page_parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in summary_tables.list_general_remarks(summary))]
@@ -38,13 +38,13 @@ def write(_loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Pa
 
 def _render_table(table: Table[Any]) -> str:
     rule_cells = ["---:" if is_number else "---" for is_number in table.number_columns]
-    rows = [list(map(escape_markdown, table.headings)), rule_cells, *(list(map(escape_markdown, row)) for row in table.texts)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = [list(map(escape_markdown, table.headings)), rule_cells, *(list(map(escape_markdown, row)) for row in table.texts)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
 
 
 EXPORT = Export(
     name="markdown",
     summary="the tables of the summary, claims and reported numbers, in GitHub's syntax: one file",
     written_names=frozenset({"summary.md"}),
-    write=write,
+    write=write_tables,
 )

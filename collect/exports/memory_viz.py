@@ -15,11 +15,11 @@ from collect.summary import Summary
 from shardlab.errors import InputError
 from shardlab.files import files
 
-PROTOCOL = 4
-FOLDER = "snapshots"
+PICKLE_PROTOCOL = 4
+SNAPSHOTS_FOLDER = "snapshots"
 
 
-def write(loaded: LoadedMatrix, _summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_pickles(loaded: LoadedMatrix, _summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write snapshots/RUN/rank-RRRRR.pickle for each snapshot. Raises InputError if the matrix has none."""
     snapshot_paths = [
         (run.run_id, path)
@@ -34,15 +34,15 @@ def write(loaded: LoadedMatrix, _summary: Summary, folder: Path, _final_path: Pa
         )
     for run_id, path in snapshot_paths:
         document = snapshot.read_snapshot_document(path)
-        sections = {name: document[name] for name in ("segments", "device_traces")}
-        files.make_folder(folder / FOLDER / run_id)
-        pickle_path = folder / FOLDER / run_id / f"{path.name.removesuffix(snapshot.SNAPSHOT_SUFFIX)}.pickle"
-        files.write_new(pickle_path, pickle.dumps(sections, protocol=PROTOCOL))
+        sections = {section_name: document[section_name] for section_name in ("segments", "device_traces")}
+        files.make_folder(folder / SNAPSHOTS_FOLDER / run_id)
+        pickle_path = folder / SNAPSHOTS_FOLDER / run_id / f"{path.name.removesuffix(snapshot.SNAPSHOT_SUFFIX)}.pickle"
+        files.write_new(pickle_path, pickle.dumps(sections, protocol=PICKLE_PROTOCOL))
 
 
 EXPORT = Export(
     name="memory-viz",
     summary="a pickle per snapshot of the CUDA allocator, for https://pytorch.org/memory_viz",
-    written_names=frozenset({FOLDER}),
-    write=write,
+    written_names=frozenset({SNAPSHOTS_FOLDER}),
+    write=write_pickles,
 )

@@ -11,7 +11,7 @@ from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 
 
-def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_tables(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one Parquet file for each table."""
     for name, frame in flat_tables.make_frames(loaded, summary).items():
         flat_tables.write_parquet(frame, folder / f"{name}.parquet")
@@ -21,5 +21,5 @@ EXPORT = Export(
     name="parquet",
     summary="the tables summary, steps and samples, with typed columns; smaller and faster to read than CSV",
     written_names=frozenset({"summary.parquet", "steps.parquet", "samples.parquet"}),
-    write=write,
+    write=write_tables,
 )

@@ -20,7 +20,7 @@ from collect.tracked_run import TrackedRun, TrackedStep
 WANDB_FOLDER = "wandb"  # the folder into which the library wandb writes runs
 
 
-def write(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
+def write_offline_runs(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one offline run of Weights & Biases for each run of the matrix."""
     # The library sends reports of its own errors over the network unless this variable is `false` when it is imported.
     with set_environment(WANDB_ERROR_REPORTING="false"), _silence_logging_errors():
@@ -82,40 +82,40 @@ class WandbRun:
             reinit="create_new",
         )
 
-    def log(self, points: Sequence[TrackedStep]) -> None:
-        """Log the values of steps. points: the steps, each with its number, its time, and its values by name.
+    def log(self, tracked_steps: Sequence[TrackedStep]) -> None:
+        """Log the values of steps. tracked_steps: the steps, each with its number, its time, and its values by name.
 
         Points with the same step number become one row with the time of the first of these points. If two of them have a value
         of the same name, the later value is kept.
         """
-        for point in points:
-            if point.step != self._step:
-                self._step, self._wall_s = point.step, point.wall_s
+        for tracked_step in tracked_steps:
+            if tracked_step.step != self._step:
+                self._step, self._wall_s = tracked_step.step, tracked_step.wall_s
             # Without these two values, the library would use the time at which `log` is called.
             wandb_times = {"_timestamp": self._wall_s, "_runtime": self._wall_s - self._began_s}
-            self._run.log(point.values | wandb_times, step=point.step)
+            self._run.log(tracked_step.values | wandb_times, step=tracked_step.step)
 
     def end(self, run: TrackedRun) -> None:
         """Write the metrics, and the configuration and tags that changed since the run was opened; then close the run."""
-        if new_keys := {key: value for key, value in run.config.items() if key not in self._config}:
-            self._run.config.update(new_keys)
+        if new_config := {key: value for key, value in run.config.items() if key not in self._config}:
+            self._run.config.update(new_config)
         if run.tags != self._tags:
             self._run.tags = tuple(run.tags)
         self._run.summary.update({f"metrics/{name}": value for name, value in run.metrics.items()})
         self._run.finish(exit_code=0 if run.state == "completed" else 1)
 
 
-def follow(project: str, run: TrackedRun, folder: Path) -> WandbRun:
+def follow_run(project: str, run: TrackedRun, folder: Path) -> WandbRun:
     """Open a run of Weights & Biases for a run that is still going on. Earlier files of the run are removed.
 
     The run is offline unless the environment variable WANDB_MODE is `online`.
     """
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     wandb = import_package("wandb")
-    name_pattern = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
-    for path in (folder / WANDB_FOLDER).iterdir() if (folder / WANDB_FOLDER).exists() else ():
-        if name_pattern.fullmatch(path.name) and not path.is_symlink():
-            shutil.rmtree(path)
+    run_folder_pattern = re.compile(rf"(offline-)?run-\d{{8}}_\d{{6}}-{re.escape(run.id)}")
+    for run_folder in (folder / WANDB_FOLDER).iterdir() if (folder / WANDB_FOLDER).exists() else ():
+        if run_folder_pattern.fullmatch(run_folder.name) and not run_folder.is_symlink():
+            shutil.rmtree(run_folder)
     folder.mkdir(parents=True, exist_ok=True)
     return WandbRun(wandb, project, run, folder, "online" if os.environ.get("WANDB_MODE") == "online" else "offline")
 
@@ -135,7 +135,7 @@ EXPORT = Export(
     name="wandb",
     summary="one offline run of Weights & Biases per run, for wandb sync",
     written_names=frozenset({WANDB_FOLDER}),
-    write=write,
+    write=write_offline_runs,
     package="wandb",
-    follow=follow,
+    follow=follow_run,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from collect.drawing.axes import make_axis, make_layout
-from collect.drawing.traces import error_bars, scatter_trace
+from collect.drawing.traces import make_error_bars, make_points
 from collect.figure import INK, CellMark, Figure, WorkloadGroup
-from collect.metrics.bubble import bubble_theory_pct
+from collect.metrics.bubble import compute_theoretical_bubble_pct
 from collect.strategy_style import DASHES, strategy_look
 
 BUBBLE_METRIC = "bubble_pct"
@@ -26,25 +26,25 @@ def draw(group: WorkloadGroup) -> Figure | None:
     rank_counts = sorted({cell.pp for cell in cells})
     passes = sorted({cell.gradient_accumulation_steps for cell in cells})
     strategies = list(dict.fromkeys(mark.cell.cell.strategy for mark in marks))
-    data = [_theory_curve(pp, passes, DASHES[variant % len(DASHES)]) for variant, pp in enumerate(rank_counts)]
-    for variant, pp in enumerate(rank_counts):
+    traces = [_make_theory_curve(pp, passes, DASHES[fill_index % len(DASHES)]) for fill_index, pp in enumerate(rank_counts)]
+    for fill_index, pp in enumerate(rank_counts):
         for strategy in strategies:
             strategy_marks = [mark for mark in marks if (mark.cell.cell.strategy, mark.cell.cell.pp) == (strategy, pp)]
             if strategy_marks:
-                data.append(_measured_marks(f"{strategy}, P = {pp}", strategy_marks, variant))
+                traces.append(_make_measured_marks(f"{strategy}, P = {pp}", strategy_marks, fill_index))
     caption = (
         "Marks: the share of the forward and backward time in which a rank waits, if all stages take equally long; the time "
         "for sending is included. Lines: (P - 1) / (M + P - 1) for P ranks and M micro-batches. Some papers divide the waiting "
         "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
-    x = make_axis(
+    x_axis = make_axis(
         "micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False
     )
-    layout = make_layout(x, make_axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
-    return Figure(BUBBLE_METRIC, "Pipeline bubble", caption, 440, data, layout)
+    layout = make_layout(x_axis, make_axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
+    return Figure(BUBBLE_METRIC, "Pipeline bubble", caption, 440, traces, layout)
 
 
-def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
+def _make_theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
     """The theoretical bubble of a pipeline with `pp` ranks.
 
     The curve covers the measured numbers of micro-batches, extended by a factor of 1.5 on both sides, so that there is a curve
@@ -53,22 +53,25 @@ def _theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, Any]:
     first_x, last_x = pass_counts[0] / 1.5, pass_counts[-1] * 1.5
     x = [first_x * (last_x / first_x) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
     curve_style = {"line": {"color": INK, "dash": dash, "width": 1.5}, "hovertemplate": "%{y:.3~g} % by theory"}
-    return scatter_trace("lines", x, [bubble_theory_pct(pp, count) for count in x], name=f"theory, P = {pp}", **curve_style)
+    return make_points(
+        "lines", x, [compute_theoretical_bubble_pct(pp, passes) for passes in x], name=f"theory, P = {pp}", **curve_style
+    )
 
 
-def _measured_marks(name: str, marks: list[CellMark], variant: int) -> dict[str, Any]:
+def _make_measured_marks(legend_name: str, marks: list[CellMark], fill_index: int) -> dict[str, Any]:
     """The marks of the measured cells of one strategy with one number of ranks.
 
-    variant: the index of this number of ranks in the sorted list of all numbers of ranks. It determines the fill of the marks.
+    fill_index: the index of this number of ranks in the sorted list of all numbers of ranks. It determines the fill of the
+    marks.
     """
-    mark_look = strategy_look(marks[0].strategy, variant)
+    mark_look = strategy_look(marks[0].strategy, fill_index)
     estimates = [mark.row.metrics[BUBBLE_METRIC] for mark in marks]
-    return scatter_trace(
+    return make_points(
         "markers",
         [mark.cell.cell.gradient_accumulation_steps for mark in marks],
         [estimate.value for estimate in estimates],
-        name=name,
-        error_y=error_bars(estimates, mark_look.colour),
+        name=legend_name,
+        error_y=make_error_bars(estimates, mark_look.colour),
         customdata=[mark.label for mark in marks],
         meta=[mark.row.id for mark in marks],
         marker=mark_look.marks(10),

@@ -6,13 +6,13 @@ from collect.drawing import stacked_bars
 from collect.drawing.axes import make_axis
 from collect.drawing.panel_rows import split_rows
 from collect.drawing.stacked_bars import BAR_PX, LABEL_PX, LEGEND_PX, MARGIN_PX, ROW_PX
-from collect.drawing.traces import horizontal_bars
+from collect.drawing.traces import make_horizontal_bars
 from collect.figure import LINE, MUTED, SERIES, Figure, WorkloadGroup
 from collect.findings.trace_answers import compare_steps_with_baseline
 from collect.traces.difference import StepDifference
 from shardlab.terminal import notation
 
-COLOURS = {
+COLOUR_BY_PART = {
     "compute": SERIES[1], "communication: transfer": SERIES[2], "communication: waiting for slow ranks": SERIES[4],
     "communication, waiting included": SERIES[6], "memory operations": SERIES[5], "idle: host": SERIES[3],
     "idle: communication": SERIES[7], "idle: other": LINE,
@@ -29,22 +29,22 @@ def draw(group: WorkloadGroup) -> Figure | None:
     drawn_differences = [(mark, difference) for mark, difference in pairs if difference is not None]
     if not drawn_differences:
         return None
-    drawn_differences, left_out_note = stacked_bars.limit_entries(drawn_differences, lambda entry: entry[0])
-    cells = [difference_parts(difference) for _, difference in drawn_differences]
-    y, cell_ids = ([stacked_bars.bar_middle(row) for row in range(len(cells))], [mark.row.id for mark, _ in drawn_differences])
+    drawn_differences, left_out_note = stacked_bars.limit_entries(drawn_differences, lambda pair: pair[0])
+    cells = [sum_difference_parts(difference) for _, difference in drawn_differences]
+    y, cell_ids = ([stacked_bars.locate_bar(row) for row in range(len(cells))], [mark.row.id for mark, _ in drawn_differences])
     data = []
-    for name, colour in COLOURS.items():
-        if any(parts.get(name) for parts in cells):
+    for part, colour in COLOUR_BY_PART.items():
+        if any(parts.get(part) for parts in cells):
             bar_style = {"marker": {"color": colour}, "width": BAR_PX / ROW_PX}
-            hover = f"{name}: %{{x:+,.4~g}} ms<extra></extra>"
-            bars = horizontal_bars([parts.get(name, 0) for parts in cells], y, name=name, meta=cell_ids, **bar_style)
-            data.append(bars | {"hovertemplate": hover})
-    bar_ends = [sum(value for value in parts.values() if value > 0) for parts in cells]
-    data.append(stacked_bars.end_trace(bar_ends, [_difference_text(difference) for _, difference in drawn_differences]))
-    lowest, highest = min(sum(value for value in parts.values() if value < 0) for parts in cells), max(bar_ends)
-    room = FREE_SHARE * (highest - lowest)
-    x_axis = make_axis("additional ms per step", range=[lowest - room, highest + room], zeroline=True, nticks=5, tickangle=0)
-    layout = stacked_bars.labelled_rows_layout([mark.label for mark, _ in drawn_differences], LABEL_PX, ROW_PX)
+            hover_template = f"{part}: %{{x:+,.4~g}} ms<extra></extra>"
+            bar_trace = make_horizontal_bars([parts.get(part, 0) for parts in cells], y, name=part, meta=cell_ids, **bar_style)
+            data.append(bar_trace | {"hovertemplate": hover_template})
+    bar_ends = [sum(part_ms for part_ms in parts.values() if part_ms > 0) for parts in cells]
+    data.append(stacked_bars.make_end_trace(bar_ends, [_format_difference(difference) for _, difference in drawn_differences]))
+    lowest_ms, highest = min(sum(part_ms for part_ms in parts.values() if part_ms < 0) for parts in cells), max(bar_ends)
+    room = FREE_SHARE * (highest - lowest_ms)
+    x_axis = make_axis("additional ms per step", range=[lowest_ms - room, highest + room], zeroline=True, nticks=5, tickangle=0)
+    layout = stacked_bars.make_labelled_rows_layout([mark.label for mark, _ in drawn_differences], LABEL_PX, ROW_PX)
     layout |= {"barmode": "relative", "xaxis": x_axis | {"zerolinecolor": MUTED}}
     layout["legend"] |= {"traceorder": "normal", "font": {"size": 11}}
     caption = (
@@ -57,22 +57,22 @@ def draw(group: WorkloadGroup) -> Figure | None:
     return split_rows(figure, [mark for mark, _ in drawn_differences])
 
 
-def difference_parts(difference: StepDifference) -> dict[str, float]:
+def sum_difference_parts(difference: StepDifference) -> dict[str, float]:
     """Additional milliseconds of a step, compared with the baseline, by legend entry (COLOURS). All collectives are summed."""
     ms_by_part: dict[str, float] = {}
     for part_difference in difference.parts:
-        kind, cause = part_difference.part.kind, part_difference.part.cause
-        if kind == "communication":
-            name = f"communication: {cause}" if cause else "communication, waiting included"
-        elif kind == "idle":
-            name = f"idle: {cause}" if f"idle: {cause}" in COLOURS else "idle: other"
+        part_kind, cause = part_difference.part.kind, part_difference.part.cause
+        if part_kind == "communication":
+            part_name = f"communication: {cause}" if cause else "communication, waiting included"
+        elif part_kind == "idle":
+            part_name = f"idle: {cause}" if f"idle: {cause}" in COLOUR_BY_PART else "idle: other"
         else:
-            name = "memory operations" if kind == "memory" else kind
-        ms_by_part[name] = ms_by_part.get(name, 0) + part_difference.difference_ns / 1e6
+            part_name = "memory operations" if part_kind == "memory" else part_kind
+        ms_by_part[part_name] = ms_by_part.get(part_name, 0) + part_difference.difference_ns / 1e6
     return ms_by_part
 
 
-def _difference_text(difference: StepDifference) -> str:
+def _format_difference(difference: StepDifference) -> str:
     """The whole difference of a step from the baseline, in ms."""
     sign = "+" if difference.difference_ns > 0 else "−" if difference.difference_ns < 0 else ""
     return f"{sign}{notation.format_number(abs(difference.difference_ns) / 1e6, 3)}"

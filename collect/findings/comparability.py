@@ -25,52 +25,52 @@ from shardlab.matrix import faults
 from shardlab.matrix.cell import STRATEGY_OPTIONS, AnyCell, Role, keys_with_role
 from shardlab.matrix.gradient_sync import describe_difference
 
-LEAST_TROUBLE_SHARE = (
+MIN_TROUBLE_SHARE = (
     0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 )
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
-_VARIABLE_KEYS = keys_with_role(
+_MAY_DIFFER_KEYS = keys_with_role(
     Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING
 )
 _LENGTH_KEYS = keys_with_role(Role.LENGTH, Role.DATA)
 
 
-def asks_for_same_work(cell: AnyCell, other: AnyCell) -> bool:
+def is_same_work_expected(cell: AnyCell, other: AnyCell) -> bool:
     """Whether two cells train the same model on the same batches with the same instruments.
 
     They may differ only in how the ranks share the work.
     """
     # Instruments must be equal: in a matrix that runs each cell with and without instruments, a cell would otherwise do the
     # same work as two other cells.
-    ignored_keys = _VARIABLE_KEYS - {"instruments"}
-    return _drop_keys(cell, ignored_keys) == _drop_keys(other, ignored_keys) and _options_agree(cell, other)
+    ignored_keys = _MAY_DIFFER_KEYS - {"instruments"}
+    return _drop_keys(cell, ignored_keys) == _drop_keys(other, ignored_keys) and _have_equal_options(cell, other)
 
 
-def describe_work(cell: Mapping[str, Any], options: AbstractSet[str]) -> dict[str, Any]:
+def describe_work(cell: Mapping[str, Any], option_names: AbstractSet[str]) -> dict[str, Any]:
     """The keys of a cell that describe its work, without the keys that describe how the ranks share the work.
 
-    cell: in its plain form (dicts and lists). options: the names of the options to include.
+    cell: in its plain form (dicts and lists). option_names: the names of the options to include.
 
     The result is equal for cells that train the same model on the same batches. If the cells are tiny twins, the large cells
     that the tiny twins represent must also be equal.
     """
-    description = {key: value for key, value in cell.items() if key not in _VARIABLE_KEYS}
-    description["options"] = {key: value for key, value in cell["options"].items() if key in options}
-    description["rehearses"] = describe_work(cell["rehearses"], options) if cell.get("rehearses") else None
+    description = {key: value for key, value in cell.items() if key not in _MAY_DIFFER_KEYS}
+    description["options"] = {key: value for key, value in cell["options"].items() if key in option_names}
+    description["rehearses"] = describe_work(cell["rehearses"], option_names) if cell.get("rehearses") else None
     # a cell with a fault on purpose is only compared with its like
     if fault_text := faults.describe_faults(cell["instruments"]):
         description["fault"] = fault_text
     return description
 
 
-def precision_remark(cells: Iterable[AnyCell]) -> str | None:
+def describe_precision_difference(cells: Iterable[AnyCell]) -> str | None:
     """A remark about the ratio of metrics of these cells if the cells differ in precision; None if all have the same
     precision."""
     precisions = list(dict.fromkeys(cell.precision or "not known" for cell in cells))
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
-def sync_remark(cells: Iterable[LoadedCell]) -> str | None:
+def describe_sync_difference(cells: Iterable[LoadedCell]) -> str | None:
     """A remark about the numbers of these cells if their ranks exchange gradients in different passes of a step, according to
     their results; None if not."""
     return describe_difference(
@@ -109,9 +109,11 @@ def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) 
     for other in cells:
         if other.cell.strategy != strategy or not other.completed_runs:
             continue
-        is_alike = _drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS) == _drop_keys(other.cell, _VARIABLE_KEYS | _LENGTH_KEYS)
+        is_alike = _drop_keys(cell.cell, _MAY_DIFFER_KEYS | _LENGTH_KEYS) == _drop_keys(
+            other.cell, _MAY_DIFFER_KEYS | _LENGTH_KEYS
+        )
         scaling = MeanPair(cell.cell, 1, other.cell, 1).scaling
-        if is_alike and scaling and _options_agree(cell.cell, other.cell) and _same_faults(cell.cell, other.cell):
+        if is_alike and scaling and _have_equal_options(cell.cell, other.cell) and _have_same_faults(cell.cell, other.cell):
             has_other_instruments = other.cell.instruments != cell.cell.instruments
             has_other_sync = other.cell.sync != cell.cell.sync
             ranking = (has_other_instruments, has_other_sync, other.cell.gpus, scaling != "strong", other is not cell)
@@ -119,28 +121,28 @@ def find_baseline(cell: LoadedCell, cells: Sequence[LoadedCell], strategy: str) 
     return min(candidates, key=lambda candidate: candidate[:5])[5] if candidates else None
 
 
-def instruments_differ(cells: Iterable[Mapping[str, Any]]) -> bool:
+def have_different_instruments(cells: Iterable[Mapping[str, Any]]) -> bool:
     """Whether these cells have different instruments. cells: in their plain form (dicts and lists)."""
     return len({repr(cell["instruments"]) for cell in cells}) > 1
 
 
-def key_without_instruments(cell: Mapping[str, Any]) -> bytes:
+def make_key_without_instruments(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their instruments. cell: in its plain form (dicts and lists).
 
     The key is also equal if the cells are tiny twins, and the large cells that they represent differ only in their instruments.
     """
-    remaining = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
+    remaining_keys = {key: value for key, value in cell.items() if key not in ("instruments", "rehearses")}
     if cell.get("rehearses"):
-        remaining["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
-    return msgspec.json.encode(remaining, order="deterministic")
+        remaining_keys["rehearses"] = {key: value for key, value in cell["rehearses"].items() if key != "instruments"}
+    return msgspec.json.encode(remaining_keys, order="deterministic")
 
 
-def key_without_faults(cell: Mapping[str, Any]) -> bytes:
+def make_key_without_faults(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their faults on purpose, and in keys that cannot change what is
     measured. cell: in its plain form."""
     rest = {key: value for key, value in cell.items() if key not in keys_with_role(Role.BOOKKEEPING)}
     rest["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
-    rehearsed_key = key_without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
+    rehearsed_key = make_key_without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
     return msgspec.json.encode([rest, rehearsed_key], order="deterministic")
 
 
@@ -151,7 +153,7 @@ def group_families(cells: Iterable[LoadedCell]) -> list[list[LoadedCell]]:
     """
     cells_by_key: dict[bytes, list[LoadedCell]] = {}
     for cell in cells:
-        key = msgspec.json.encode(_drop_keys(cell.cell, _VARIABLE_KEYS | _LENGTH_KEYS | {"launcher"}), order="deterministic")
+        key = msgspec.json.encode(_drop_keys(cell.cell, _MAY_DIFFER_KEYS | _LENGTH_KEYS | {"launcher"}), order="deterministic")
         cells_by_key.setdefault(key, []).append(cell)
     return list(cells_by_key.values())
 
@@ -160,13 +162,13 @@ def _drop_keys(cell: AnyCell, keys: AbstractSet[str]) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(cell).items() if key not in keys}
 
 
-def _same_faults(cell: AnyCell, other: AnyCell) -> bool:
+def _have_same_faults(cell: AnyCell, other: AnyCell) -> bool:
     """Whether two cells have the same faults on purpose."""
     instruments, other_instruments = cell.instruments, other.instruments
     return (instruments.straggler, instruments.lost_worker) == (other_instruments.straggler, other_instruments.lost_worker)
 
 
-def _options_agree(cell: AnyCell, other: AnyCell) -> bool:
+def _have_equal_options(cell: AnyCell, other: AnyCell) -> bool:
     """Whether the options that both cells have are equal. Options that only one cell has belong to its strategy."""
     shared_options = (cell.options.keys() & other.options.keys()) - STRATEGY_OPTIONS.keys()
     return all(cell.options[key] == other.options[key] for key in shared_options)
@@ -182,38 +184,38 @@ def describe_gpu_trouble(run: LoadedRun) -> str:
     timed_window = find_timed_window(run.timed_steps)
     if run.result is None or run.run is None or not run.result.gpus or timed_window is None:
         return ""
-    samples = select_window(select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window)
+    gpu_samples = select_window(select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window)
     ranks_per_gpu = -(-run.run.cell.gpus // len(run.result.gpus))  # ranks of this run on each GPU; a rank is one process
     clauses = []
-    if shared_gpus := _affected_gpus(samples.filter(pl.col("processes") > ranks_per_gpu), samples):
+    if shared_gpus := _list_affected_gpus(gpu_samples.filter(pl.col("processes") > ranks_per_gpu), gpu_samples):
         clauses.append(f"other processes computed on {shared_gpus}")
-    throttled_samples = samples.explode("throttled").drop_nulls("throttled").filter(pl.col("throttled") != POWER_CAP)
+    throttled_samples = gpu_samples.explode("throttled").drop_nulls("throttled").filter(pl.col("throttled") != POWER_CAP)
     for reason in sorted(throttled_samples["throttled"].unique()):
-        if throttled_gpus := _affected_gpus(throttled_samples.filter(pl.col("throttled") == reason), samples):
+        if throttled_gpus := _list_affected_gpus(throttled_samples.filter(pl.col("throttled") == reason), gpu_samples):
             clauses.append(f"{throttled_gpus} had lowered clocks ({reason})")
-    clauses += _error_clauses(samples)
+    clauses += _describe_gpu_errors(gpu_samples)
     return "; ".join(clauses)
 
 
-def _error_clauses(samples: pl.DataFrame) -> list[str]:
+def _describe_gpu_errors(gpu_samples: pl.DataFrame) -> list[str]:
     """Clauses about GPUs that were lost, whose driver reported an error, or that had memory errors that were not corrected."""
     clauses = []
-    if lost_gpus := sorted(samples.filter("lost")["uuid"].unique()):
+    if lost_gpus := sorted(gpu_samples.filter("lost")["uuid"].unique()):
         clauses.append(f"{', '.join(lost_gpus)} was lost")
-    xid_errors = samples.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
+    xid_errors = gpu_samples.explode("xids").drop_nulls("xids").select("uuid", "xids").unique().sort("uuid", "xids")
     clauses += [f"the driver reported error {xid} (XID) of {uuid}" for uuid, xid in xid_errors.iter_rows()]
-    growth = pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected")
-    ecc_growth = samples.drop_nulls("ecc_uncorrected").group_by("uuid").agg(growth=growth)
+    error_growth = pl.max("ecc_uncorrected") - pl.min("ecc_uncorrected")
+    ecc_growth = gpu_samples.drop_nulls("ecc_uncorrected").group_by("uuid").agg(growth=error_growth)
     if broken_gpus := sorted(ecc_growth.filter(pl.col("growth") > 0)["uuid"]):
         clauses.append(f"{', '.join(broken_gpus)} had memory errors that ECC did not correct")
     return clauses
 
 
-def _affected_gpus(trouble_samples: pl.DataFrame, all_samples: pl.DataFrame) -> str:
+def _list_affected_gpus(trouble_samples: pl.DataFrame, all_samples: pl.DataFrame) -> str:
     """The UUIDs of the GPUs that have at least LEAST_TROUBLE_SHARE of their samples in `trouble_samples`.
 
     trouble_samples: the samples with a certain trouble. all_samples: all samples.
     """
-    sample_counts = dict(all_samples["uuid"].value_counts().iter_rows())
+    sample_count_by_uuid = dict(all_samples["uuid"].value_counts().iter_rows())
     trouble_counts = trouble_samples["uuid"].value_counts().iter_rows()
-    return ", ".join(sorted(uuid for uuid, count in trouble_counts if count >= LEAST_TROUBLE_SHARE * sample_counts[uuid]))
+    return ", ".join(sorted(uuid for uuid, count in trouble_counts if count >= MIN_TROUBLE_SHARE * sample_count_by_uuid[uuid]))

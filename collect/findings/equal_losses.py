@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from collect.findings.comparability import asks_for_same_work, differ_only_in_launcher, group_families
+from collect.findings.comparability import differ_only_in_launcher, group_families, is_same_work_expected
 from collect.reading.load import LoadedCell, LoadedMatrix
 
 
@@ -45,11 +45,11 @@ def compare_losses(loaded: LoadedMatrix, baseline: str) -> list[LossComparison]:
         launcher_pairs += (pair for pair in itertools.combinations(family, 2) if _is_launcher_pair(*pair))
         baselines = [cell for cell in family if cell.cell.strategy == baseline]
         strategy_pairs += (pair for pair in itertools.product(baselines, family) if _is_strategy_pair(*pair))
-    position_of_cell = {cell.id: position_of_cell for position_of_cell, cell in enumerate(loaded.cells)}
+    position_by_cell = {cell.id: position_by_cell for position_by_cell, cell in enumerate(loaded.cells)}
     comparisons = [
-        compare_losses_of_pair(difference_kind, cell, other)
-        for difference_kind, pairs in (("launcher", launcher_pairs), ("strategy", strategy_pairs))
-        for cell, other in sorted(pairs, key=lambda pair: (position_of_cell[pair[0].id], position_of_cell[pair[1].id]))
+        compare_pair_losses(difference_kind, cell, other)
+        for difference_kind, cell_pairs in (("launcher", launcher_pairs), ("strategy", strategy_pairs))
+        for cell, other in sorted(cell_pairs, key=lambda pair: (position_by_cell[pair[0].id], position_by_cell[pair[1].id]))
     ]
     return [comparison for comparison in comparisons if comparison.runs]
 
@@ -61,26 +61,26 @@ def _is_launcher_pair(cell: LoadedCell, other: LoadedCell) -> bool:
 def _is_strategy_pair(cell: LoadedCell, other: LoadedCell) -> bool:
     """Whether two cells do the same work, and `other` has another strategy or more ranks than `cell`."""
     is_other_setup = other.cell.strategy != cell.cell.strategy or other.cell.gpus > cell.cell.gpus
-    return is_other_setup and asks_for_same_work(cell.cell, other.cell)
+    return is_other_setup and is_same_work_expected(cell.cell, other.cell)
 
 
-def compare_losses_of_pair(differ: str, cell: LoadedCell, other: LoadedCell) -> LossComparison:
+def compare_pair_losses(differ: str, cell: LoadedCell, other: LoadedCell) -> LossComparison:
     """Compare the losses of two cells in the repeats that both cells have completed. differ: as in `LossComparison`."""
-    other_runs = {run.repeat: run for run in other.completed_runs}
-    pairs = [(run, other_runs[run.repeat]) for run in cell.completed_runs if run.repeat in other_runs]
+    other_run_by_repeat = {run.repeat: run for run in other.completed_runs}
+    run_pairs = [(run, other_run_by_repeat[run.repeat]) for run in cell.completed_runs if run.repeat in other_run_by_repeat]
     differences = [
         difference
-        for run, other_run in pairs
-        if (difference := find_largest_difference(run.world_steps, other_run.world_steps)) is not None
+        for run, other_run in run_pairs
+        if (difference := find_largest_loss_difference(run.world_steps, other_run.world_steps)) is not None
     ]
-    runs = [run.run_id for pair in pairs for run in pair]
+    runs = [run.run_id for pair in run_pairs for run in pair]
     comparison = LossComparison(
-        differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(difference.steps for difference in differences)
+        differ=differ, one=cell.id, other=other.id, runs=runs, steps=sum(difference.step_count for difference in differences)
     )
     if differences:
-        largest = max(differences, key=lambda loss_difference: loss_difference.difference)
-        comparison.max_difference, comparison.at_step = largest.difference, largest.step
-        comparison.relative = largest.difference / largest.mean_absolute_loss if largest.mean_absolute_loss else None
+        largest = max(differences, key=lambda loss_difference: loss_difference.absolute_difference)
+        comparison.max_difference, comparison.at_step = largest.absolute_difference, largest.step
+        comparison.relative = largest.absolute_difference / largest.mean_absolute_loss if largest.mean_absolute_loss else None
     return comparison
 
 
@@ -89,15 +89,15 @@ class LossDifference(NamedTuple):
 
     step: int
     """The step with the largest difference."""
-    difference: float
+    absolute_difference: float
     """The absolute difference of the two losses at this step."""
     mean_absolute_loss: float
     """The mean of the absolute values of the two losses at this step."""
-    steps: int
+    step_count: int
     """Number of steps that have a loss in both runs."""
 
 
-def find_largest_difference(world_steps: pl.DataFrame, other_world_steps: pl.DataFrame) -> LossDifference | None:
+def find_largest_loss_difference(world_steps: pl.DataFrame, other_world_steps: pl.DataFrame) -> LossDifference | None:
     """Find the largest difference between the losses of two runs; None if no step has a loss in both.
 
     world_steps, other_world_steps: frames with one row per step over all ranks (`LoadedRun.world_steps`).
@@ -114,7 +114,7 @@ def find_largest_difference(world_steps: pl.DataFrame, other_world_steps: pl.Dat
         steps, losses, other_losses = steps[has_both], losses[has_both], other_losses[has_both]
     if not len(losses):
         return None
-    distances = np.abs(losses - other_losses)
-    index = int(distances.argmax())
-    size = float((abs(losses[index]) + abs(other_losses[index])) / 2)
-    return LossDifference(int(steps[index]), float(distances[index]), size, len(losses))
+    absolute_differences = np.abs(losses - other_losses)
+    index = int(absolute_differences.argmax())
+    mean_absolute_loss = float((abs(losses[index]) + abs(other_losses[index])) / 2)
+    return LossDifference(int(steps[index]), float(absolute_differences[index]), mean_absolute_loss, len(losses))

@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 import msgspec
 
-from collect.metrics.energy import energy
+from collect.metrics.energy import measure_energy
 from collect.metrics.prediction_score import ComparedPrediction, compare_predictions
 from collect.reading.load import LoadedMatrix
 
@@ -55,7 +55,7 @@ def score_predictions(loaded: LoadedMatrix) -> list[PredictionScore]:
                 pairs.setdefault(cell.cell.strategy, {}).setdefault(comparison.category, []).append(comparison)
                 workloads_by_strategy.setdefault(cell.cell.strategy, set()).add(cell.cell.workload)
     return [
-        _score_predictions(strategy, category, comparisons, has_sizes=len(workloads_by_strategy[strategy]) == 1)
+        _score_category(strategy, category, comparisons, has_sizes=len(workloads_by_strategy[strategy]) == 1)
         for strategy, comparisons_by_category in pairs.items()
         for category, comparisons in comparisons_by_category.items()
     ]
@@ -66,19 +66,17 @@ def compute_watts_per_gpu(loaded: LoadedMatrix) -> dict[str, float]:
 
     Rehearsals and runs whose energy was not measured are left out.
     """
-    watts_of_run = {}
+    watts_by_run = {}
     for run in loaded.runs:
         if not run.completed or run.result is None or run.is_rehearsal or (timed_window := run.timed_window) is None:
             continue
-        if (energy_quantity := energy(run)) is not None and timed_window[1] > timed_window[0]:
-            watts_of_run[run.run_id] = energy_quantity.value / (timed_window[1] - timed_window[0]) / run.cell.gpus
-    return watts_of_run
+        if (energy_quantity := measure_energy(run)) is not None and timed_window[1] > timed_window[0]:
+            watts_by_run[run.run_id] = energy_quantity.value / (timed_window[1] - timed_window[0]) / run.cell.gpus
+    return watts_by_run
 
 
-def _score_predictions(
-    strategy: str, category: str, comparisons: list[ComparedPrediction], *, has_sizes: bool
-) -> PredictionScore:
-    ratios = [comparison.measured / comparison.predicted.likely for comparison in comparisons]
+def _score_category(strategy: str, category: str, comparisons: list[ComparedPrediction], *, has_sizes: bool) -> PredictionScore:
+    measured_ratios = [comparison.measured / comparison.predicted.likely for comparison in comparisons]
     return PredictionScore(
         strategy=strategy,
         category=category,
@@ -86,10 +84,10 @@ def _score_predictions(
         n=len(comparisons),
         predicted=median(comparison.predicted.likely for comparison in comparisons) if has_sizes else None,
         measured=median(comparison.measured for comparison in comparisons) if has_sizes else None,
-        ratio=median(ratios),
-        ratio_low=min(ratios),
-        ratio_high=max(ratios),
-        error_pct=100 * fmean(abs(ratio - 1) for ratio in ratios),
+        ratio=median(measured_ratios),
+        ratio_low=min(measured_ratios),
+        ratio_high=max(measured_ratios),
+        error_pct=100 * fmean(abs(ratio - 1) for ratio in measured_ratios),
         within=sum(_is_within_range(comparison) for comparison in comparisons),
     )
 

@@ -11,7 +11,7 @@ from collect.findings.row import flatten_cell
 from shardlab.matrix import batch_search
 from shardlab.runs.search_path import SearchPath, SearchTry
 
-_BATCH = ("global_batch_size", "micro_batch_size")  # cell keys that differ between the tries of a search
+_BATCH_KEYS = ("global_batch_size", "micro_batch_size")  # cell keys that differ between the tries of a search
 
 
 class SearchResult(msgspec.Struct):
@@ -39,12 +39,12 @@ class SearchResult(msgspec.Struct):
         return [f"{search_try.size} {search_try.state}" for search_try in self.tries]
 
 
-def list_search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
-    """The result of each search that has at least one try, in the order of `paths`."""
-    begun_paths = [path for path in paths if path.tries]
-    cells = [flatten_cell(msgspec.to_builtins(path.cell)) for path in begun_paths]
-    cells_without_batch = [{key: value for key, value in cell.items() if key not in _BATCH} for cell in cells]
-    names = columns.cell_labels(cells_without_batch) if cells_without_batch else []
+def list_search_results(search_paths: Sequence[SearchPath]) -> list[SearchResult]:
+    """The result of each search that has at least one try, in the order of `search_paths`."""
+    started_paths = [path for path in search_paths if path.tries]
+    flat_cells = [flatten_cell(msgspec.to_builtins(path.cell)) for path in started_paths]
+    cells_without_batch = [{key: value for key, value in cell.items() if key not in _BATCH_KEYS} for cell in flat_cells]
+    cell_names = columns.make_cell_labels(cells_without_batch) if cells_without_batch else []
     return [
         SearchResult(
             name=name,
@@ -55,5 +55,5 @@ def list_search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
             best=path.best,
             says=path.answer or "has not ended",
         )
-        for path, name in zip(begun_paths, names, strict=True)
+        for path, name in zip(started_paths, cell_names, strict=True)
     ]

@@ -55,7 +55,7 @@ class Noise(msgspec.Struct, frozen=True):
     """Number of cells with several repeats."""
 
 
-def t_975(degrees_of_freedom: int) -> float:
+def compute_t_975(degrees_of_freedom: int) -> float:
     """The 97.5 % quantile of Student's t. degrees_of_freedom: the degrees of freedom, at least 1.
 
     For more degrees of freedom than the table T_975 has, the quantile is computed by the expansion in 1/degrees of Abramowitz
@@ -84,13 +84,13 @@ def estimate_mean(values: Sequence[float], unit: str, kind: str = "") -> Estimat
 
     values: one per repeat. unit: the unit of all values. kind: what all values measure, as in `Estimate`.
     """
-    n, mean = len(values), statistics.fmean(values)
-    if n == 1:
+    repeat_count, mean = len(values), statistics.fmean(values)
+    if repeat_count == 1:
         return Estimate(mean, unit, 1, mean, kind=kind)
     standard_deviation = compute_deviation(values, mean)
-    half_width = t_975(n - 1) * standard_deviation / math.sqrt(n)
+    half_width = compute_t_975(repeat_count - 1) * standard_deviation / math.sqrt(repeat_count)
     noise_pct = 100 * standard_deviation / abs(mean) if mean else None
-    return Estimate(mean, unit, n, statistics.median(values), mean - half_width, mean + half_width, kind, noise_pct)
+    return Estimate(mean, unit, repeat_count, statistics.median(values), mean - half_width, mean + half_width, kind, noise_pct)
 
 
 def pool_noise(values_by_cell: Iterable[Sequence[float]]) -> Noise | None:
@@ -116,10 +116,10 @@ def compute_standard_error(values: Sequence[float], noise: Noise | None) -> tupl
 
     noise: the pooled scatter (`pool_noise`).
     """
-    n, mean = len(values), statistics.fmean(values)
-    if n < LEAST_REPEATS and noise and mean:
-        return noise.relative_deviation * abs(mean) / math.sqrt(n), noise.degrees_of_freedom
-    return (compute_deviation(values, mean) / math.sqrt(n), n - 1) if n > 1 else None
+    repeat_count, mean = len(values), statistics.fmean(values)
+    if repeat_count < LEAST_REPEATS and noise and mean:
+        return noise.relative_deviation * abs(mean) / math.sqrt(repeat_count), noise.degrees_of_freedom
+    return (compute_deviation(values, mean) / math.sqrt(repeat_count), repeat_count - 1) if repeat_count > 1 else None
 
 
 def find_outlier_indexes(values: Sequence[float]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
+from collect.findings.answer_section import REPEATS_COLUMN, AnswerSection, make_single_table_maker
 from collect.findings.row import CellRow
 from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.traces.answer_columns import BANDWIDTH_COLUMNS, mib_column
@@ -97,42 +97,42 @@ def list_group_traffic(loaded: LoadedMatrix) -> list[GroupTraffic]:
 def list_cell_traffic(cell: LoadedCell) -> list[GroupTraffic]:
     """The collectives of a cell by process group, ordered by their time, the longest first."""
     runs = list_profiled_runs(cell)
-    labels = label_groups(use.group for run in runs for use in run.collectives)
-    uses: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
+    label_by_group = label_groups(use.group for run in runs for use in run.collectives)
+    uses_by_collective: dict[tuple[str, str], list[tuple[CollectiveUse, int]]] = {}
     for repeat, run in enumerate(runs):
         for use in run.collectives:
-            uses.setdefault((use.collective, labels[use.group]), []).append((use, repeat))
-    longest_first = sorted(uses.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
-    return [_build_traffic(cell.id, name, group, pairs, runs) for (name, group), pairs in longest_first]
+            uses_by_collective.setdefault((use.collective, label_by_group[use.group]), []).append((use, repeat))
+    longest_uses = sorted(uses_by_collective.items(), key=lambda item: (-sum(use.total_ns for use, _ in item[1]), item[0]))
+    return [_build_group_traffic(cell.id, collective, label, pairs, runs) for (collective, label), pairs in longest_uses]
 
 
-def _build_traffic(
-    cell_id: str, name: str, group: str, uses_with_repeat: Sequence[tuple[CollectiveUse, int]], runs: Sequence[RunAnswers]
+def _build_group_traffic(
+    cell_id: str, collective: str, label: str, uses_with_repeat: Sequence[tuple[CollectiveUse, int]], runs: Sequence[RunAnswers]
 ) -> GroupTraffic:
     """The traffic of a group, per step of its ranks. uses_with_repeat: its uses, each with the number of its run in `runs`."""
     uses = [use for use, _ in uses_with_repeat]
-    groups = {use.group for use in uses}
-    steps = sum(rank.steps for run in runs for rank in run.ranks if not groups.isdisjoint(rank.groups))
-    calls = sum(use.calls for use in uses)
+    process_groups = {use.group for use in uses}
+    step_count = sum(rank.steps for run in runs for rank in run.ranks if not process_groups.isdisjoint(rank.groups))
+    call_count = sum(use.calls for use in uses)
     total_ns, timed_ns = sum(use.total_ns for use in uses), sum(use.timed_ns for use in uses)
     total_message_bytes, bus_bytes, sent_bytes = (
         _sum_if_known([getattr(use, field) for use in uses]) for field in ("message_bytes", "bus_bytes", "sent_bytes")
     )
     transfer_ns = _sum_if_known([use.transfer_ns for use in uses])
-    links = {(use.link, use.link_gb_per_s) for use in uses}
-    link, link_gb_per_s = links.pop() if len(links) == 1 else (None, None)
+    distinct_links = {(use.link, use.link_gb_per_s) for use in uses}
+    link, link_gb_per_s = distinct_links.pop() if len(distinct_links) == 1 else (None, None)
     return GroupTraffic(
         cell=cell_id,
-        collective=name,
-        group=group,
+        collective=collective,
+        group=label,
         profiled=max(use.profiled for use in uses),
         size=uses[0].group.size,
         n=len({repeat for _, repeat in uses_with_repeat}),
-        calls=calls / steps,
-        message_bytes=None if total_message_bytes is None else total_message_bytes / calls,
-        sent_bytes=None if sent_bytes is None else sent_bytes / steps,
-        mean_us=total_ns / calls / 1000,
-        transfer_us=None if transfer_ns is None else transfer_ns / calls / 1000,
+        calls=call_count / step_count,
+        message_bytes=None if total_message_bytes is None else total_message_bytes / call_count,
+        sent_bytes=None if sent_bytes is None else sent_bytes / step_count,
+        mean_us=total_ns / call_count / 1000,
+        transfer_us=None if transfer_ns is None else transfer_ns / call_count / 1000,
         hidden_pct=100 * sum(use.hidden_ns for use in uses) / total_ns if total_ns else None,
         algorithm_gb_per_s=None if total_message_bytes is None or not timed_ns else total_message_bytes / timed_ns,
         bus_gb_per_s=None if bus_bytes is None or not timed_ns else bus_bytes / timed_ns,
@@ -141,9 +141,9 @@ def _build_traffic(
     )
 
 
-def _sum_if_known(values: Sequence[float | None]) -> float | None:
-    known_values = [value for value in values if value is not None]
-    return sum(known_values) if len(known_values) == len(values) else None
+def _sum_if_known(known_or_none: Sequence[float | None]) -> float | None:
+    known_values = [value for value in known_or_none if value is not None]
+    return sum(known_values) if len(known_values) == len(known_or_none) else None
 
 
 def list_rank_waiting(loaded: LoadedMatrix) -> list[RankWaiting]:
@@ -152,24 +152,24 @@ def list_rank_waiting(loaded: LoadedMatrix) -> list[RankWaiting]:
     for cell in loaded.cells:
         waits_by_rank: dict[int, list[tuple[RankWait, int]]] = {}
         for run in list_profiled_runs(cell):
-            steps = {analysis.rank: analysis.steps for analysis in run.ranks}
+            steps_by_rank = {analysis.rank: analysis.steps for analysis in run.ranks}
             for wait in run.waits.ranks:
-                waits_by_rank.setdefault(wait.rank, []).append((wait, steps[wait.rank]))
+                waits_by_rank.setdefault(wait.rank, []).append((wait, steps_by_rank[wait.rank]))
         waitings += [_build_rank_waiting(cell.id, rank, waits) for rank, waits in sorted(waits_by_rank.items())]
     return waitings
 
 
-def _build_rank_waiting(cell: str, rank: int, waits: Sequence[tuple[RankWait, int]]) -> RankWaiting:
-    calls, span_ns = sum(wait.calls for wait, _ in waits), sum(wait.span_ns for wait, _ in waits)
+def _build_rank_waiting(cell: str, rank: int, waits_with_steps: Sequence[tuple[RankWait, int]]) -> RankWaiting:
+    call_count, span_ns = sum(wait.calls for wait, _ in waits_with_steps), sum(wait.span_ns for wait, _ in waits_with_steps)
     return RankWaiting(
         cell=cell,
         rank=rank,
-        n=len(waits),
-        last_pct=100 * sum(wait.last for wait, _ in waits) / calls if calls else 0,
-        waited_ms=statistics.fmean(wait.waited_ns / steps / 1e6 for wait, steps in waits),
-        lost_ms=statistics.fmean(wait.lost_ns / steps / 1e6 for wait, steps in waits),
-        lost_pct=100 * sum(wait.lost_ns for wait, _ in waits) / span_ns if span_ns else None,
-        caused_ms=statistics.fmean(wait.caused_ns / steps / 1e6 for wait, steps in waits),
+        n=len(waits_with_steps),
+        last_pct=100 * sum(wait.last for wait, _ in waits_with_steps) / call_count if call_count else 0,
+        waited_ms=statistics.fmean(wait.waited_ns / steps / 1e6 for wait, steps in waits_with_steps),
+        lost_ms=statistics.fmean(wait.lost_ns / steps / 1e6 for wait, steps in waits_with_steps),
+        lost_pct=100 * sum(wait.lost_ns for wait, _ in waits_with_steps) / span_ns if span_ns else None,
+        caused_ms=statistics.fmean(wait.caused_ns / steps / 1e6 for wait, steps in waits_with_steps),
     )
 
 
@@ -178,14 +178,14 @@ def list_step_differences(loaded: LoadedMatrix, rows: Sequence[CellRow]) -> list
 
     GPUs are not compared with CPUs.
     """
-    cells = {cell.id: cell for cell in loaded.cells}
+    cell_by_id = {cell.id: cell for cell in loaded.cells}
     differences = []
     for row in rows:
         if row.baseline is None or row.baseline == row.id:
             continue
-        step = compare_steps_with_baseline(cells[row.id], cells[row.baseline])
-        if step is not None:
-            differences.append(CellDifference(row.id, row.baseline, step))
+        step_difference = compare_steps_with_baseline(cell_by_id[row.id], cell_by_id[row.baseline])
+        if step_difference is not None:
+            differences.append(CellDifference(row.id, row.baseline, step_difference))
     return differences
 
 
@@ -199,17 +199,17 @@ def compare_steps_with_baseline(cell: LoadedCell, baseline: LoadedCell) -> StepD
 
 def list_profiled_runs(cell: LoadedCell) -> list[RunAnswers]:
     """What the traces of each completed run of a cell show. Runs are left out if a profiled rank was not profiled by steps."""
-    answers = [run.traces.answers for run in cell.completed_runs if run.traces.analyses]
-    return [answer for answer in answers if all(rank.steps for rank in answer.ranks)]
+    all_answers = [run.traces.answers for run in cell.completed_runs if run.traces.analyses]
+    return [run_answers for run_answers in all_answers if all(rank.steps for rank in run_answers.ranks)]
 
 
-def _make_step_tables(differences: Sequence[CellDifference], labels: Mapping[str, str]) -> list[Table[Any]]:
+def _make_step_tables(differences: Sequence[CellDifference], label_by_cell: Mapping[str, str]) -> list[Table[Any]]:
     tables = []
-    for entry in differences:
-        difference_ms = notation.format_number(entry.step.difference_ns / 1e6)
-        title = f"{labels[entry.cell]} compared with {labels[entry.baseline]}"
-        table = make_difference_table(title, entry.step, "of the baseline")
-        tables.append(msgspec.structs.replace(table, note=f"{'+' if entry.step.difference_ns > 0 else ''}{difference_ms} ms"))
+    for change in differences:
+        difference_ms = notation.format_number(change.step.difference_ns / 1e6)
+        title = f"{label_by_cell[change.cell]} compared with {label_by_cell[change.baseline]}"
+        table = make_difference_table(title, change.step, "of the baseline")
+        tables.append(msgspec.structs.replace(table, note=f"{'+' if change.step.difference_ns > 0 else ''}{difference_ms} ms"))
     return tables
 
 
@@ -228,7 +228,7 @@ SECTIONS = {
         "whole call. Calls and sent: of a rank in a step; sent by the ring algorithm. Link: one direction, by the data sheet. "
         "Blank: the trace does not record it. If not all ranks of the group were profiled, transfer is an upper bound, and "
         "bandwidths are lower bounds.",
-        single_table_maker(
+        make_single_table_maker(
             Column("Collective", lambda use: use.collective),
             Column("Process group", lambda use: use.group, is_number=False),
             Column("Profiled", lambda use: f"{use.profiled} of {use.size}" if use.size else None, is_number=True),
@@ -239,7 +239,7 @@ SECTIONS = {
             Column("Transfer", lambda use: use.transfer_us, "us"),
             *BANDWIDTH_COLUMNS,
             Column("Name of the link", lambda use: use.link, is_number=False),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
     "waiting": AnswerSection(
@@ -247,14 +247,14 @@ SECTIONS = {
         "Collectives matched over the profiled ranks by process group, step and order; mean step over repeats. The rank that "
         "starts a collective last does not wait: its call is the shortest, and what others need longer is waiting. Lost: "
         "nothing computes meanwhile.",
-        single_table_maker(
+        make_single_table_maker(
             Column("Rank", lambda wait: wait.rank),
             Column("Started last", lambda wait: wait.last_pct, "%"),
             Column("Waited", lambda wait: wait.waited_ms, "ms"),
             Column("Lost", lambda wait: wait.lost_ms, "ms"),
             Column("Lost", lambda wait: wait.lost_pct, "%"),
             Column("Others waited for it", lambda wait: wait.caused_ms, "ms"),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
 }

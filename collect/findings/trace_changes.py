@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
+from collect.findings.answer_section import REPEATS_COLUMN, AnswerSection, make_single_table_maker
 from collect.findings.trace_answers import list_profiled_runs
 from collect.reading.load import LoadedMatrix
 from collect.traces import change_tables
@@ -44,7 +44,7 @@ class CellWork(msgspec.Struct, frozen=True, kw_only=True):
     """The work of all ranks and steps together."""
 
 
-def list_advice(loaded: LoadedMatrix) -> list[CellAdvice]:
+def list_cell_advice(loaded: LoadedMatrix) -> list[CellAdvice]:
     """What to change in each cell that was profiled by steps, the largest saving first."""
     return [
         CellAdvice(cell=cell.id, n=len(runs), **msgspec.structs.asdict(advice))
@@ -54,7 +54,7 @@ def list_advice(loaded: LoadedMatrix) -> list[CellAdvice]:
     ]
 
 
-def list_work(loaded: LoadedMatrix) -> list[CellWork]:
+def list_cell_work(loaded: LoadedMatrix) -> list[CellWork]:
     """The work of each cell that was profiled by steps."""
     profiled_cells = [
         (cell.id, len(runs), [rank for run in runs for rank in run.ranks])
@@ -67,10 +67,10 @@ def list_work(loaded: LoadedMatrix) -> list[CellWork]:
     ]
 
 
-def _make_work_tables(cells: Sequence[CellWork], labels: Mapping[str, str]) -> list[Table[Any]]:
+def _make_work_tables(works_of_cells: Sequence[CellWork], label_by_cell: Mapping[str, str]) -> list[Table[Any]]:
     return [
-        msgspec.structs.replace(table, title=f"{labels[cell_work.cell]}: {table.title}")
-        for cell_work in cells
+        msgspec.structs.replace(table, title=f"{label_by_cell[cell_work.cell]}: {table.title}")
+        for cell_work in works_of_cells
         for table in change_tables.make_work_tables(cell_work.work, cell_work.steps)
         if table.rows
     ]
@@ -82,7 +82,7 @@ SECTIONS = {
         "What to change first",
         "At most three changes of a cell, by the time that each could save. The time is an upper bound: what would go if the "
         "cause went altogether. Savings may overlap. Mean step over profiled ranks and repeats.",
-        single_table_maker(*change_tables.ADVICE_COLUMNS, REPEATS),
+        make_single_table_maker(*change_tables.ADVICE_COLUMNS, REPEATS_COLUMN),
     ),
     "work": AnswerSection(
         "What the time goes into",

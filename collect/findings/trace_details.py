@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
+from collect.findings.answer_section import REPEATS_COLUMN, AnswerSection, make_single_table_maker
 from collect.findings.row import CellRow
 from collect.findings.trace_answers import list_profiled_runs
 from collect.reading.load import LoadedCell, LoadedMatrix
@@ -162,14 +162,14 @@ class AttentionOfStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
     """The idle time by cause of every cell whose traces record the causes."""
-    times = []
+    idle_times = []
     for row in rows:
         cause_estimates = [row.metrics.get(f"idle_{cause}_ms") for cause in ("host", "launching", "communication", "other")]
         host, launching, communication, other = cause_estimates
         if host is None or launching is None or communication is None or other is None:
             continue
         launch_delay = row.metrics.get("launch_delay_us")
-        times.append(
+        idle_times.append(
             IdleTime(
                 cell=row.id,
                 n=host.n,
@@ -181,35 +181,35 @@ def list_idle_times(rows: Sequence[CellRow]) -> list[IdleTime]:
                 launch_delay_us=launch_delay.value if launch_delay else None,
             )
         )
-    return times
+    return idle_times
 
 
 def list_phase_times(loaded: LoadedMatrix) -> list[PhaseOfStep]:
     """The times of the phases of each cell whose traces mark the steps of the profiler, in the order of a step."""
-    return [phase_time for cell in loaded.cells for phase in PHASES if (phase_time := _build_phase(cell, phase)) is not None]
+    return [phase_time for cell in loaded.cells for phase in PHASES if (phase_time := _average_phase(cell, phase)) is not None]
 
 
-def _build_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
-    runs = [run.ranks for run in list_profiled_runs(cell)]
-    times = [(time, rank) for ranks in runs for rank in ranks for time in rank.phases if time.phase == phase]
-    if not times:
+def _average_phase(cell: LoadedCell, phase: str) -> PhaseOfStep | None:
+    ranks_of_runs = [run.ranks for run in list_profiled_runs(cell)]
+    phase_records = [(time, rank) for ranks in ranks_of_runs for rank in ranks for time in rank.phases if time.phase == phase]
+    if not phase_records:
         return None
-    steps = sum(rank.steps for ranks in runs for rank in ranks)
+    step_count = sum(rank.steps for ranks in ranks_of_runs for rank in ranks)
 
-    def mean(name: str) -> float | None:
-        values = [getattr(time, name) for time, _ in times]
-        return None if None in values else sum(values) / steps / 1e6
+    def average_ms(field: str) -> float | None:
+        recorded_ns = [getattr(time, field) for time, _ in phase_records]
+        return None if None in recorded_ns else sum(recorded_ns) / step_count / 1e6
 
-    host_ms = mean("host_ns")
+    host_ms = average_ms("host_ns")
     assert host_ms is not None
     return PhaseOfStep(
         cell=cell.id,
         phase=phase,
-        n=sum(any(time.phase == phase for rank in ranks for time in rank.phases) for ranks in runs),
+        n=sum(any(time.phase == phase for rank in ranks for time in rank.phases) for ranks in ranks_of_runs),
         host_ms=host_ms,
-        gpu_ms=mean("device_ns"),
-        compute_ms=mean("compute_ns"),
-        communication_ms=mean("communication_ns"),
+        gpu_ms=average_ms("device_ns"),
+        compute_ms=average_ms("compute_ns"),
+        communication_ms=average_ms("communication_ns"),
     )
 
 
@@ -220,7 +220,7 @@ def list_layer_times(loaded: LoadedMatrix) -> list[LayerOfStep]:
 
 def list_cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
     """The modules of a cell as a tree, the longest first; empty if its traces do not record them."""
-    ranks, run_count, steps = _select_ranks_with(cell, "layers")
+    ranks, run_count, step_count = _select_ranks_with(cell, "layers")
     return [
         LayerOfStep(
             cell=cell.id,
@@ -228,10 +228,10 @@ def list_cell_layers(cell: LoadedCell) -> list[LayerOfStep]:
             parent=layer.parent,
             depth=layer.depth,
             n=run_count,
-            calls=layer.calls / steps,
-            forward_ms=layer.forward / steps / 1e6,
-            backward_ms=None if layer.backward is None else layer.backward / steps / 1e6,
-            communication_ms=None if layer.communication_ns is None else layer.communication_ns / steps / 1e6,
+            calls=layer.calls / step_count,
+            forward_ms=layer.forward / step_count / 1e6,
+            backward_ms=None if layer.backward is None else layer.backward / step_count / 1e6,
+            communication_ms=None if layer.communication_ns is None else layer.communication_ns / step_count / 1e6,
         )
         for layer in sum_layers(layer for rank in ranks for layer in rank.layers)
     ]
@@ -243,17 +243,17 @@ def list_device_memories(loaded: LoadedMatrix) -> list[DeviceMemory]:
     for cell in loaded.cells:
         runs_by_kind: dict[str, list[list[MemoryUse]]] = {}
         for run in list_profiled_runs(cell):
-            uses_by_kind: dict[str, list[MemoryUse]] = {}
+            run_uses_by_kind: dict[str, list[MemoryUse]] = {}
             for use in (use for rank in run.ranks for use in rank.memory):
-                uses_by_kind.setdefault(use.device.partition(":")[0], []).append(use)
-            for kind, uses in uses_by_kind.items():
-                runs_by_kind.setdefault(kind, []).append(uses)
-        for kind, runs in sorted(runs_by_kind.items()):
+                run_uses_by_kind.setdefault(use.device.partition(":")[0], []).append(use)
+            for device_kind, uses in run_uses_by_kind.items():
+                runs_by_kind.setdefault(device_kind, []).append(uses)
+        for device_kind, runs in sorted(runs_by_kind.items()):
             reserved_peaks = [[use.peak_reserved_bytes for use in uses if use.peak_reserved_bytes is not None] for uses in runs]
             memories.append(
                 DeviceMemory(
                     cell=cell.id,
-                    device=kind,
+                    device=device_kind,
                     n=len(runs),
                     start_bytes=statistics.fmean(use.start_bytes for uses in runs for use in uses),
                     peak_bytes=statistics.fmean(max(use.peak_bytes for use in uses) for uses in runs),
@@ -271,7 +271,7 @@ def list_matrix_products(loaded: LoadedMatrix) -> list[ProductOfStep]:
 
 def list_cell_products(cell: LoadedCell) -> list[ProductOfStep]:
     """The matrix products of a cell, the longest time first; empty if its traces do not record shapes."""
-    ranks, repeats, steps = _select_ranks_with(cell, "products")
+    ranks, repeat_count, step_count = _select_ranks_with(cell, "products")
     return [
         ProductOfStep(
             cell=cell.id,
@@ -280,11 +280,11 @@ def list_cell_products(cell: LoadedCell) -> list[ProductOfStep]:
             m=product.m,
             n=product.n,
             k=product.k,
-            repeats=repeats,
-            calls=product.calls / steps,
+            repeats=repeat_count,
+            calls=product.calls / step_count,
             dtype=product.dtype,
-            ms=product.total_ns / steps / 1e6,
-            copy_ms=product.copy_ns / steps / 1e6,
+            ms=product.total_ns / step_count / 1e6,
+            copy_ms=product.copy_ns / step_count / 1e6,
             flops_per_s=product.flops_per_s,
         )
         for product in sum_products(product for rank in ranks for product in rank.products)
@@ -299,31 +299,31 @@ def list_attention_uses(loaded: LoadedMatrix) -> list[AttentionOfStep]:
 
 def list_cell_attention(cell: LoadedCell) -> list[AttentionOfStep]:
     """The attention of a cell, the longest time first; empty if its traces show none."""
-    ranks, run_count, steps = _select_ranks_with(cell, "attention")
+    ranks, run_count, step_count = _select_ranks_with(cell, "attention")
     return [
         AttentionOfStep(
             cell=cell.id,
-            backend=use.backend,
-            backward=use.backward,
-            name=use.name,
+            backend=attention_use.backend,
+            backward=attention_use.backward,
+            name=attention_use.name,
             n=run_count,
-            calls=use.calls / steps,
-            ms=None if use.total_ns is None else use.total_ns / steps / 1e6,
-            kernels=use.kernels,
+            calls=attention_use.calls / step_count,
+            ms=None if attention_use.total_ns is None else attention_use.total_ns / step_count / 1e6,
+            kernels=attention_use.kernels,
         )
-        for use in sum_attention(use for rank in ranks for use in rank.attention)
+        for attention_use in sum_attention(attention_use for rank in ranks for attention_use in rank.attention)
     ]
 
 
-def _select_ranks_with(cell: LoadedCell, field: str) -> tuple[list[RankAnalysis], int, int]:
-    """The ranks of a cell whose traces recorded `field`, such as `layers`.
+def _select_ranks_with(cell: LoadedCell, recorded_field: str) -> tuple[list[RankAnalysis], int, int]:
+    """The ranks of a cell whose traces recorded `recorded_field`, such as `layers`.
 
     Returns (the analyses of these ranks in all repeats, number of repeats with such a rank, number of steps that they
     profiled).
     """
-    runs = [[rank for rank in run.ranks if getattr(rank, field)] for run in list_profiled_runs(cell)]
-    ranks = [rank for run in runs for rank in run]
-    return ranks, sum(map(bool, runs)), sum(rank.steps for rank in ranks)
+    ranks_of_runs = [[rank for rank in run.ranks if getattr(rank, recorded_field)] for run in list_profiled_runs(cell)]
+    selected_ranks = [rank for run in ranks_of_runs for rank in run]
+    return selected_ranks, sum(map(bool, ranks_of_runs)), sum(rank.steps for rank in selected_ranks)
 
 
 _LAYER_COLUMNS: list[Column[LayerOfStep]] = [
@@ -336,11 +336,11 @@ _LAYER_COLUMNS: list[Column[LayerOfStep]] = [
 ]
 
 
-def _make_layer_tables(layers: Sequence[LayerOfStep], labels: Mapping[str, str]) -> list[Table[Any]]:
-    layers_of_cell = {cell: list(group) for cell, group in groupby(layers, key=lambda layer: layer.cell)}
+def _make_layer_tables(layers: Sequence[LayerOfStep], label_by_cell: Mapping[str, str]) -> list[Table[Any]]:
+    layers_by_cell = {cell: list(group) for cell, group in groupby(layers, key=lambda layer: layer.cell)}
     return [
-        Table(labels[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=count_shown(rows))
-        for cell, rows in layers_of_cell.items()
+        Table(label_by_cell[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=count_shown(rows))
+        for cell, rows in layers_by_cell.items()
     ]
 
 
@@ -351,27 +351,27 @@ SECTIONS = {
         "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. In "
         "launching calls: the host is inside the call that launches the next work. Other: "
         "launched work does not start yet. Launch delay: from the end of the launch to the start of the work, mean.",
-        single_table_maker(
+        make_single_table_maker(
             Column("Idle", lambda time: time.idle_ms, "ms"),
             Column("Host launched nothing", lambda time: time.host_ms, "ms"),
             Column("In launching calls", lambda time: time.launching_ms, "ms"),
             Column("Waiting for communication", lambda time: time.communication_ms, "ms"),
             Column("Other", lambda time: time.other_ms, "ms"),
             Column("Launch delay", lambda time: time.launch_delay_us, "us"),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
     "phases": AnswerSection(
         "Phases of a step",
         "Exact values; mean step over profiled ranks and repeats. Host: the time of the main thread. GPU: the union of all "
         "kernels and memory operations that the phase launched; two phases may run at the same time.",
-        single_table_maker(
+        make_single_table_maker(
             Column("Phase", lambda time: time.phase),
             Column("Host", lambda time: time.host_ms, "ms"),
             Column("GPU", lambda time: time.gpu_ms, "ms"),
             Column("Compute", lambda time: time.compute_ms, "ms"),
             Column("Communication", lambda time: time.communication_ms, "ms"),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
     "layers": AnswerSection(
@@ -385,19 +385,19 @@ SECTIONS = {
         "Memory of the profiled steps",
         "As PyTorch's allocators count it; the rank with the highest peak, mean over repeats. CPU: what was allocated since "
         "the recording began.",
-        single_table_maker(
+        make_single_table_maker(
             Column("Device", lambda use: use.device),
             mib_column("At the start", lambda use: use.start_bytes),
             mib_column("Peak", lambda use: use.peak_bytes),
             mib_column("Peak reserved", lambda use: use.peak_reserved_bytes),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
     "matrix_products": AnswerSection(
         "Matrix products",
         "Over profiled ranks and repeats. FLOPs of a call: 2 M N K times the batch; time: of the kernels that the operator "
         "launched, without copies; on a CPU of the operator.",
-        single_table_maker(
+        make_single_table_maker(
             *SIZE_COLUMNS,
             Column("Time", lambda product: product.ms, "ms"),
             Column("Copies", lambda product: product.copy_ms, "ms"),
@@ -410,6 +410,6 @@ SECTIONS = {
         "Attention",
         "Which implementation ran, by operators and kernels; mean step over profiled ranks and repeats. Time: of the kernels, "
         "on a CPU of the operators.",
-        single_table_maker(*ATTENTION_COLUMNS, Column("Time", lambda use: use.ms, "ms"), REPEATS),
+        make_single_table_maker(*ATTENTION_COLUMNS, Column("Time", lambda use: use.ms, "ms"), REPEATS_COLUMN),
     ),
 }

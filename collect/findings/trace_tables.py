@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from collect.findings.answer_section import REPEATS, AnswerSection, single_table_maker
+from collect.findings.answer_section import REPEATS_COLUMN, AnswerSection, make_single_table_maker
 from collect.findings.row import CellRow
 from collect.metric import Metric, all_metrics
 from collect.reading.load import LoadedCell, LoadedMatrix
@@ -75,8 +75,8 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
 
 def list_roundings(loaded: LoadedMatrix) -> list[Rounding]:
     """The effect of HTA's rounding on metrics, for the cells whose traces are also evaluated as HTA evaluates them."""
-    metrics = {metric.name: metric for metric in all_metrics()}
-    return [rounding for cell in loaded.cells for name in ROUNDED if (rounding := _build_rounding(cell, metrics[name]))]
+    metric_by_name = {metric.name: metric for metric in all_metrics()}
+    return [rounding for cell in loaded.cells for name in ROUNDED if (rounding := _build_rounding(cell, metric_by_name[name]))]
 
 
 def list_runs_without_kernels(loaded: LoadedMatrix) -> tuple[list[str], int]:
@@ -95,10 +95,10 @@ def list_collectives(loaded: LoadedMatrix) -> list[Collective]:
     first."""
     collectives = []
     for cell in loaded.cells:
-        runs = _profiled_breakdowns(cell)
-        uses = per_step.compute_uses_per_step(runs, lambda breakdown: breakdown.collectives)
-        for name, use in sorted(uses.items(), key=lambda item: (-item[1].ms, item[0])):
-            collectives.append(Collective(cell.id, name, len(runs), use.calls, use.ms, use.ms / use.calls))
+        breakdowns_of_runs = _list_profiled_breakdowns(cell)
+        use_by_collective = per_step.compute_uses_per_step(breakdowns_of_runs, lambda breakdown: breakdown.collectives)
+        for collective, use in sorted(use_by_collective.items(), key=lambda item: (-item[1].ms, item[0])):
+            collectives.append(Collective(cell.id, collective, len(breakdowns_of_runs), use.calls, use.ms, use.ms / use.calls))
     return collectives
 
 
@@ -107,22 +107,22 @@ def compare_operators(loaded: LoadedMatrix, rows: Sequence[CellRow]) -> list[Ope
 
     Kernels are not compared with operators.
     """
-    cells = {cell.id: cell for cell in loaded.cells}
+    cell_by_id = {cell.id: cell for cell in loaded.cells}
     comparisons = []
     for row in rows:
         if row.baseline is None or row.baseline == row.id:
             continue
-        cell_runs, baseline_runs = (_profiled_breakdowns(cells[name]) for name in (row.id, row.baseline))
-        if _breakdown_kinds(cell_runs) != _breakdown_kinds(baseline_runs) or not cell_runs:
+        cell_runs, baseline_runs = (_list_profiled_breakdowns(cell_by_id[cell_id]) for cell_id in (row.id, row.baseline))
+        if _collect_breakdown_kinds(cell_runs) != _collect_breakdown_kinds(baseline_runs) or not cell_runs:
             continue
         uses, baseline_uses = (
             per_step.compute_uses_per_step(runs, lambda breakdown: breakdown.kernels) for runs in (cell_runs, baseline_runs)
         )
         kind = "kernels" if cell_runs[0][0].source == "gpu" else "operators"
-        differences = sorted(_diff_uses(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_sort_key)
-        changes = ("new", "gone", "changed", "same")
-        count_of_change = {change: sum(entry.change == change for entry in differences) for change in changes}
-        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, count_of_change, differences))
+        differences = sorted(_diff_uses(uses, baseline_uses, "kernel" if kind == "kernels" else "cpu_op"), key=_make_sort_key)
+        change_kinds = ("new", "gone", "changed", "same")
+        count_by_change = {change: sum(difference.change == change for difference in differences) for change in change_kinds}
+        comparisons.append(OperatorDifferences(row.id, row.baseline, kind, count_by_change, differences))
     return comparisons
 
 
@@ -143,18 +143,18 @@ def _build_rounding(cell: LoadedCell, metric: Metric) -> Rounding | None:
     return Rounding(cell.id, metric.name, metric.unit, len(exact_values), exact_mean, hta_mean, hta_mean - exact_mean)
 
 
-def _profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
+def _list_profiled_breakdowns(cell: LoadedCell) -> list[list[Breakdown]]:
     """For each run of a cell that was profiled by steps, the exact breakdowns of its traces.
 
     HTA's breakdowns are not used, because HTA counts some kernels more than once. Empty if the runs have breakdowns of
     different kinds, which have no common mean.
     """
-    runs = [breakdowns for run in cell.completed_runs if (breakdowns := [entry for entry in run.traces.exact if entry.steps])]
-    return runs if len(_breakdown_kinds(runs)) == 1 else []
+    runs = [breakdowns for run in cell.completed_runs if (breakdowns := [rank for rank in run.traces.exact if rank.steps])]
+    return runs if len(_collect_breakdown_kinds(runs)) == 1 else []
 
 
-def _breakdown_kinds(runs: Sequence[Sequence[Breakdown]]) -> set[str]:
-    return {breakdown.kind for run in runs for breakdown in run}
+def _collect_breakdown_kinds(breakdowns_of_runs: Sequence[Sequence[Breakdown]]) -> set[str]:
+    return {breakdown.kind for run in breakdowns_of_runs for breakdown in run}
 
 
 def _diff_uses(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], kind: str) -> Iterator[OperatorDifference]:
@@ -163,7 +163,7 @@ def _diff_uses(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], k
         yield OperatorDifference(
             name=name,
             kind=kind,
-            change=_change_kind(use.calls, baseline_use.calls),
+            change=_classify_change(use.calls, baseline_use.calls),
             calls=use.calls,
             against_calls=baseline_use.calls,
             time_ns=use.ms * 1e6,
@@ -171,20 +171,20 @@ def _diff_uses(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], k
         )
 
 
-def _change_kind(calls: float, baseline_calls: float) -> Change:
+def _classify_change(calls: float, baseline_calls: float) -> Change:
     if not calls or not baseline_calls:
         return "new" if calls else "gone"
     return "same" if math.isclose(calls, baseline_calls, rel_tol=1e-9) else "changed"
 
 
-def _sort_key(difference: OperatorDifference) -> tuple[float, str]:
+def _make_sort_key(difference: OperatorDifference) -> tuple[float, str]:
     return -abs(difference.time_difference_ns), difference.name
 
 
-def _make_operator_tables(comparisons: Sequence[OperatorDifferences], labels: Mapping[str, str]) -> list[Table[Any]]:
+def _make_operator_tables(comparisons: Sequence[OperatorDifferences], label_by_cell: Mapping[str, str]) -> list[Table[Any]]:
     return [
         Table(
-            f"{labels[comparison.cell]} compared with {labels[comparison.baseline]}",
+            f"{label_by_cell[comparison.cell]} compared with {label_by_cell[comparison.baseline]}",
             operator_columns("of the baseline"),
             comparison.differences,
             note=f"{comparison.of}: {', '.join(f'{count} {change}' for change, count in comparison.changes.items())}",
@@ -199,12 +199,12 @@ SECTIONS = {
     "collectives": AnswerSection(
         "Collectives of a step",
         "Exact values; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other ranks.",
-        single_table_maker(
+        make_single_table_maker(
             Column("Collective", lambda use: use.collective),
             Column("Calls", lambda use: use.calls),
             Column("Total", lambda use: use.total_ms, "ms"),
             Column("Mean of a call", lambda use: use.mean_ms, "ms"),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
     "operators": AnswerSection(
@@ -218,13 +218,13 @@ SECTIONS = {
         "Effect of rounding",
         "The study's tool, HolisticTraceAnalysis (HTA), rounds to whole microseconds and leaves out the last profiler step. "
         "Verdicts on traces use the values as HTA computes them; this table shows how far these are from the exact values.",
-        single_table_maker(
+        make_single_table_maker(
             name_column("Metric", lambda rounding: rounding.metric),
             Column("Exact", lambda rounding: rounding.exact),
             Column("Like HTA", lambda rounding: rounding.like_hta),
             Column("Difference", lambda rounding: rounding.difference, digits=2, is_signed=True),
             Column("Unit", lambda rounding: rounding.unit, is_number=False),
-            REPEATS,
+            REPEATS_COLUMN,
         ),
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from collect.loading.loaded_run import LoadedRun
-from collect.metrics.network import counter_growth
+from collect.metrics.network import measure_counter_growth
 from shardlab.hardware.nccl_log import NcclTransports
 
 
@@ -41,22 +41,22 @@ class RunTraffic(msgspec.Struct):
     """The transports that NCCL logged; None for other backends."""
 
 
-def measure_traffic(run: LoadedRun) -> RunTraffic | None:
+def measure_run_traffic(run: LoadedRun) -> RunTraffic | None:
     """The traffic of a completed run.
 
     None if the run did not complete or has no process group. Also None if the run has only one rank, which sends nothing.
     """
     if not run.completed or not run.backend or run.cell.gpus == 1:
         return None
-    hosts = _find_busiest_interfaces(run)
+    busiest_interfaces = _find_busiest_interfaces(run)
     if run.backend != "nccl":
-        return RunTraffic(run.run_id, run.backend, hosts, rdma=False, why=f"{run.backend} sends over TCP")
+        return RunTraffic(run.run_id, run.backend, busiest_interfaces, rdma=False, why=f"{run.backend} sends over TCP")
     transports = run.nccl_transports
     if transports.rdma is None:
         why = "the ranks' logs do not have NCCL's lines about its connections (NCCL_DEBUG=INFO)"
     else:
         why = "NCCL's log: " + ", ".join(f"{name} ({count} connections)" for name, count in sorted(transports.channels.items()))
-    return RunTraffic(run.run_id, run.backend, hosts, transports.rdma, why, transports)
+    return RunTraffic(run.run_id, run.backend, busiest_interfaces, transports.rdma, why, transports)
 
 
 def _find_busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
@@ -64,21 +64,21 @@ def _find_busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
     if run.timed_window is None or run.clock_stepped:
         return []
     received_counters = run.interface_rows.counters("rx_bytes")
-    entries_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
-    for (host, kind, name), sent_counter in run.interfaces.items():
-        sent_bytes = counter_growth(sent_counter, run.timed_window)
-        received_bytes = counter_growth(received_counters[host, kind, name], run.timed_window)
-        entries_by_host.setdefault(host, []).append((name, kind, sent_bytes, received_bytes))
-    host_traffic = []
-    for host, entries in entries_by_host.items():
-        known_entries = [
-            (name, kind, sent_bytes, received_bytes)
-            for name, kind, sent_bytes, received_bytes in entries
+    interfaces_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
+    for (host, kind, nic), sent_counter in run.interfaces.items():
+        sent_bytes = measure_counter_growth(sent_counter, run.timed_window)
+        received_bytes = measure_counter_growth(received_counters[host, kind, nic], run.timed_window)
+        interfaces_by_host.setdefault(host, []).append((nic, kind, sent_bytes, received_bytes))
+    busiest_interfaces = []
+    for host, interfaces in interfaces_by_host.items():
+        known_interfaces = [
+            (nic, kind, sent_bytes, received_bytes)
+            for nic, kind, sent_bytes, received_bytes in interfaces
             if sent_bytes is not None and received_bytes is not None
         ]
-        total_bytes = sum(sent_bytes + received_bytes for _, _, sent_bytes, received_bytes in known_entries)
-        if len(known_entries) == len(entries) and total_bytes > 0:
-            name, kind, sent_bytes, received_bytes = max(known_entries, key=lambda entry: entry[2] + entry[3])
+        total_bytes = sum(sent_bytes + received_bytes for _, _, sent_bytes, received_bytes in known_interfaces)
+        if len(known_interfaces) == len(interfaces) and total_bytes > 0:
+            nic, kind, sent_bytes, received_bytes = max(known_interfaces, key=lambda interface: interface[2] + interface[3])
             share_pct = 100 * (sent_bytes + received_bytes) / total_bytes
-            host_traffic.append(HostTraffic(host, name, kind, sent_bytes, received_bytes, share_pct))
-    return host_traffic
+            busiest_interfaces.append(HostTraffic(host, nic, kind, sent_bytes, received_bytes, share_pct))
+    return busiest_interfaces

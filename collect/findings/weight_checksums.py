@@ -21,18 +21,18 @@ from shardlab.runs.rundir import RunDir
 
 # Keys that may differ between the cells of a group. The command line differs in the values of these keys only, because its
 # other words are those of one workload of the matrix.
-_VARIABLE_KEYS = {"command"} | keys_with_role(
+_MAY_DIFFER_KEYS = {"command"} | keys_with_role(
     Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.START, Role.LENGTH, Role.INSTRUMENTS,
     Role.BOOKKEEPING,
 )  # fmt: skip
 # The allowed L2 distance of the weights, relative to the distance that they moved in one process; by the type of the weights.
 # As our own proof allows for weights of these types (trainers/proof/proof.py). Equal work in float32 was seen to differ by 2e-7
 # after 3 steps of SGD or AdamW.
-TOLERANCES = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+TOLERANCE_BY_DTYPE = {"float32": 1e-3, "float64": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 # A larger distance is another computation. Between the two, it may be the rounding of a precision that the script chose and
 # shardlab does not know.
-SURELY_DIFFERENT = 2e-1
-LARGEST_START_DISTANCE = 1e-3  # of the weights before the first step, relative to the distance that they move
+MIN_DIFFERENT_DISTANCE = 2e-1
+MAX_START_DISTANCE = 1e-3  # of the weights before the first step, relative to the distance that they move
 
 Verdict = Literal["proven", "different", "not proven"]
 
@@ -62,79 +62,79 @@ def judge_same_work(cells: Sequence[LoadedCell]) -> dict[str, SameWork]:
     for cell in cells:
         if cell.cell.command is None or not cell.completed_runs:
             continue
-        if records := _read_checksums(cell.completed_runs[0].folder):
-            shared_values = {key: value for key, value in msgspec.to_builtins(cell.cell).items() if key not in _VARIABLE_KEYS}
-            groups.setdefault(msgspec.json.encode(shared_values, order="deterministic"), []).append((cell, records))
+        if checksums := _read_checksums(cell.completed_runs[0].folder):
+            shared_values = {key: value for key, value in msgspec.to_builtins(cell.cell).items() if key not in _MAY_DIFFER_KEYS}
+            groups.setdefault(msgspec.json.encode(shared_values, order="deterministic"), []).append((cell, checksums))
     verdicts = {}
-    for group in groups.values():
-        reference = next((entry for entry in group if entry[1][0].world_size == 1), None)
-        for cell, records in group:
-            verdicts[cell.id] = _judge_cell(records, reference, is_reference=reference is not None and cell is reference[0])
+    for comparable_cells in groups.values():
+        reference = next((cell_entry for cell_entry in comparable_cells if cell_entry[1][0].world_size == 1), None)
+        for cell, checksums in comparable_cells:
+            verdicts[cell.id] = _judge_cell(checksums, reference, is_reference=reference is not None and cell is reference[0])
     return verdicts
 
 
 def _read_checksums(run_dir: RunDir) -> list[ModelChecksum]:
     """The checksums of all ranks. The first record says how many ranks there were."""
-    records = read_lines(run_dir.checksums_file(0), ModelChecksum).records
-    for rank in range(1, min(records[0].world_size, 1 << 20) if records else 0):
-        rank_records = read_lines(run_dir.checksums_file(rank), ModelChecksum).records
-        if not rank_records:
+    checksums = read_lines(run_dir.checksums_file(0), ModelChecksum).records
+    for rank in range(1, min(checksums[0].world_size, 1 << 20) if checksums else 0):
+        rank_checksums = read_lines(run_dir.checksums_file(rank), ModelChecksum).records
+        if not rank_checksums:
             break
-        records += rank_records
-    return records
+        checksums += rank_checksums
+    return checksums
 
 
 def _judge_cell(
-    records: list[ModelChecksum], reference: tuple[LoadedCell, list[ModelChecksum]] | None, *, is_reference: bool
+    checksums: list[ModelChecksum], reference: tuple[LoadedCell, list[ModelChecksum]] | None, *, is_reference: bool
 ) -> SameWork:
     """The verdict about a cell. is_reference: whether the cell itself is the one process that others are compared with."""
     try:
-        models = _sum_models(records)
+        model_by_step = _sum_models(checksums)
         if reference is None:
             raise _Unusable("no cell of one process told checksums, with which this cell could be compared")
-        reference_models = models if is_reference else _sum_models(reference[1])
-        shared_steps = sorted(models.keys() & reference_models.keys())
+        reference_by_step = model_by_step if is_reference else _sum_models(reference[1])
+        shared_steps = sorted(model_by_step.keys() & reference_by_step.keys())
         if len(shared_steps) < 2 or shared_steps[0] != 0:
             raise _Unusable("checksums before the first step and after a later step are needed, of the same steps in both")
         comparison_name = "one process, to which other cells are compared" if is_reference else f"compared to {reference[0].id}"
-        return _compare_models(models, reference_models, shared_steps, comparison_name, records[0].optimizer)
+        return _compare_models(model_by_step, reference_by_step, shared_steps, comparison_name, checksums[0].optimizer)
     except _Unusable as reason:
         return SameWork(verdict="not proven", why=f"checksums of weights: {reason}")
 
 
-def _sum_models(records: Iterable[ModelChecksum]) -> dict[int, _ModelSums]:
+def _sum_models(checksums: Iterable[ModelChecksum]) -> dict[int, _ModelSums]:
     """The checksums of whole models by step: the sums over the blocks of all ranks. Raises _Unusable if a block is missing."""
-    records_by_step: dict[int, list[ModelChecksum]] = {}
-    for record in records:
-        records_by_step.setdefault(record.step, []).append(record)
-    return {step: _sum_blocks(step, step_records) for step, step_records in records_by_step.items()}
+    checksums_by_step: dict[int, list[ModelChecksum]] = {}
+    for checksum in checksums:
+        checksums_by_step.setdefault(checksum.step, []).append(checksum)
+    return {step: _sum_blocks(step, step_checksums) for step, step_checksums in checksums_by_step.items()}
 
 
-def _sum_blocks(step: int, records: list[ModelChecksum]) -> _ModelSums:
-    ranks = {record.rank for record in records}
-    if len(ranks) < records[0].world_size:
-        raise _Unusable(f"those of step {step} are there for {len(ranks)} of {records[0].world_size} ranks")
+def _sum_blocks(step: int, checksums: list[ModelChecksum]) -> _ModelSums:
+    recorded_ranks = {checksum.rank for checksum in checksums}
+    if len(recorded_ranks) < checksums[0].world_size:
+        raise _Unusable(f"those of step {step} are there for {len(recorded_ranks)} of {checksums[0].world_size} ranks")
     model: _ModelSums = {}
-    blocks: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Any] = {}
-    for record in records:
-        for name, why in record.unseen.items():
-            raise _Unusable(f"{name} is not seen, because {why!r}")
-        for piece in record.pieces:
+    weight_by_block: dict[tuple[str, tuple[int, ...], tuple[int, ...]], Any] = {}
+    for checksum in checksums:
+        for parameter, unseen_reason in checksum.unseen.items():
+            raise _Unusable(f"{parameter} is not seen, because {unseen_reason!r}")
+        for piece in checksum.pieces:
             weight = np.array(piece.weight)
             gradient = None if piece.gradient is None else np.array(piece.gradient)
             sums = model.setdefault(piece.name, _ParameterSums(math.prod(piece.shape), piece.dtype, np.zeros(PROJECTIONS), 0.0))
-            block = (piece.name, tuple(piece.offsets), tuple(piece.block))
-            if block in blocks:  # a replica of another rank's block, which must be equal
-                distance = float(np.square(weight - blocks[block]).mean())
-                sums.replica_distance = max(sums.replica_distance, distance)
+            block_key = (piece.name, tuple(piece.offsets), tuple(piece.block))
+            if block_key in weight_by_block:  # a replica of another rank's block, which must be equal
+                replica_distance = float(np.square(weight - weight_by_block[block_key]).mean())
+                sums.replica_distance = max(sums.replica_distance, replica_distance)
                 continue
-            blocks[block] = weight
+            weight_by_block[block_key] = weight
             sums.weight = sums.weight + weight
             sums.gradient = None if gradient is None or sums.gradient is None else sums.gradient + gradient
-    for name, sums in model.items():
-        known_elements = sum(math.prod(size) for block_name, _, size in blocks if block_name == name)
+    for parameter, sums in model.items():
+        known_elements = sum(math.prod(size) for block_name, _, size in weight_by_block if block_name == parameter)
         if known_elements != sums.numel:
-            raise _Unusable(f"of {name}, {known_elements} of {sums.numel} elements are seen after step {step}")
+            raise _Unusable(f"of {parameter}, {known_elements} of {sums.numel} elements are seen after step {step}")
     return model
 
 
@@ -146,26 +146,26 @@ def _compare_models(
     for step in steps:
         for unmatched in sorted((models[step].keys() ^ other_start.keys()) | (others[step].keys() ^ other_start.keys())):
             raise _Unusable(f"of the models that are compared, not all have the parameter {unmatched}")
-    for parameter, sums in start_model.items():
+    for parameter, parameter_sums in start_model.items():
         reference_sums = other_start[parameter]
-        if sums.dtype != reference_sums.dtype:
-            raise _Unusable(f"{parameter} is {sums.dtype} here and {reference_sums.dtype} in one process")
-        if sums.numel != reference_sums.numel:
+        if parameter_sums.dtype != reference_sums.dtype:
+            raise _Unusable(f"{parameter} is {parameter_sums.dtype} here and {reference_sums.dtype} in one process")
+        if parameter_sums.numel != reference_sums.numel:
             return SameWork(verdict="different", why=f"checksums of weights, {name}: {parameter} has another size")
     moved_distance = math.sqrt(
         sum(float(np.square(others[steps[-1]][key].weight - other_start[key].weight).mean()) for key in other_start)
     )
     if moved_distance == 0:
         raise _Unusable(f"the weights of one process did not move from step 0 to step {steps[-1]}")
-    start_distance, start_worst_parameter = _measure_distance(start_model, other_start, moved_distance)
-    tolerance = max(TOLERANCES.get(sums.dtype, 0.0) for sums in start_model.values())
-    distances_by_step = [(*_measure_distance(models[step], others[step], moved_distance), step) for step in steps[1:]]
+    start_distance, start_worst_parameter = _measure_weight_distance(start_model, other_start, moved_distance)
+    tolerance = max(TOLERANCE_BY_DTYPE.get(parameter_sums.dtype, 0.0) for parameter_sums in start_model.values())
+    distances_by_step = [(*_measure_weight_distance(models[step], others[step], moved_distance), step) for step in steps[1:]]
     distance, worst_parameter, step = max(distances_by_step)
-    if start_distance > LARGEST_START_DISTANCE:
+    if start_distance > MAX_START_DISTANCE:
         distance, worst_parameter, step = start_distance, start_worst_parameter, 0
-    gradient_distance = _measure_gradients(models[steps[-1]], others[steps[-1]])
+    gradient_distance = _measure_gradient_distance(models[steps[-1]], others[steps[-1]])
     largest_distance = max(distance, gradient_distance or 0.0)
-    if step == 0 or largest_distance > SURELY_DIFFERENT:
+    if step == 0 or largest_distance > MIN_DIFFERENT_DISTANCE:
         verdict: Verdict = "different"
     else:
         verdict = "proven" if largest_distance <= tolerance else "not proven"
@@ -185,26 +185,27 @@ def _compare_models(
     )
 
 
-def _measure_distance(model: _ModelSums, reference_model: _ModelSums, moved: float) -> tuple[float, str]:
-    """Returns (the L2 distance of two models, relative to `moved`; the parameter with most of it). Where two ranks of the first
-    model differ more than the models, that distance counts.
+def _measure_weight_distance(model: _ModelSums, reference_model: _ModelSums, moved_distance: float) -> tuple[float, str]:
+    """Returns (the L2 distance of two models, relative to `moved_distance`; the parameter with most of it). Where two ranks of
+    the first model differ more than the models, that distance counts.
 
     Infinite if a number is not finite.
     """
-    square_of_parameter = {
-        name: max(float(np.square(sums.weight - reference_model[name].weight).mean()), sums.replica_distance)
-        for name, sums in model.items()
+    square_by_parameter = {
+        parameter: max(float(np.square(sums.weight - reference_model[parameter].weight).mean()), sums.replica_distance)
+        for parameter, sums in model.items()
     }
-    worst_parameter = max(square_of_parameter, key=lambda name: square_of_parameter[name])
-    relative_distance = math.sqrt(sum(square_of_parameter.values())) / moved
+    worst_parameter = max(square_by_parameter, key=lambda parameter: square_by_parameter[parameter])
+    relative_distance = math.sqrt(sum(square_by_parameter.values())) / moved_distance
     return (relative_distance if math.isfinite(relative_distance) else math.inf), worst_parameter
 
 
-def _measure_gradients(model: _ModelSums, other: _ModelSums) -> float | None:
-    """The L2 distance of the gradients, relative to the norm of those of `other`; None if a library no longer has them."""
-    pairs = [(sums.gradient, other[name].gradient) for name, sums in model.items()]
+def _measure_gradient_distance(model: _ModelSums, reference_model: _ModelSums) -> float | None:
+    """The L2 distance of the gradients, relative to the norm of those of `reference_model`; None if a library no longer has
+    them."""
+    pairs = [(sums.gradient, reference_model[name].gradient) for name, sums in model.items()]
     if any(gradient is None for gradient_pair in pairs for gradient in gradient_pair):
         return None
-    norm = math.sqrt(sum(float(np.square(reference_gradient).mean()) for _, reference_gradient in pairs))
+    reference_norm = math.sqrt(sum(float(np.square(reference_gradient).mean()) for _, reference_gradient in pairs))
     distance = math.sqrt(sum(float(np.square(gradient - reference_gradient).mean()) for gradient, reference_gradient in pairs))
-    return distance / norm if norm > 0 and math.isfinite(distance) else math.inf if distance else 0.0
+    return distance / reference_norm if reference_norm > 0 and math.isfinite(distance) else math.inf if distance else 0.0

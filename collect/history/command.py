@@ -22,7 +22,7 @@ from shardlab.workspace.workspace import Workspace
 HEADINGS = [
     "Cell", "Date (UTC)", "Workspace", "n", "Step time", "Throughput", "Train time", "Step / first", "What changed",
 ]  # fmt: skip
-MOST_CHANGES = 4  # the most changes that a row of the table names
+MOST_NAMED_CHANGES = 4  # the most changes that a row of the table names
 
 
 class History(msgspec.Struct, frozen=True):
@@ -54,16 +54,16 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
             )
             if not place_workspace.matrix_names():
                 raise InputError(f"{place}: contains no matrix. Allowed: folders of workspaces, and archives.")
-            for name in place_workspace.matrix_names():
+            for matrix_name in place_workspace.matrix_names():
                 try:
-                    history_runs += periods.select_history_runs(place, load_matrix(place_workspace, name))
+                    history_runs += periods.select_history_runs(place, load_matrix(place_workspace, matrix_name))
                 except ShardlabError as error:
-                    skipped_clauses.append(f"{place}: {name}: {error}")
+                    skipped_clauses.append(f"{place}: {matrix_name}: {error}")
         history_runs = [
-            entry
-            for entry in history_runs
-            if (first_moment is None or entry.created_at >= first_moment)
-            and (last_moment is None or entry.created_at <= last_moment)
+            history_run
+            for history_run in history_runs
+            if (first_moment is None or history_run.created_at >= first_moment)
+            and (last_moment is None or history_run.created_at <= last_moment)
         ]
         history = History(1, periods.build_histories(history_runs), skipped_clauses)
     _print_history(output, history)
@@ -71,12 +71,12 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
     return int(bool(skipped_clauses))
 
 
-def _parse_moment(text: str | None, option: str) -> datetime | None:
-    if text is None:
+def _parse_moment(moment_text: str | None, option: str) -> datetime | None:
+    if moment_text is None:
         return None
-    moment = moments.parse_time_as_utc(text)
+    moment = moments.parse_time_as_utc(moment_text)
     if moment is None:
-        raise InputError(f"{option}: found {text!r}. Allowed: a date or a time in ISO 8601, such as 2031-05-02.")
+        raise InputError(f"{option}: found {moment_text!r}. Allowed: a date or a time in ISO 8601, such as 2031-05-02.")
     return moment
 
 
@@ -87,10 +87,10 @@ def _print_history(output: Output, history: History) -> None:
             dates_text = " to ".join(dict.fromkeys((period.first[:10], period.last[:10])))
             mean_texts = [_mean_text(period.metrics.get(name)) for name in ("step_time_ms", "throughput_per_s", "train_time_s")]
             step_time = period.metrics.get("step_time_ms")
-            ratio = step_time.ratio if step_time is not None and period_number else None
-            ratio_text = f"{ratio:.3f}" if ratio is not None else ""
+            step_time_ratio = step_time.ratio if step_time is not None and period_number else None
+            ratio_text = f"{step_time_ratio:.3f}" if step_time_ratio is not None else ""
             cell_and_dates = ["" if period_number else history_of_cell.cell, dates_text]
-            changes_text = _changes_text(period.changed)
+            changes_text = _format_changes(period.changed)
             period_rows.append([*cell_and_dates, period.place, str(len(period.runs)), *mean_texts, ratio_text, changes_text])
     if period_rows:
         output.print_table("", HEADINGS, period_rows)
@@ -106,9 +106,9 @@ def _mean_text(metric_mean: HistoryMetric | None) -> str:
     return verdict_text.format_quantity(metric_mean.value, metric_mean.unit) if metric_mean is not None else ""
 
 
-def _changes_text(changes: Sequence[HistoryChange]) -> str:
+def _format_changes(changes: Sequence[HistoryChange]) -> str:
     change_texts = [
-        f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_CHANGES]
+        f"{change.what}: {', '.join(change.before)} -> {', '.join(change.after)}" for change in changes[:MOST_NAMED_CHANGES]
     ]
-    change_texts += [f"{len(changes) - MOST_CHANGES} more (--json)"] if len(changes) > MOST_CHANGES else []
+    change_texts += [f"{len(changes) - MOST_NAMED_CHANGES} more (--json)"] if len(changes) > MOST_NAMED_CHANGES else []
     return "; ".join(change_texts)

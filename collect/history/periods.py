@@ -27,7 +27,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
     run: LoadedRun
     created_at: datetime
     """When the run folder was written, before the run was submitted."""
-    properties: dict[str, list[str]]
+    values_by_property: dict[str, list[str]]
     """The properties of the run's machines and software: name -> values (collect/comparison/environment.py)."""
 
 
@@ -95,14 +95,14 @@ def select_history_runs(place: str, loaded: LoadedMatrix) -> list[HistoryRun]:
     return history_runs
 
 
-def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
+def build_histories(history_runs: Iterable[HistoryRun]) -> list[CellHistory]:
     """The history of each cell.
 
     Runs belong to the same cell if the hash of their cells is equal, so that they did equal work in the same way. A run that
     several workspaces contain is counted once, because copies of a run have the same id and time.
     """
     runs_by_cell: dict[str, dict[tuple[str, datetime], HistoryRun]] = {}
-    for history_run in runs:
+    for history_run in history_runs:
         cell_runs = runs_by_cell.setdefault(history_run.run.cell.hash(), {})
         cell_runs.setdefault((history_run.run.run_id, history_run.created_at), history_run)
     return [
@@ -111,9 +111,9 @@ def build_histories(runs: Iterable[HistoryRun]) -> list[CellHistory]:
     ]
 
 
-def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
+def _build_history(history_runs: Sequence[HistoryRun]) -> CellHistory:
     period_runs: list[list[HistoryRun]] = []
-    for history_run in runs:
+    for history_run in history_runs:
         previous_run = period_runs[-1][-1] if period_runs else None
         if (
             previous_run is None
@@ -122,47 +122,50 @@ def _build_history(runs: Sequence[HistoryRun]) -> CellHistory:
         ):
             period_runs.append([])
         period_runs[-1].append(history_run)
-    first_means = _compute_means(period_runs[0])
+    first_means = _compute_metric_means(period_runs[0])
     periods = []
-    for index, runs_of_period in enumerate(period_runs):
-        metrics = {}
-        for name, (value, unit, run_count) in _compute_means(runs_of_period).items():
+    for period_index, runs_of_period in enumerate(period_runs):
+        metric_by_name = {}
+        for name, (value, unit, run_count) in _compute_metric_means(runs_of_period).items():
             ratio = value / first_means[name][0] if name in first_means and value and first_means[name][0] else None
-            metrics[name] = HistoryMetric(value, unit, run_count, ratio)
+            metric_by_name[name] = HistoryMetric(value, unit, run_count, ratio)
         periods.append(
             HistoryPeriod(
                 place=runs_of_period[0].place,
                 matrix=runs_of_period[0].matrix,
-                first=_iso_text(runs_of_period[0].created_at),
-                last=_iso_text(runs_of_period[-1].created_at),
+                first=_format_iso_time(runs_of_period[0].created_at),
+                last=_format_iso_time(runs_of_period[-1].created_at),
                 runs=[history_run.run.run_id for history_run in runs_of_period],
-                metrics=metrics,
-                changed=_find_changes(period_runs[index - 1][-1], runs_of_period[0]) if index else [],
+                metrics=metric_by_name,
+                changed=_find_changes(period_runs[period_index - 1][-1], runs_of_period[0]) if period_index else [],
             )
         )
-    rehearsals = sum(history_run.run.is_rehearsal for history_run in runs)
-    return CellHistory(runs[0].run.cell.name(), rehearsals, periods)
+    rehearsal_count = sum(history_run.run.is_rehearsal for history_run in history_runs)
+    return CellHistory(history_runs[0].run.cell.name(), rehearsal_count, periods)
 
 
-def _compute_means(runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
+def _compute_metric_means(history_runs: Sequence[HistoryRun]) -> dict[str, tuple[float, str, int]]:
     """Each metric of some runs of a cell: {name: (mean, unit, number of values)}.
 
     Metrics that were measured in different units or ways are left out.
     """
-    mean_of_metric: dict[str, tuple[float, str, int]] = {}
+    mean_by_metric: dict[str, tuple[float, str, int]] = {}
     for metric_name in HISTORY_METRICS:
-        values: list[Any] = [metric.compute_quantities(history_run.run).get(metric_name) for history_run in runs]
-        known_values = [value for value in values if value is not None]
-        if known_values and len({(value.unit, value.kind) for value in known_values}) == 1:
-            mean = fmean(value.value for value in known_values)
-            mean_of_metric[metric_name] = (mean, known_values[0].unit, len(known_values))
-    return mean_of_metric
+        quantities: list[Any] = [metric.compute_quantities(history_run.run).get(metric_name) for history_run in history_runs]
+        known_quantities = [quantity for quantity in quantities if quantity is not None]
+        if known_quantities and len({(quantity.unit, quantity.kind) for quantity in known_quantities}) == 1:
+            mean = fmean(quantity.value for quantity in known_quantities)
+            mean_by_metric[metric_name] = (mean, known_quantities[0].unit, len(known_quantities))
+    return mean_by_metric
 
 
-def _find_changes(before: HistoryRun, after: HistoryRun) -> list[HistoryChange]:
+def _find_changes(earlier_run: HistoryRun, later_run: HistoryRun) -> list[HistoryChange]:
     """The properties of machines and software that are known for both runs and differ between them."""
-    return [HistoryChange(*change) for change in environment.find_property_differences(before.properties, after.properties)]
+    return [
+        HistoryChange(*change)
+        for change in environment.find_property_differences(earlier_run.values_by_property, later_run.values_by_property)
+    ]
 
 
-def _iso_text(moment: datetime) -> str:
+def _format_iso_time(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="seconds")

@@ -8,7 +8,7 @@ from collect.metric_values import result_metric
 from collect.sources.steps import sum_training_seconds
 
 
-def time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
+def compute_time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
     """Seconds of training until the first validation whose accuracy is at least accuracy_pct.
 
     None if no validation reached this accuracy, or if the run was suspended.
@@ -40,7 +40,7 @@ METRICS = (
         definition="Seconds of training (step times of the slowest rank) up to the first validation at which accuracy_pct of "
         "the targets were correct (MLPerf's figure of merit, Mattson et al., 2020). The resolution is the time between two "
         "validations. Only in claims, which state the accuracy: time_to_accuracy_s(strategy='ddp', accuracy_pct=75).",
-        of_run_at=time_to_accuracy,
+        of_run_at=compute_time_to_accuracy,
         argument="accuracy_pct",
         example=75.0,
     ),

@@ -9,12 +9,12 @@ from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.steps import select_unwatched
 from shardlab.matrix.cell import Cell
 
-PIPELINE = ("cell.pp", "cell.options")  # keys of run.json
-ACCUMULATION = ("cell.gradient_accumulation_steps",)
-FORWARD, BACKWARD = 1.0, 2.0  # durations of passes in study 4's simulation of pipelines, in forward passes
+PIPELINE_KEYS = ("cell.pp", "cell.options")  # keys of run.json
+ACCUMULATION_KEYS = ("cell.gradient_accumulation_steps",)
+FORWARD_DURATION, BACKWARD_DURATION = 1.0, 2.0  # durations of passes in study 4's simulation of pipelines, in forward passes
 
 
-def bubble_theory(run: LoadedRun) -> Quantity | None:
+def compute_theoretical_bubble(run: LoadedRun) -> Quantity | None:
     """The bubble of a run's pipeline by theory, in percent: 100 (P - 1) / (v M + P - 1).
 
     P: number of ranks of a pipeline; M: number of micro-batches; v: number of stages per rank. None for a cell without a
@@ -25,46 +25,48 @@ def bubble_theory(run: LoadedRun) -> Quantity | None:
         return None
     stages_per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_per_rank, int)
-    return Quantity(bubble_theory_pct(cell.pp, stages_per_rank * cell.gradient_accumulation_steps), "%")
+    return Quantity(compute_theoretical_bubble_pct(cell.pp, stages_per_rank * cell.gradient_accumulation_steps), "%")
 
 
-def bubble_theory_pct(rank_count: int, passes: float) -> float:
+def compute_theoretical_bubble_pct(rank_count: int, pass_count: float) -> float:
     """The bubble of a pipeline by theory, in percent of its time.
 
-    rank_count: number of ranks of the pipeline. passes: number of micro-batches times number of stages per rank.
+    rank_count: number of ranks of the pipeline. pass_count: number of micro-batches times number of stages per rank.
     """
-    return 100 * (rank_count - 1) / (passes + rank_count - 1)
+    return 100 * (rank_count - 1) / (pass_count + rank_count - 1)
 
 
-def simulated_time(run: LoadedRun) -> Quantity | None:
+def compute_theoretical_time(run: LoadedRun) -> Quantity | None:
     """The time of a step of the pipeline by theory, with its bubble: 3 (M + (P - 1) / v), in forward passes.
 
-    P, M, v: see `bubble_theory`. The unit is the forward pass of one micro-batch through all stages of a rank; a backward pass
-    takes 2 of it, and messages take none. None for a cell without a pipeline, and for a run without timed steps.
+    P, M, v: see `compute_theoretical_bubble`. The unit is the forward pass of one micro-batch through all stages of a rank; a
+    backward pass takes 2 of it, and messages take none. None for a cell without a pipeline, and for a run without timed steps.
     """
-    cell, ideal_passes = _find_pipeline_cell(run), ideal_time(run)
-    if cell is None or ideal_passes is None:
+    cell, ideal_time = _find_pipeline_cell(run), compute_ideal_time(run)
+    if cell is None or ideal_time is None:
         return None
     stages_per_rank = cell.options.get("stages_per_rank", 1)
     assert isinstance(stages_per_rank, int)
-    return Quantity(ideal_passes.value + (FORWARD + BACKWARD) * (cell.pp - 1) / stages_per_rank, "")
+    return Quantity(ideal_time.value + (FORWARD_DURATION + BACKWARD_DURATION) * (cell.pp - 1) / stages_per_rank, "")
 
 
-def ideal_time(run: LoadedRun) -> Quantity | None:
-    """The time of a step of the pipeline without a bubble: 3 M, in forward passes. None whenever `simulated_time` is None."""
+def compute_ideal_time(run: LoadedRun) -> Quantity | None:
+    """The time of a step of the pipeline without a bubble: 3 M, in forward passes. None whenever `compute_theoretical_time` is
+    None."""
     cell = _find_pipeline_cell(run)
     if cell is None or run.timed_steps.is_empty():
         return None
-    return Quantity((FORWARD + BACKWARD) * cell.gradient_accumulation_steps, "")
+    return Quantity((FORWARD_DURATION + BACKWARD_DURATION) * cell.gradient_accumulation_steps, "")
 
 
-def simulated_throughput(run: LoadedRun) -> Quantity | None:
-    """Micro-batches per duration of a forward pass, by theory: M / `simulated_time`. None whenever `simulated_time` is None."""
-    cell, step_time = _find_pipeline_cell(run), simulated_time(run)
+def compute_theoretical_throughput(run: LoadedRun) -> Quantity | None:
+    """Micro-batches per duration of a forward pass, by theory: M / `compute_theoretical_time`. None whenever
+    `compute_theoretical_time` is None."""
+    cell, step_time = _find_pipeline_cell(run), compute_theoretical_time(run)
     return None if cell is None or step_time is None else Quantity(cell.gradient_accumulation_steps / step_time.value, "")
 
 
-def measured_bubble(run: LoadedRun) -> Quantity | None:
+def compute_measured_bubble(run: LoadedRun) -> Quantity | None:
     """The measured bubble in percent: 100 (1 - (F + B) / T), where each time is a sum over the timed steps.
 
     F: forward time of the first stage; B: backward time of the last stage (both are means over replicas); T: forward and
@@ -106,8 +108,8 @@ METRICS = (
         definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P ranks, M "
         "micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, section 2.2, "
         "which divide by the busy time instead: (P - 1) / (v M)).",
-        of_run=bubble_theory,
-        reads=Reads(steps="timed", run=(*PIPELINE, *ACCUMULATION)),
+        of_run=compute_theoretical_bubble,
+        reads=Reads(steps="timed", run=(*PIPELINE_KEYS, *ACCUMULATION_KEYS)),
         exact=True,
     ),
     Metric(
@@ -118,8 +120,8 @@ METRICS = (
         definition="Share of the forward and backward time in which a rank waits, computed from the step records for stages "
         "that take equally long: the first stage never waits in forward, the last stage never in backward; the rest of the "
         "slowest rank's time is the bubble, which includes the time for sending. Blank if a rank has several stages.",
-        of_run=measured_bubble,
-        reads=Reads(steps="timed", run=PIPELINE),
+        of_run=compute_measured_bubble,
+        reads=Reads(steps="timed", run=PIPELINE_KEYS),
     ),
     Metric(
         name="pipeline_time_theory",
@@ -127,8 +129,8 @@ METRICS = (
         direction="neither",
         definition="Time of a pipeline's step by theory, 3 (M + (P - 1) / v), in forward passes of one micro-batch through the "
         "stages of a rank; a backward pass takes 2 of them, messages take none (study 4, pipeline simulation: pipeline time).",
-        of_run=simulated_time,
-        reads=Reads(steps="timed", run=(*PIPELINE, *ACCUMULATION)),
+        of_run=compute_theoretical_time,
+        reads=Reads(steps="timed", run=(*PIPELINE_KEYS, *ACCUMULATION_KEYS)),
         exact=True,
     ),
     Metric(
@@ -137,8 +139,8 @@ METRICS = (
         direction="neither",
         definition="Time of a pipeline's step without a bubble, 3 M, in the unit of pipeline_time_theory (study 4, pipeline "
         "simulation: ideal time).",
-        of_run=ideal_time,
-        reads=Reads(steps="timed", run=("cell.pp", *ACCUMULATION)),
+        of_run=compute_ideal_time,
+        reads=Reads(steps="timed", run=("cell.pp", *ACCUMULATION_KEYS)),
         exact=True,
     ),
     Metric(
@@ -147,8 +149,8 @@ METRICS = (
         direction="neither",
         definition="Micro-batches per unit of pipeline_time_theory, M over this time (study 4, pipeline simulation: "
         "throughput).",
-        of_run=simulated_throughput,
-        reads=Reads(steps="timed", run=(*PIPELINE, *ACCUMULATION)),
+        of_run=compute_theoretical_throughput,
+        reads=Reads(steps="timed", run=(*PIPELINE_KEYS, *ACCUMULATION_KEYS)),
         exact=True,
     ),
 )

@@ -6,11 +6,11 @@ from collect.metric import Metric, MetricColumn
 from collect.metric_values import result_metric
 
 
-def _build_metric(kind: str, position: int, definition: str) -> Metric:
+def _build_sent_bytes_metric(counting_method: str, position: int, definition: str) -> Metric:
     return result_metric(
-        f"communication_bytes.{kind}",
-        name=f"sent_{kind}_bytes",
-        column=MetricColumn("sent", position, f"Per step, {kind}"),
+        f"communication_bytes.{counting_method}",
+        name=f"sent_{counting_method}_bytes",
+        column=MetricColumn("sent", position, f"Per step, {counting_method}"),
         unit="bytes",
         direction="lower is better",
         definition=f"Bytes sent in one step by all ranks together, {definition}. Each collective counts as the ring algorithm "
@@ -20,9 +20,9 @@ def _build_metric(kind: str, position: int, definition: str) -> Metric:
 
 
 METRICS = (
-    _build_metric("theory", 20, "computed with the strategy's own formula, which has all its terms"),
-    _build_metric("counted", 10, "counted from the collectives of one step of the same-work proof"),
-    _build_metric(
+    _build_sent_bytes_metric("theory", 20, "computed with the strategy's own formula, which has all its terms"),
+    _build_sent_bytes_metric("counted", 10, "counted from the collectives of one step of the same-work proof"),
+    _build_sent_bytes_metric(
         "textbook", 30, "as given in textbooks (2 psi for data parallel, 3 psi for ZeRO-3; psi: bytes of the gradients)"
     ),
 )

@@ -10,14 +10,14 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.loading.telemetry import compute_covered_pct
 from collect.metric import Metric, MetricColumn, Reads
-from collect.metrics.network import LEAST_COVERAGE
+from collect.metrics.network import MIN_COVERED_SHARE
 
 # The idle power of a GPU is computed only if it has at least this many samples from before any process used it. There are
 # such samples because the sampler starts seconds before the ranks.
-IDLE_SAMPLES = 2
+MIN_IDLE_SAMPLES = 2
 
 
-def energy(run: LoadedRun) -> Quantity | None:
+def measure_energy(run: LoadedRun) -> Quantity | None:
     """Energy in joules of the GPUs that the run trained on, from the end of the first timed step to the end of the last timed
     step.
 
@@ -30,32 +30,32 @@ def energy(run: LoadedRun) -> Quantity | None:
     if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
     for column, measure_joules, energy_kind in (
-        ("energy_j", _counter_energy, "counter"),
-        ("power_w", _energy_from_power, "power samples"),
+        ("energy_j", _measure_counter_energy, "counter"),
+        ("power_w", _integrate_power, "power samples"),
     ):
-        joules_of_gpus = [measure_joules(times, values, timed_window) for times, values in run.gpu_rows.values(column).values()]
-        if None not in joules_of_gpus:
-            return Quantity(sum(joules for joules in joules_of_gpus if joules is not None), "J", energy_kind)
+        gpu_joules = [measure_joules(times_s, values, timed_window) for times_s, values in run.gpu_rows.values(column).values()]
+        if None not in gpu_joules:
+            return Quantity(sum(joules for joules in gpu_joules if joules is not None), "J", energy_kind)
     return None
 
 
-def energy_per_unit(run: LoadedRun) -> Quantity | None:
+def measure_energy_per_unit(run: LoadedRun) -> Quantity | None:
     """Energy of the GPUs in joules per unit of data, such as a token or an image.
 
-    The units of the first timed step are not counted, because `energy` begins at the end of this step. None if the records lack
-    steps between the first and the last, as the logs of an imported run may.
+    The units of the first timed step are not counted, because `measure_energy` begins at the end of this step. None if the
+    records lack steps between the first and the last, as the logs of an imported run may.
     """
-    total_energy, rows = energy(run), run.timed_steps
-    if total_energy is None or rows.is_empty() or np.ptp(rows["step"].to_numpy()) >= rows["step"].n_unique():
+    total_energy, steps = measure_energy(run), run.timed_steps
+    if total_energy is None or steps.is_empty() or np.ptp(steps["step"].to_numpy()) >= steps["step"].n_unique():
         return None
-    units = float(rows.filter(pl.col("step") > rows["step"].min())["units"].sum())
-    if units <= 0:
+    unit_count = float(steps.filter(pl.col("step") > steps["step"].min())["units"].sum())
+    if unit_count <= 0:
         return None
-    unit = run.result.unit.removesuffix("s") if run.result else "unit"
-    return Quantity(total_energy.value / units, f"J/{unit}", total_energy.kind)
+    unit_name = run.result.unit.removesuffix("s") if run.result else "unit"
+    return Quantity(total_energy.value / unit_count, f"J/{unit_name}", total_energy.kind)
 
 
-def idle_power(run: LoadedRun) -> Quantity | None:
+def measure_idle_power(run: LoadedRun) -> Quantity | None:
     """Power in watts of all GPUs of the run together, before the ranks of the run used the GPUs.
 
     For each GPU, it is the mean over the samples from before any process computes on the GPU; the result is the sum over the
@@ -68,48 +68,48 @@ def idle_power(run: LoadedRun) -> Quantity | None:
     if not isinstance(first_step_s, float):
         return None
     total_watts, measured_gpus = 0.0, 0
-    for times, watts, process_counts in run.gpu_rows.values("power_w", "processes").values():
-        if not len(times):
+    for sample_times_s, watts, process_counts in run.gpu_rows.values("power_w", "processes").values():
+        if not len(sample_times_s):
             continue
         busy_rows = np.flatnonzero(process_counts > 0)
         idle_rows = slice(busy_rows[0] if len(busy_rows) else None)
-        idle_watts = watts[idle_rows][times[idle_rows] < first_step_s]
-        if len(idle_watts) < IDLE_SAMPLES:
+        idle_watts = watts[idle_rows][sample_times_s[idle_rows] < first_step_s]
+        if len(idle_watts) < MIN_IDLE_SAMPLES:
             return None
         total_watts, measured_gpus = total_watts + fmean(idle_watts.tolist()), measured_gpus + 1
     return Quantity(total_watts, "W") if measured_gpus and (run_gpus is None or measured_gpus == len(run_gpus)) else None
 
 
-def _counter_energy(times: np.ndarray, counter: np.ndarray, timed_window: tuple[float, float]) -> float | None:
+def _measure_counter_energy(times_s: np.ndarray, counter_j: np.ndarray, timed_window: tuple[float, float]) -> float | None:
     """The growth of the energy counter of one GPU within the span, in joules, interpolated at both ends of the span.
 
     None if the samples do not extend beyond both ends of the span, if they cover less than 80 % of the span, or if the counter
-    was reset. times, counter: of the samples of the GPU, ordered by time.
+    was reset. times_s, counter_j: of the samples of the GPU, ordered by time.
     """
-    if not len(times) or times[0] > timed_window[0] or times[-1] < timed_window[1] or (np.diff(counter) < 0).any():
+    if not len(times_s) or times_s[0] > timed_window[0] or times_s[-1] < timed_window[1] or (np.diff(counter_j) < 0).any():
         return None
-    if compute_covered_pct(times, timed_window) < 100 * LEAST_COVERAGE:
+    if compute_covered_pct(times_s, timed_window) < 100 * MIN_COVERED_SHARE:
         return None
-    first_j, last_j = np.interp(timed_window, times, counter)
+    first_j, last_j = np.interp(timed_window, times_s, counter_j)
     return float(last_j - first_j)
 
 
-def _energy_from_power(times: np.ndarray, power_w: np.ndarray, timed_window: tuple[float, float]) -> float | None:
+def _integrate_power(sample_times_s: np.ndarray, power_w: np.ndarray, timed_window: tuple[float, float]) -> float | None:
     """The energy of one GPU within the span, in joules: the area under its power samples, by the trapezoidal rule.
 
     For parts of the span without samples, the mean power is used. None if the samples cover less than 80 % of the span.
-    times, power_w: of the samples of the GPU, ordered by time.
+    sample_times_s, power_w: of the samples of the GPU, ordered by time.
     """
-    start, end = timed_window
-    if compute_covered_pct(times, timed_window) < 100 * LEAST_COVERAGE:
+    start_s, end_s = timed_window
+    if compute_covered_pct(sample_times_s, timed_window) < 100 * MIN_COVERED_SHARE:
         return None
-    first_s, last_s = max(start, times[0]), min(end, times[-1])
-    moments = np.concatenate(([first_s], times[(first_s < times) & (times < last_s)], [last_s]))
-    joules = np.trapezoid(np.interp(moments, times, power_w), moments)
-    return float(joules / (last_s - first_s) * (end - start))
+    first_s, last_s = max(start_s, sample_times_s[0]), min(end_s, sample_times_s[-1])
+    moments_s = np.concatenate(([first_s], sample_times_s[(first_s < sample_times_s) & (sample_times_s < last_s)], [last_s]))
+    joules = np.trapezoid(np.interp(moments_s, sample_times_s, power_w), moments_s)
+    return float(joules / (last_s - first_s) * (end_s - start_s))
 
 
-_WHILE_TIMED = (
+_ENERGY_MEANING = (
     "that the run trained on, between the ends of the first and the last timed step, by NVML's energy counters, or, if a GPU "
     "has no counter, by NVML's power samples (trapezoids between them). The energy of other GPUs, processors, memory and "
     "network is not included. Blank if there are no such samples, if they cover less than 80 % of that time, or if the clock "
@@ -122,8 +122,8 @@ METRICS = (
         of_all_steps=True,
         unit="J",
         direction="lower is better",
-        definition=f"Energy of the GPUs {_WHILE_TIMED}",
-        of_run=energy,
+        definition=f"Energy of the GPUs {_ENERGY_MEANING}",
+        of_run=measure_energy,
         reads=Reads(samples="window", events=True, result=("gpus",)),
     ),
     Metric(
@@ -132,8 +132,8 @@ METRICS = (
         of_all_steps=True,
         unit="J/unit",
         direction="lower is better",
-        definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_WHILE_TIMED}",
-        of_run=energy_per_unit,
+        definition=f"Energy per unit of data (token, image) of the steps in that time: of the GPUs {_ENERGY_MEANING}",
+        of_run=measure_energy_per_unit,
         reads=Reads(steps="timed", samples="window", events=True, result=("gpus", "unit")),
     ),
     Metric(
@@ -142,7 +142,7 @@ METRICS = (
         direction="neither",
         definition="Power of the GPUs that the run trained on, together, before any process computed on them: mean over NVML's "
         "power samples between the start of the run and the first process. Blank if a GPU has fewer than two such samples.",
-        of_run=idle_power,
+        of_run=measure_idle_power,
         reads=Reads(steps="all", samples="before the training", result=("gpus",)),
     ),
 )

@@ -7,7 +7,7 @@ from collect.metric import Metric, MetricColumn, Reads
 from shardlab.runs import search_path
 
 
-def largest_batch(run: LoadedRun) -> Quantity | None:
+def find_largest_batch(run: LoadedRun) -> Quantity | None:
     """The gpu_batch_size of a run, if a search found that this size is the largest that fits into memory.
 
     None for all other runs, and for all runs while the search goes on. None also if even the upper bound of the search fits
@@ -17,10 +17,10 @@ def largest_batch(run: LoadedRun) -> Quantity | None:
     cell = run.training_cell
     if search is None or search.goal != "largest_that_fits" or cell is None:
         return None
-    path = search_path.follow_search(run.folder.path.parent, cell, search, run.repeat)
-    if path.best is None or path.best != cell.gpu_batch_size or path.best == search.largest:
+    followed_search = search_path.follow_search(run.folder.path.parent, cell, search, run.repeat)
+    if followed_search.best is None or followed_search.best != cell.gpu_batch_size or followed_search.best == search.largest:
         return None
-    return Quantity(path.best, "items")
+    return Quantity(followed_search.best, "items")
 
 
 METRICS = (
@@ -32,7 +32,7 @@ METRICS = (
         definition="Largest gpu_batch_size at which the cell is not out of memory: the next larger size that was tried is, and "
         "no size lies between them. It is found by a search (docs/how-to/search-a-batch-size.md) and stands at the cell with "
         "this batch.",
-        of_run=largest_batch,
+        of_run=find_largest_batch,
         reads=Reads(run=("search", "cell.micro_batch_size", "cell.gradient_accumulation_steps", "cell.dp")),
         exact=True,
     ),

@@ -6,7 +6,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 
 
-def final_loss(run: LoadedRun) -> Quantity | None:
+def read_final_loss(run: LoadedRun) -> Quantity | None:
     """The loss of the last timed step: the mean over the global batch, before the update of the parameters.
 
     A command of the user may tell a loss of any unit, and not at each step: its last one counts.
@@ -25,7 +25,7 @@ METRICS = (
         direction="lower is better",
         definition="Mean loss over the global batch (cross-entropy, in nats) at the last timed step, before its update. "
         "For a command of the user: the last loss that it told, whose unit is not known.",
-        of_run=final_loss,
+        of_run=read_final_loss,
         reads=Reads(steps="timed"),
     ),
 )

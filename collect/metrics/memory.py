@@ -10,10 +10,10 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.steps import select_unwatched
 
-MEMORY_KINDS = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
+KIND_BY_MEMORY_COLUMN = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
 
 
-def peak_memory(run: LoadedRun) -> Quantity | None:
+def measure_peak_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory over ranks and timed steps, in bytes: of the GPU allocator, or of the process if there is no GPU.
 
     None if only some of the step records are from a GPU, because the two kinds of memory cannot be compared.
@@ -22,7 +22,7 @@ def peak_memory(run: LoadedRun) -> Quantity | None:
     column = find_memory_column(steps)
     if column is None:
         return None
-    return Quantity(_largest_size(steps[column]), "bytes", MEMORY_KINDS[column])
+    return Quantity(_find_largest_bytes(steps[column]), "bytes", KIND_BY_MEMORY_COLUMN[column])
 
 
 def find_memory_column(steps: pl.DataFrame) -> str | None:
@@ -32,46 +32,46 @@ def find_memory_column(steps: pl.DataFrame) -> str | None:
     """
     if 0 < steps["allocated_bytes"].null_count() < steps.height:
         return None
-    return next((name for name in MEMORY_KINDS if steps[name].count()), None)
+    return next((name for name in KIND_BY_MEMORY_COLUMN if steps[name].count()), None)
 
 
-def reserved_memory(run: LoadedRun) -> Quantity | None:
+def measure_reserved_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None if a rank has no
     GPU."""
     reserved_bytes = select_unwatched(run.timed_steps)["reserved_bytes"]
     if reserved_bytes.is_empty() or reserved_bytes.null_count():
         return None
-    return Quantity(_largest_size(reserved_bytes), "bytes")
+    return Quantity(_find_largest_bytes(reserved_bytes), "bytes")
 
 
-def _read_oom_size(name: str) -> Callable[[LoadedRun], Quantity | None]:
+def _make_oom_size_reader(size_key: str) -> Callable[[LoadedRun], Quantity | None]:
     """A function that returns the largest size with this name over the ranks that saw that memory ran out; None if no rank
     recorded it."""
 
-    def read_size(run: LoadedRun) -> Quantity | None:
-        sizes = [event.data.get(name) for event in run.events if event.event == "oom"]
-        known_sizes = [size for size in sizes if isinstance(size, int)]
+    def read_largest_size(run: LoadedRun) -> Quantity | None:
+        recorded_sizes = [event.data.get(size_key) for event in run.events if event.event == "oom"]
+        known_sizes = [size for size in recorded_sizes if isinstance(size, int)]
         return Quantity(max(known_sizes), "bytes") if known_sizes else None
 
-    return read_size
+    return read_largest_size
 
 
-def _largest_size(sizes_bytes: pl.Series) -> int:
-    largest_bytes = sizes_bytes.max()
+def _find_largest_bytes(memory_bytes: pl.Series) -> int:
+    largest_bytes = memory_bytes.max()
     assert isinstance(largest_bytes, int)
     return largest_bytes
 
 
-_HEADINGS = {MEMORY_KINDS["allocated_bytes"]: "Peak GPU memory", MEMORY_KINDS["rss_bytes"]: "Peak RSS"}
+_HEADING_BY_KIND = {KIND_BY_MEMORY_COLUMN["allocated_bytes"]: "Peak GPU memory", KIND_BY_MEMORY_COLUMN["rss_bytes"]: "Peak RSS"}
 METRICS = (
     Metric(
         name="peak_memory_bytes",
-        column=MetricColumn("summary", 50, "Peak memory", headings=_HEADINGS),
+        column=MetricColumn("summary", 50, "Peak memory", headings=_HEADING_BY_KIND),
         unit="bytes",
         direction="lower is better",
         definition="Largest memory that the GPU allocator had allocated within a step, over ranks and timed steps; without a "
         "GPU, the largest resident set of a process after a step. The kind of each value is given with the value.",
-        of_run=peak_memory,
+        of_run=measure_peak_memory,
         reads=Reads(steps="timed"),
     ),
     Metric(
@@ -81,21 +81,21 @@ METRICS = (
         direction="lower is better",
         definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: allocated "
         "memory, and memory that the allocator keeps for later.",
-        of_run=reserved_memory,
+        of_run=measure_reserved_memory,
         reads=Reads(steps="timed"),
     ),
     *(
         Metric(
             name=f"oom_{kind}_bytes",
-            column=MetricColumn("memory", place, f"{kind.capitalize()} at OOM"),
+            column=MetricColumn("memory", position, f"{kind.capitalize()} at OOM"),
             unit="bytes",
             direction="neither",
-            definition=f"{words}, as the error says it; the largest over the ranks that saw the error.",
-            of_run=_read_oom_size(f"{kind}_bytes"),
+            definition=f"{description}, as the error says it; the largest over the ranks that saw the error.",
+            of_run=_make_oom_size_reader(f"{kind}_bytes"),
             of_oom=True,
             reads=Reads(events=True),
         )
-        for kind, place, words in (
+        for kind, position, description in (
             ("allocated", 110, "Memory that the GPU allocator had allocated when memory ran out"),
             ("reserved", 120, "Memory that the GPU allocator had reserved when memory ran out, with the allocated memory"),
             ("requested", 130, "Size of the allocation for which there was no memory"),

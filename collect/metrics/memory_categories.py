@@ -8,7 +8,7 @@ from collect.metric_values import read_result_value, result_metric
 
 # Category of memory -> its description. docs/instruments.md uses the same words, and says how the category of the storage of a
 # tensor is determined.
-CATEGORIES = {
+DESCRIPTION_BY_CATEGORY = {
     "parameter": "what a rank keeps of the weights from step to step",
     "gathered": "weights for use: gathered from the ranks that keep them, or copied in 16 bits",
     "gradient": "gradients as the optimizer takes them",
@@ -21,22 +21,22 @@ CATEGORIES = {
 
 ESTIMATE_KEY, PEAK_KEY = "instruments.memory.estimate_bytes", "instruments.memory.peak_bytes"  # keys of result.json
 LARGEST_KEY = "instruments.memory.largest_bytes"
-_HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
+_CATEGORY_HEADINGS = ("Parameters", "Gathered", "Gradients", "Optimizer", "Master copy", "Activations", "Buffers", "Temporary")
 
 
-def estimated_memory(run: LoadedRun) -> Quantity | None:
+def sum_estimated_memory(run: LoadedRun) -> Quantity | None:
     """The estimated size of parameters, gradients and optimizer state on a rank, in bytes; None if the run has no estimate."""
-    bytes_of_part = read_result_value(run, ESTIMATE_KEY)
-    return Quantity(sum(bytes_of_part.values()), "bytes") if bytes_of_part else None
+    bytes_by_part = read_result_value(run, ESTIMATE_KEY)
+    return Quantity(sum(bytes_by_part.values()), "bytes") if bytes_by_part else None
 
 
-def peak_over_estimate(run: LoadedRun) -> Quantity | None:
+def compute_peak_over_estimate(run: LoadedRun) -> Quantity | None:
     """The sum of all categories at the memory peak of the observed step, divided by the estimate."""
-    estimate, peak_bytes = estimated_memory(run), read_result_value(run, PEAK_KEY)
+    estimate, peak_bytes = sum_estimated_memory(run), read_result_value(run, PEAK_KEY)
     return Quantity(sum(peak_bytes.values()) / estimate.value, "x") if estimate and estimate.value and peak_bytes else None
 
 
-def weight_memory(run: LoadedRun) -> Quantity | None:
+def sum_weight_memory(run: LoadedRun) -> Quantity | None:
     """All copies of the weights on a rank, in bytes: their largest sizes together. What a rank keeps and the optimizer's copy
     do not change during a step, so this sum is reached when most weights are gathered."""
     sizes = [read_result_value(run, f"{LARGEST_KEY}.{category}") for category in ("parameter", "gathered", "master_parameter")]
@@ -57,7 +57,9 @@ METRICS = (
             # The sizes of these categories are the same in every repeat. Those of other categories depend on timing.
             exact=category in ("parameter", "optimizer_state", "master_parameter"),
         )
-        for position, ((category, description), heading) in enumerate(zip(CATEGORIES.items(), _HEADINGS, strict=True), 1)
+        for position, ((category, description), heading) in enumerate(
+            zip(DESCRIPTION_BY_CATEGORY.items(), _CATEGORY_HEADINGS, strict=True), 1
+        )
     ),
     Metric(
         name="memory_weight_bytes",
@@ -65,7 +67,7 @@ METRICS = (
         direction="lower is better",
         definition="All copies of the weights on one rank: what it keeps, gathers, and the optimizer's own copy, as the "
         "memory timeline of PyTorch's profiler counts parameters (study 5).",
-        of_run=weight_memory,
+        of_run=sum_weight_memory,
         reads=Reads(result=(LARGEST_KEY,)),
     ),
     Metric(
@@ -75,7 +77,7 @@ METRICS = (
         definition="Estimated bytes of parameters, gradients and optimizer state on one rank, sharded over ranks as in the "
         "ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for Adam. Without "
         "activations.",
-        of_run=estimated_memory,
+        of_run=sum_estimated_memory,
         reads=Reads(result=(ESTIMATE_KEY,)),
         exact=True,
     ),
@@ -86,7 +88,7 @@ METRICS = (
         direction="lower is better",
         definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "
         "and temporary storage are not in the estimate.",
-        of_run=peak_over_estimate,
+        of_run=compute_peak_over_estimate,
         reads=Reads(result=(ESTIMATE_KEY, PEAK_KEY)),
     ),
 )

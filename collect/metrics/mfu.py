@@ -6,34 +6,34 @@ import msgspec
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.metrics.throughput import throughput
+from collect.metrics.throughput import measure_throughput
 from shardlab.hardware.gpu_models import peak_flops
 
 
-def mfu(run: LoadedRun) -> Quantity | None:
+def compute_mfu(run: LoadedRun) -> Quantity | None:
     """MFU (model FLOPs utilization): throughput times the FLOPs of a unit of data, over the peak FLOP/s of all GPUs, in
     percent.
 
     None if the throughput, the FLOPs of a unit or the peak FLOP/s is not known.
     """
-    flops, precision = run.result.flops_per_unit if run.result else None, run.cell.precision
+    flops_per_unit, precision = run.result.flops_per_unit if run.result else None, run.cell.precision
     gpu_names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
-    if flops is None or precision is None or len(gpu_names) != 1:
+    if flops_per_unit is None or precision is None or len(gpu_names) != 1:
         return None
-    throughput_per_s, peak_flops_per_s = throughput(run), peak_flops(gpu_names.pop(), precision)
+    throughput_per_s, peak_flops_per_s = measure_throughput(run), peak_flops(gpu_names.pop(), precision)
     if throughput_per_s is None or peak_flops_per_s is None:
         return None
-    return Quantity(100 * throughput_per_s.value * flops / (peak_flops_per_s * run.cell.gpus), "%")
+    return Quantity(100 * throughput_per_s.value * flops_per_unit / (peak_flops_per_s * run.cell.gpus), "%")
 
 
-def hfu(run: LoadedRun) -> Quantity | None:
+def compute_hfu(run: LoadedRun) -> Quantity | None:
     """HFU (hardware FLOPs utilization), in percent: as MFU, but including the FLOPs that activation checkpointing computes
     again.
 
     Without activation checkpointing, HFU equals MFU. With activation checkpointing it is None, because the FLOPs that are
     computed again are not counted.
     """
-    return mfu(run) if run.cell.activation_checkpointing == "none" else None
+    return compute_mfu(run) if run.cell.activation_checkpointing == "none" else None
 
 
 _READS = Reads(steps="undisturbed", run=("cell.precision",), result=("flops_per_unit", "unit"), hosts=("gpus.name",))
@@ -46,7 +46,7 @@ METRICS = (
         definition="Model FLOPs utilization (Chowdhery et al., PaLM, 2022, appendix B): throughput times the FLOPs of forward "
         "and backward of a unit (without what activation checkpointing computes again), divided by the peak FLOP/s of the GPUs "
         "in the cell's precision, from their data sheets. Blank on a CPU, and if the peak of the GPU is not known.",
-        of_run=mfu,
+        of_run=compute_mfu,
         reads=_READS,
     ),
     Metric(
@@ -56,7 +56,7 @@ METRICS = (
         definition="Hardware FLOPs utilization (the same source): as MFU, with the FLOPs that checkpointing computes again. "
         "Equal to MFU without checkpointing. Blank with checkpointing, because records do not say how much of forward was "
         "computed twice.",
-        of_run=hfu,
+        of_run=compute_hfu,
         reads=msgspec.structs.replace(_READS, run=("cell.activation_checkpointing", *_READS.run)),
     ),
 )

@@ -17,9 +17,9 @@ from collect.traces.breakdown import Breakdown, EventTally
 class OperatorClass(NamedTuple):
     """A class of kernels and operators, given by patterns of their names."""
 
-    kernels: re.Pattern[str]
+    kernel_pattern: re.Pattern[str]
     """The pattern for kernels and memory operations of a GPU."""
-    operators: re.Pattern[str] | None
+    operator_pattern: re.Pattern[str] | None
     """The pattern for operators, which is used if there is no GPU; None if the class contains no operators."""
 
 
@@ -35,22 +35,22 @@ OPERATOR_CLASSES = {
 OF_MEANING = "`of` is a name in whole words, or the beginning of names followed by *, or a class: " + ", ".join(
     OPERATOR_CLASSES
 )
-EXAMPLE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+EXAMPLE_KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def operator_count(run: LoadedRun, name: str) -> Quantity | None:
-    """The number of calls per step, as the mean over the ranks that were profiled by steps. name: which kernels or operators
-    (see OF_MEANING)."""
-    return _mean_per_step(run, name, "calls", lambda event_tally: event_tally.count)
+def count_operator_calls(run: LoadedRun, operator_name: str) -> Quantity | None:
+    """The number of calls per step, as the mean over the ranks that were profiled by steps. operator_name: which kernels or
+    operators (see OF_MEANING)."""
+    return _average_calls_per_step(run, operator_name, "calls", lambda event_tally: event_tally.count)
 
 
-def operator_time(run: LoadedRun, name: str) -> Quantity | None:
-    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. name: which operators (see
-    OF_MEANING)."""
-    return _mean_per_step(run, name, "ms", lambda event_tally: event_tally.total_ns / 1e6)
+def sum_operator_time(run: LoadedRun, operator_name: str) -> Quantity | None:
+    """The time of the calls in ms per step, as the mean over the ranks that were profiled by steps. operator_name: which
+    operators (see OF_MEANING)."""
+    return _average_calls_per_step(run, operator_name, "ms", lambda event_tally: event_tally.total_ns / 1e6)
 
 
-def find_pattern(name: str, trace_source: str) -> re.Pattern[str] | None:
+def find_name_pattern(name: str, trace_source: str) -> re.Pattern[str] | None:
     """The pattern to search for in the names of kernels (source `gpu`) or operators (other sources).
 
     None if `name` is a class without operators and the source is not `gpu`.
@@ -62,12 +62,12 @@ def find_pattern(name: str, trace_source: str) -> re.Pattern[str] | None:
     name ends in `*`, the last word may be longer, for names that the table of a study cuts off.
     """
     if name in OPERATOR_CLASSES:
-        return OPERATOR_CLASSES[name].kernels if trace_source == "gpu" else OPERATOR_CLASSES[name].operators
+        return OPERATOR_CLASSES[name].kernel_pattern if trace_source == "gpu" else OPERATOR_CLASSES[name].operator_pattern
     word_end = "" if name.endswith("*") else r"(?!\w)"
     return re.compile(rf"(?<!\w){re.escape(name.removesuffix('*'))}{word_end}")
 
 
-def _mean_per_step(
+def _average_calls_per_step(
     run: LoadedRun, operator_name: str, unit: str, measure_tally: Callable[[EventTally], float]
 ) -> Quantity | None:
     """The sum of `measure_tally` over all calls that match `operator_name`, per step, as the mean over the ranks that were
@@ -77,15 +77,15 @@ def _mean_per_step(
 
     None if no rank was profiled by steps. If no kernel or operator matches `operator_name`: 0 if the traces contain GPU
     kernels; None if they contain operators, because `operator_name` may be the name of a kernel."""
-    ranks = [breakdown for breakdown in run.breakdowns if breakdown.steps]
+    breakdowns = [breakdown for breakdown in run.breakdowns if breakdown.steps]
 
-    def select_matching(rank: Breakdown) -> list[EventTally]:
-        pattern = find_pattern(operator_name, rank.source)
-        return [tally for tally in rank.kernels if pattern and pattern.search(tally.name)]
+    def select_matching_tallies(breakdown: Breakdown) -> list[EventTally]:
+        pattern = find_name_pattern(operator_name, breakdown.source)
+        return [tally for tally in breakdown.kernels if pattern and pattern.search(tally.name)]
 
-    if not any(map(select_matching, ranks)) and any(rank.source != "gpu" for rank in ranks):
+    if not any(map(select_matching_tallies, breakdowns)) and any(rank.source != "gpu" for rank in breakdowns):
         return None
-    return mean_per_step(ranks, lambda rank: sum(map(measure_tally, select_matching(rank))), unit)
+    return mean_per_step(breakdowns, lambda rank: sum(map(measure_tally, select_matching_tallies(rank))), unit)
 
 
 METRICS = (
@@ -95,9 +95,9 @@ METRICS = (
         direction="neither",
         definition="Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. "
         f"{OF_MEANING}.",
-        of_run_at=operator_count,
+        of_run_at=count_operator_calls,
         argument="of",
-        example=EXAMPLE,
+        example=EXAMPLE_KERNEL,
     ),
     Metric(
         name="operator_ms",
@@ -105,9 +105,9 @@ METRICS = (
         direction="lower is better",
         definition="Sum of the durations of a kernel's calls in a profiled step (without a GPU: of an operator, including all "
         f"that it calls). Each of several calls at the same time counts fully. Mean over the profiled ranks. {OF_MEANING}.",
-        of_run_at=operator_time,
+        of_run_at=sum_operator_time,
         argument="of",
-        example=EXAMPLE,
+        example=EXAMPLE_KERNEL,
     ),
     Metric(
         name="operator_difference_ms",

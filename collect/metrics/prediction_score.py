@@ -9,12 +9,12 @@ from typing import NamedTuple
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
-from collect.metrics.energy import energy
+from collect.metrics.energy import measure_energy
 from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
 # unit of a category, whose numbers are for one step
-UNIT_OF_CATEGORY = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}
+UNIT_BY_CATEGORY = {STEP_TIME: "s", MEMORY: "bytes", TRAFFIC: "bytes", ENERGY: "J"}
 JOULES_PER_KWH = 3.6e6
 
 
@@ -35,18 +35,18 @@ def compare_predictions(run: LoadedRun) -> Iterator[ComparedPrediction]:
     prediction = run.predicted
     if prediction is None or run.result is None or run.run is None:
         return
-    for category, unit in UNIT_OF_CATEGORY.items():
-        category_pairs = [(category, _PAIR_OF_CATEGORY[category](run, prediction))]
+    for category, unit in UNIT_BY_CATEGORY.items():
+        named_pairs = [(category, _PAIR_FUNCTION_BY_CATEGORY[category](run, prediction))]
         if category == MEMORY:
-            category_pairs += [
-                (f"{MEMORY}: {name}", category_pair) for name, category_pair in _memory_pairs_by_category(run, prediction)
+            named_pairs += [
+                (f"{MEMORY}: {name}", category_pair) for name, category_pair in _pair_memory_by_category(run, prediction)
             ]
-        for name, pair in category_pairs:
+        for name, pair in named_pairs:
             if pair is not None and pair[0].likely > 0:
                 yield ComparedPrediction(name, unit, *pair)
 
 
-def _step_time_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
+def _pair_step_times(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted step time, measured median step time), in seconds. None for rehearsals, whose times are not
     results."""
     assert run.result is not None
@@ -54,7 +54,7 @@ def _step_time_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRa
     return None if step_times is None or prediction.step_s is None else (prediction.step_s, step_times.median / 1000)
 
 
-def _memory_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
+def _pair_memory(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted memory of tensors, measured peak of the memory that the GPU allocator had allocated), in bytes."""
     assert run.result is not None
     peak_bytes = read_result_value(run, "peak_memory_bytes.allocated")
@@ -65,20 +65,20 @@ def _memory_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange
     return prediction.tensor_bytes, peak_bytes
 
 
-def _memory_pairs_by_category(run: LoadedRun, prediction: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
+def _pair_memory_by_category(run: LoadedRun, prediction: Prediction) -> Iterator[tuple[str, tuple[PredictedRange, float]]]:
     """Yields (category, (predicted, measured memory of this category at the peak of a step)), in bytes.
 
     Yields nothing if the instrument `memory: categories` was off.
     """
     assert run.result is not None
-    peak_bytes = run.result.instruments.get("memory", {}).get("peak_bytes", {})
-    for name, predicted_range in prediction.memory_by_category.items():
-        measured_bytes = peak_bytes.get(name)
+    peak_bytes_by_category = run.result.instruments.get("memory", {}).get("peak_bytes", {})
+    for category, predicted_range in prediction.memory_by_category.items():
+        measured_bytes = peak_bytes_by_category.get(category)
         if isinstance(measured_bytes, int | float):
-            yield name, (predicted_range, float(measured_bytes))
+            yield category, (predicted_range, float(measured_bytes))
 
 
-def _traffic_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
+def _pair_traffic(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted bytes that all ranks send in a step, bytes counted from the collectives of a step).
 
     The planner predicts the bytes of the rank that sends most. In a pipeline, other ranks send less, so the result is None for
@@ -92,25 +92,25 @@ def _traffic_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRang
     return exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
 
 
-def _energy_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
+def _pair_energy(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
     """Returns (predicted energy of a step, measured energy of a step), in joules.
 
     The predicted energy of a step is the predicted power of the run times the predicted time of a step.
     """
-    joules = energy(run)
+    energy = measure_energy(run)
     steps = run.world_steps.height - 1  # the measurement starts at the end of the first timed step
-    if joules is None or steps < 1 or prediction.energy_kwh is None or prediction.time_s is None or prediction.step_s is None:
+    if energy is None or steps < 1 or prediction.energy_kwh is None or prediction.time_s is None or prediction.step_s is None:
         return None
     run_s, run_kwh, step_s = prediction.time_s, prediction.energy_kwh, prediction.step_s
     low_j, likely_j, high_j = (
-        JOULES_PER_KWH * kwh / seconds * step
-        for kwh, seconds, step in (
+        JOULES_PER_KWH * kwh / run_time_s * step_time_s
+        for kwh, run_time_s, step_time_s in (
             (run_kwh.low, run_s.low, step_s.low),
             (run_kwh.likely, run_s.likely, step_s.likely),
             (run_kwh.high, run_s.high, step_s.high),
         )
     )
-    return PredictedRange(low_j, likely_j, high_j), joules.value / steps
+    return PredictedRange(low_j, likely_j, high_j), energy.value / steps
 
 
 def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
@@ -118,14 +118,14 @@ def divide_by_prediction(run: LoadedRun, category: str) -> Quantity | None:
     prediction = run.predicted
     if prediction is None or run.result is None or run.run is None:
         return None
-    pair = _PAIR_OF_CATEGORY[category](run, prediction)
+    pair = _PAIR_FUNCTION_BY_CATEGORY[category](run, prediction)
     return None if pair is None or pair[0].likely <= 0 else Quantity(pair[1] / pair[0].likely, "x")
 
 
-_PAIR_OF_CATEGORY = {STEP_TIME: _step_time_pair, MEMORY: _memory_pair, TRAFFIC: _traffic_pair, ENERGY: _energy_pair}
-_score_metric = partial(Metric, unit="x", direction="neither")
+_PAIR_FUNCTION_BY_CATEGORY = {STEP_TIME: _pair_step_times, MEMORY: _pair_memory, TRAFFIC: _pair_traffic, ENERGY: _pair_energy}
+_make_score_metric = partial(Metric, unit="x", direction="neither")
 METRICS = (
-    _score_metric(
+    _make_score_metric(
         name="step_time_over_prediction",
         column=MetricColumn("times", 190, "Step / predicted", 3),
         definition="Median step time divided by the step time that the planner predicted before the run was submitted "
@@ -133,7 +133,7 @@ METRICS = (
         of_run=lambda run: divide_by_prediction(run, STEP_TIME),
         reads=Reads(prediction=("step_s.likely",), result=("step_time_ms.median", "rehearsal", "gpus"), events=True),
     ),
-    _score_metric(
+    _make_score_metric(
         name="memory_over_prediction",
         column=MetricColumn("memory", 95, "Peak / predicted", 3),
         definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
@@ -143,7 +143,7 @@ METRICS = (
             prediction=("tensor_bytes.likely", "formula_tensor_bytes", "memory_from"), result=("peak_memory_bytes.allocated",)
         ),
     ),
-    _score_metric(
+    _make_score_metric(
         name="sent_over_prediction",
         column=MetricColumn("sent", 40, "Counted / predicted", 4),
         definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that the planner "
@@ -153,7 +153,7 @@ METRICS = (
         reads=Reads(prediction=("sent_bytes",), result=("communication_bytes.counted",), run=("cell.pp", "world.world_size")),
         exact=True,
     ),
-    _score_metric(
+    _make_score_metric(
         name="energy_over_prediction",
         column=MetricColumn("times", 195, "Energy / predicted", 3),
         of_all_steps=True,

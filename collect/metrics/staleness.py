@@ -7,25 +7,25 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
 
-COUNTS_KEY = "knobs.effective.staleness_counts"  # the key of result.json
+STALENESS_COUNTS_KEY = "knobs.effective.staleness_counts"  # the key of result.json
 
 
-def _staleness_counts(run: LoadedRun) -> dict[int, int]:
-    return {int(age): count for age, count in (read_result_value(run, COUNTS_KEY) or {}).items() if count}
+def _read_staleness_counts(run: LoadedRun) -> dict[int, int]:
+    return {int(age): count for age, count in (read_result_value(run, STALENESS_COUNTS_KEY) or {}).items() if count}
 
 
-def mean_staleness(run: LoadedRun) -> Quantity | None:
+def compute_mean_staleness(run: LoadedRun) -> Quantity | None:
     """The mean staleness over all pushes of gradients; None if the run has no parameter server."""
-    count_of_age = _staleness_counts(run)
-    if not count_of_age:
+    count_by_age = _read_staleness_counts(run)
+    if not count_by_age:
         return None
-    return Quantity(sum(age * count for age, count in count_of_age.items()) / sum(count_of_age.values()), "updates")
+    return Quantity(sum(age * count for age, count in count_by_age.items()) / sum(count_by_age.values()), "updates")
 
 
-def largest_staleness(run: LoadedRun) -> Quantity | None:
+def find_largest_staleness(run: LoadedRun) -> Quantity | None:
     """The largest staleness of any push of gradients; None if the run has no parameter server."""
-    count_of_age = _staleness_counts(run)
-    return Quantity(max(count_of_age), "updates") if count_of_age else None
+    count_by_age = _read_staleness_counts(run)
+    return Quantity(max(count_by_age), "updates") if count_by_age else None
 
 
 _WHAT_IS_STALENESS = (
@@ -40,8 +40,8 @@ METRICS = (
         unit="updates",
         direction="lower is better",
         definition=f"Mean staleness {_WHAT_IS_STALENESS}",
-        of_run=mean_staleness,
-        reads=Reads(result=(COUNTS_KEY,)),
+        of_run=compute_mean_staleness,
+        reads=Reads(result=(STALENESS_COUNTS_KEY,)),
     ),
     Metric(
         name="staleness_max",
@@ -49,7 +49,7 @@ METRICS = (
         unit="updates",
         direction="lower is better",
         definition=f"Largest staleness {_WHAT_IS_STALENESS}",
-        of_run=largest_staleness,
-        reads=Reads(result=(COUNTS_KEY,)),
+        of_run=find_largest_staleness,
+        reads=Reads(result=(STALENESS_COUNTS_KEY,)),
     ),
 )

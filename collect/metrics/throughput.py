@@ -6,17 +6,17 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 
 
-def throughput(run: LoadedRun) -> Quantity | None:
+def measure_throughput(run: LoadedRun) -> Quantity | None:
     """The throughput of a run: the units of data of all ranks in the timed steps, divided by the time of these steps.
 
     The time of a step is the time of its slowest rank. Steps that an instrument slowed down are left out.
     """
-    world = run.undisturbed_steps
-    milliseconds = float(world["step_ms"].sum())
-    if milliseconds <= 0:
+    undisturbed_steps = run.undisturbed_steps
+    training_ms = float(undisturbed_steps["step_ms"].sum())
+    if training_ms <= 0:
         return None
-    unit = run.result.unit if run.result else "units"
-    return Quantity(1000 * float(world["units"].sum()) / milliseconds, f"{unit}/s")
+    unit_name = run.result.unit if run.result else "units"
+    return Quantity(1000 * float(undisturbed_steps["units"].sum()) / training_ms, f"{unit_name}/s")
 
 
 METRICS = (
@@ -27,7 +27,7 @@ METRICS = (
         direction="higher is better",
         definition="Units of data (tokens, images) of all ranks in the timed steps, divided by the sum of the slowest rank's "
         "step times.",
-        of_run=throughput,
+        of_run=measure_throughput,
         reads=Reads(steps="undisturbed", result=("unit",)),
     ),
 )

@@ -21,21 +21,21 @@ PROFILER_STEPS: tuple[EventKind, ...] = ("profiler steps",)
 
 def _build_time_metric(
     name: str,
-    get_ns: Callable[[Breakdown], int | None],
+    get_time_ns: Callable[[Breakdown], int | None],
     event_kinds: tuple[EventKind, ...],
     direction: Direction,
     definition: str,
 ) -> Metric:
     """Make a metric whose value is a time in ms per profiled step, or None if no rank was profiled by steps.
 
-    get_ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank. event_kinds: from
-    which the time is computed."""
+    get_time_ns: a function that returns this time of one rank in ns, summed over all profiled steps of the rank. event_kinds:
+    from which the time is computed."""
     return Metric(
         name=name,
         unit="ms",
         direction=direction,
         definition=definition,
-        of_run=lambda run: mean_ms_per_step(run.breakdowns, get_ns),
+        of_run=lambda run: mean_ms_per_step(run.breakdowns, get_time_ns),
         reads=Reads(breakdown=(*event_kinds, *PROFILER_STEPS)),
     )
 

@@ -10,31 +10,31 @@ from collect.metric import Metric
 if TYPE_CHECKING:
     from collect.traces.collectives import CollectiveUse
 
-OF_MEANING = "`of` is a collective as torch.distributed names it, such as all_gather."
-EXAMPLE = "all_gather"
+OF_COLLECTIVE_MEANING = "`of` is a collective as torch.distributed names it, such as all_gather."
+EXAMPLE_COLLECTIVE = "all_gather"
 _TIME_MEANING = (
     "The time is that of the transfer, without waiting for slow ranks, if the calls were matched over ranks; else the whole "
     "duration. Over all process groups; blank unless all ranks of each group were profiled."
 )
 
 
-def algorithm_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
+def compute_algorithm_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
     """The algorithm bandwidth of a collective in 1e9 bytes/s; None if the trace does not record the message size of every
     call."""
-    return _compute_bandwidth(run, collective, [use.message_bytes for use in _select_uses(run, collective)])
+    return _compute_bandwidth(run, collective, [use.message_bytes for use in _select_collective_uses(run, collective)])
 
 
-def bus_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
+def compute_bus_bandwidth(run: LoadedRun, collective: str) -> Quantity | None:
     """The bus bandwidth of a collective in 1e9 bytes/s.
 
     None if the trace does not record the message size and the number of ranks of every call.
     """
-    return _compute_bandwidth(run, collective, [use.bus_bytes for use in _select_uses(run, collective)])
+    return _compute_bandwidth(run, collective, [use.bus_bytes for use in _select_collective_uses(run, collective)])
 
 
-def hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
+def compute_hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
     """The share of the collective's time during which something computes, in percent; None if no rank called the collective."""
-    collective_uses = _select_uses(run, collective)
+    collective_uses = _select_collective_uses(run, collective)
     total_ns = sum(use.total_ns for use in collective_uses)
     if not total_ns:
         return None
@@ -42,18 +42,18 @@ def hidden_share(run: LoadedRun, collective: str) -> Quantity | None:
 
 
 def _compute_bandwidth(
-    run: LoadedRun, collective: str, sizes: list[int] | list[int | None] | list[float | None]
+    run: LoadedRun, collective: str, sizes_bytes: list[int] | list[int | None] | list[float | None]
 ) -> Quantity | None:
-    known_sizes = [size for size in sizes if size is not None]
-    time_ns = sum(use.timed_ns for use in _select_uses(run, collective))
-    is_partial = any(use.is_partial for use in _select_uses(run, collective))
-    if len(known_sizes) < len(sizes) or not time_ns or is_partial:
+    known_sizes_bytes = [size for size in sizes_bytes if size is not None]
+    transfer_ns = sum(collective_use.timed_ns for collective_use in _select_collective_uses(run, collective))
+    is_partial = any(collective_use.is_partial for collective_use in _select_collective_uses(run, collective))
+    if len(known_sizes_bytes) < len(sizes_bytes) or not transfer_ns or is_partial:
         return None
-    return Quantity(sum(known_sizes) / time_ns, "GB/s", run.traces.analyses[0].kind)
+    return Quantity(sum(known_sizes_bytes) / transfer_ns, "GB/s", run.traces.analyses[0].kind)
 
 
-def _select_uses(run: LoadedRun, collective: str) -> list[CollectiveUse]:
-    return [use for use in run.traces.answers.collectives if use.collective == collective]
+def _select_collective_uses(run: LoadedRun, collective: str) -> list[CollectiveUse]:
+    return [collective_use for collective_use in run.traces.answers.collectives if collective_use.collective == collective]
 
 
 METRICS = (
@@ -61,29 +61,29 @@ METRICS = (
         name="algorithm_bandwidth_gb_per_s",
         unit="GB/s",
         direction="higher is better",
-        definition=f"Size of a collective's messages over their time, in 1e9 bytes/s. {_TIME_MEANING} {OF_MEANING}",
-        of_run_at=algorithm_bandwidth,
+        definition=f"Size of a collective's messages over their time, in 1e9 bytes/s. {_TIME_MEANING} {OF_COLLECTIVE_MEANING}",
+        of_run_at=compute_algorithm_bandwidth,
         argument="of",
-        example=EXAMPLE,
+        example=EXAMPLE_COLLECTIVE,
     ),
     Metric(
         name="bus_bandwidth_gb_per_s",
         unit="GB/s",
         direction="higher is better",
         definition="The algorithm bandwidth times the factor of nccl-tests for the collective and its number of ranks: what "
-        f"compares with the bandwidth of a link in one direction, in 1e9 bytes/s. {_TIME_MEANING} {OF_MEANING}",
-        of_run_at=bus_bandwidth,
+        f"compares with the bandwidth of a link in one direction, in 1e9 bytes/s. {_TIME_MEANING} {OF_COLLECTIVE_MEANING}",
+        of_run_at=compute_bus_bandwidth,
         argument="of",
-        example=EXAMPLE,
+        example=EXAMPLE_COLLECTIVE,
     ),
     Metric(
         name="hidden_pct",
         unit="%",
         direction="higher is better",
         definition="Share of the durations of a collective's calls during which something computes, over all process groups "
-        f"and profiled ranks. {OF_MEANING}",
-        of_run_at=hidden_share,
+        f"and profiled ranks. {OF_COLLECTIVE_MEANING}",
+        of_run_at=compute_hidden_share,
         argument="of",
-        example=EXAMPLE,
+        example=EXAMPLE_COLLECTIVE,
     ),
 )

@@ -8,30 +8,30 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, Reads
 
 
-def layer_time(run: LoadedRun, module: str) -> Quantity | None:
+def measure_layer_time(run: LoadedRun, module: str) -> Quantity | None:
     """The time of a module, forward and backward together, in ms per step; the mean over the ranks that were profiled by steps.
 
     None if no trace records the module, or if the time of its backward pass is not known. module: the name of the module in the
     trace.
     """
-    layers_of_rank = [
+    recorded_layers = [
         (layer, rank_analysis)
         for rank_analysis in run.traces.analyses
         if rank_analysis.steps
         for layer in rank_analysis.layers
         if layer.name == module
     ]
-    ms_of_rank = [
+    ns_by_rank = [
         (layer.forward + layer.backward) / rank_analysis.steps
-        for layer, rank_analysis in layers_of_rank
+        for layer, rank_analysis in recorded_layers
         if layer.backward is not None
     ]
-    if not (ms_of_rank and len(ms_of_rank) == len(layers_of_rank)):
+    if not (ns_by_rank and len(ns_by_rank) == len(recorded_layers)):
         return None
-    return Quantity(statistics.fmean(ms_of_rank) / 1e6, "ms", layers_of_rank[0][1].kind)
+    return Quantity(statistics.fmean(ns_by_rank) / 1e6, "ms", recorded_layers[0][1].kind)
 
 
-def find_profiled_peak(run: LoadedRun) -> Quantity | None:
+def find_profiled_memory_peak(run: LoadedRun) -> Quantity | None:
     """The most memory that any rank had allocated on a device in the profiled steps, in bytes. None if no trace records memory.
 
     If a trace records the memory of a GPU, the memory of CPUs is not considered.
@@ -42,7 +42,7 @@ def find_profiled_peak(run: LoadedRun) -> Quantity | None:
     return Quantity(max(peak_bytes), "bytes", device_kind) if peak_bytes else None
 
 
-def find_profiled_reserved(run: LoadedRun) -> Quantity | None:
+def find_profiled_reserved_peak(run: LoadedRun) -> Quantity | None:
     """The most memory that the allocator of any rank had reserved on a GPU in the profiled steps, in bytes.
 
     None if the trace of any rank does not record reserved memory.
@@ -52,33 +52,33 @@ def find_profiled_reserved(run: LoadedRun) -> Quantity | None:
     return Quantity(max(reserved_bytes), "bytes", "gpu") if reserved_bytes and len(reserved_bytes) == len(memory_uses) else None
 
 
-def matrix_product_rate(run: LoadedRun) -> Quantity | None:
+def compute_matrix_product_rate(run: LoadedRun) -> Quantity | None:
     """The FLOPs of all matrix products of the profiled ranks, divided by the time of these products, in FLOP/s.
 
     None if no trace records the shapes of tensors.
     """
     analyses = [analysis for analysis in run.traces.analyses if analysis.steps and analysis.products]
-    time_ns = sum(product.total_ns for analysis in analyses for product in analysis.products)
+    product_ns = sum(product.total_ns for analysis in analyses for product in analysis.products)
     flops = sum(product.flops for analysis in analyses for product in analysis.products)
-    return Quantity(flops / time_ns * 1e9, "FLOP/s", analyses[0].kind) if time_ns else None
+    return Quantity(flops / product_ns * 1e9, "FLOP/s", analyses[0].kind) if product_ns else None
 
 
-def attention_time(run: LoadedRun, backend: str) -> Quantity | None:
+def measure_attention_time(run: LoadedRun, backend: str) -> Quantity | None:
     """The time of an implementation of attention in ms per step, forward and backward, as the mean over the profiled ranks.
 
     None if this implementation did not run, or its kernels are not recorded. backend: the name of the implementation, such as
     flash.
     """
-    ranks = [rank for rank in run.traces.analyses if rank.steps]
-    times_of_rank = [[use.total_ns for use in rank.attention if use.backend == backend] for rank in ranks]
-    if not any(times_of_rank):
+    analyses = [analysis for analysis in run.traces.analyses if analysis.steps]
+    recorded_ns = [[use.total_ns for use in analysis.attention if use.backend == backend] for analysis in analyses]
+    if not any(recorded_ns):
         return None
     ns_per_step = [
-        sum(times) / rank.steps
-        for rank, rank_times in zip(ranks, times_of_rank, strict=True)
-        if len(times := [time for time in rank_times if time is not None]) == len(rank_times)
+        sum(known_ns) / analysis.steps
+        for analysis, times_ns in zip(analyses, recorded_ns, strict=True)
+        if len(known_ns := [time_ns for time_ns in times_ns if time_ns is not None]) == len(times_ns)
     ]
-    return Quantity(statistics.fmean(ns_per_step) / 1e6, "ms", ranks[0].kind) if len(ns_per_step) == len(ranks) else None
+    return Quantity(statistics.fmean(ns_per_step) / 1e6, "ms", analyses[0].kind) if len(ns_per_step) == len(analyses) else None
 
 
 METRICS = (
@@ -90,7 +90,7 @@ METRICS = (
         "a GPU: the union of the kernels that compute and of the memory operations that it launched, without collectives; on a "
         "CPU: the time of the host. Mean over the profiled ranks. Needs `instruments: {profile: {stacks: true}}`. `of` is the "
         "name of the module in the trace.",
-        of_run_at=layer_time,
+        of_run_at=measure_layer_time,
         argument="of",
         example="Linear_0",
     ),
@@ -100,7 +100,7 @@ METRICS = (
         direction="lower is better",
         definition="Most memory that the allocator of a GPU had allocated in the profiled steps, over the profiled ranks; on a "
         "CPU: most that was allocated since the recording began. Needs `instruments: {profile: {memory: true}}`.",
-        of_run=find_profiled_peak,
+        of_run=find_profiled_memory_peak,
         reads=Reads(trace=("allocations", "profiler steps")),
     ),
     Metric(
@@ -109,7 +109,7 @@ METRICS = (
         direction="lower is better",
         definition="Most memory that the allocator of a GPU had reserved in the profiled steps, over the profiled ranks. Needs "
         "`instruments: {profile: {memory: true}}`.",
-        of_run=find_profiled_reserved,
+        of_run=find_profiled_reserved_peak,
         reads=Reads(trace=("allocations", "profiler steps")),
     ),
     Metric(
@@ -119,7 +119,7 @@ METRICS = (
         definition="FLOPs of all matrix products of the profiled steps (2 M N K, times the batch) over the sum of the "
         "durations of the kernels that they launched; on a CPU: of the operators. Over all profiled ranks. Needs "
         "`instruments: {profile: {shapes: true}}`.",
-        of_run=matrix_product_rate,
+        of_run=compute_matrix_product_rate,
         reads=Reads(trace=("matrix products", "profiler steps")),
     ),
     Metric(
@@ -128,7 +128,7 @@ METRICS = (
         direction="lower is better",
         definition="Time of the kernels of an implementation of attention in a profiled step, forward and backward; on a CPU: "
         "of its operators. Mean over the profiled ranks. `of` is flash, efficient, cudnn, flex, fused or math.",
-        of_run_at=attention_time,
+        of_run_at=measure_attention_time,
         argument="of",
         example="flash",
     ),

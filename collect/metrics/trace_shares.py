@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
 
 
-def collective_count(run: LoadedRun) -> Quantity | None:
+def count_collectives(run: LoadedRun) -> Quantity | None:
     """The number of collectives per step, as the mean over the ranks that were profiled by steps; None if there is no such
     rank."""
-    return mean_per_step(run.breakdowns, lambda rank: sum(tally.count for tally in rank.collectives), "calls")
+    return mean_per_step(run.breakdowns, lambda breakdown: sum(tally.count for tally in breakdown.collectives), "calls")
 
 
-def collective_ms(run: LoadedRun) -> Quantity | None:
+def sum_collective_ms(run: LoadedRun) -> Quantity | None:
     """The sum of the durations of all collectives of a rank in ms per step, as the mean over ranks that were profiled by steps.
 
     None if no rank was profiled by steps.
     """
-    return mean_ms_per_step(run.breakdowns, lambda rank: sum(tally.total_ns for tally in rank.collectives))
+    return mean_ms_per_step(run.breakdowns, lambda breakdown: sum(tally.total_ns for tally in breakdown.collectives))
 
 
-def collective_mean_ms(run: LoadedRun) -> Quantity | None:
+def compute_mean_collective_ms(run: LoadedRun) -> Quantity | None:
     """The mean duration of a collective, in ms; None if no collective was called."""
-    ms_per_step, calls_per_step = collective_ms(run), collective_count(run)
+    ms_per_step, calls_per_step = sum_collective_ms(run), count_collectives(run)
     if not (ms_per_step and calls_per_step and calls_per_step.value):
         return None
     return Quantity(ms_per_step.value / calls_per_step.value, "ms", ms_per_step.kind)
 
 
-def _share_metric(name: str, name_of_time: str, direction: Direction, condition: str) -> Metric:
+def _build_share_metric(name: str, part_name: str, direction: Direction, condition: str) -> Metric:
     """Make a metric: a part of the profiled time in percent of this time, as the mean over the profiled ranks.
 
-    name_of_time: the name of this part in `Breakdown`. The value is None if no rank has a profiled time, or if the part is only
+    part_name: the name of this part in `Breakdown`. The value is None if no rank has a profiled time, or if the part is only
     a bound.
     """
     return Metric(
@@ -49,30 +49,30 @@ def _share_metric(name: str, name_of_time: str, direction: Direction, condition:
         direction=direction,
         definition=f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled "
         "ranks.",
-        of_run=lambda run: mean_over_ranks(run.breakdowns, lambda rank: _compute_share(rank, name_of_time), "%"),
+        of_run=lambda run: mean_over_ranks(run.breakdowns, lambda breakdown: _compute_share(breakdown, part_name), "%"),
         reads=Reads(breakdown=WORK_KINDS),
     )
 
 
-def _compute_share(rank: Breakdown, name: str) -> float | None:
+def _compute_share(breakdown: Breakdown, part_name: str) -> float | None:
     """A part of the profiled time of a rank in percent of this time; None if the part is not known or only a bound."""
-    part_ns = rank.exact_ns(name)
-    return 100 * part_ns / rank.span_ns if rank.span_ns and part_ns is not None else None
+    part_ns = breakdown.exact_ns(part_name)
+    return 100 * part_ns / breakdown.span_ns if breakdown.span_ns and part_ns is not None else None
 
 
-_COLLECTIVES = Reads(breakdown=("collectives", "profiler steps"))
+_COLLECTIVE_READS = Reads(breakdown=("collectives", "profiler steps"))
 METRICS = (
-    _share_metric("compute_pct", "compute_ns", "higher is better", "a kernel computes"),
-    _share_metric("communication_pct", "communication_ns", "lower is better", "a collective runs"),
-    _share_metric("non_compute_pct", "non_compute_ns", "lower is better", "something runs but nothing computes"),
-    _share_metric("idle_pct", "idle_ns", "lower is better", "nothing runs"),
+    _build_share_metric("compute_pct", "compute_ns", "higher is better", "a kernel computes"),
+    _build_share_metric("communication_pct", "communication_ns", "lower is better", "a collective runs"),
+    _build_share_metric("non_compute_pct", "non_compute_ns", "lower is better", "something runs but nothing computes"),
+    _build_share_metric("idle_pct", "idle_ns", "lower is better", "nothing runs"),
     Metric(
         name="collective_count",
         unit="calls",
         direction="neither",
         definition="Number of collectives in a profiled step: their kernels or gloo spans. Mean over the profiled ranks.",
-        of_run=collective_count,
-        reads=_COLLECTIVES,
+        of_run=count_collectives,
+        reads=_COLLECTIVE_READS,
     ),
     Metric(
         name="collective_ms",
@@ -80,15 +80,15 @@ METRICS = (
         direction="lower is better",
         definition="Sum of the durations of the collectives in a profiled step, including the wait for other ranks. Each of "
         "several collectives at the same time counts fully. Mean over the profiled ranks.",
-        of_run=collective_ms,
-        reads=_COLLECTIVES,
+        of_run=sum_collective_ms,
+        reads=_COLLECTIVE_READS,
     ),
     Metric(
         name="collective_mean_ms",
         unit="ms",
         direction="lower is better",
         definition="Mean duration of a collective in the profiled steps, including the wait for other ranks.",
-        of_run=collective_mean_ms,
-        reads=_COLLECTIVES,
+        of_run=compute_mean_collective_ms,
+        reads=_COLLECTIVE_READS,
     ),
 )

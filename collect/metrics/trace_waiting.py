@@ -33,7 +33,7 @@ def _build_idle_metric(name: str, get_ns: Callable[[IdleCauses], int], definitio
     )
 
 
-def launch_delay(run: LoadedRun) -> Quantity | None:
+def compute_launch_delay(run: LoadedRun) -> Quantity | None:
     """The mean delay between the launch and the start of a kernel or memory operation, over all profiled ranks, in us.
 
     None if no trace records launches.
@@ -52,7 +52,7 @@ def _read_complete_waits(run: LoadedRun) -> RankWaits:
     return waits._replace(ranks=[], skew_ns=[]) if waits.is_partial else waits
 
 
-def waiting_time(run: LoadedRun) -> Quantity | None:
+def compute_waiting_time(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in ms per step, as the mean over the ranks.
 
     None if the traces contain no call of a collective that was matched over several ranks.
@@ -62,7 +62,7 @@ def waiting_time(run: LoadedRun) -> Quantity | None:
     return Quantity(sum(lost_ns) / steps / NS_PER_MS, "ms", run.traces.analyses[0].kind) if lost_ns and steps else None
 
 
-def waiting_share(run: LoadedRun) -> Quantity | None:
+def compute_waiting_share(run: LoadedRun) -> Quantity | None:
     """The time lost to waiting for slow ranks, in percent of the profiled time of all ranks.
 
     None if the traces contain no call of a collective that was matched over several ranks.
@@ -71,7 +71,7 @@ def waiting_share(run: LoadedRun) -> Quantity | None:
     return None if lost_pct is None else Quantity(lost_pct, "%", run.traces.analyses[0].kind)
 
 
-def collective_skew(run: LoadedRun) -> Quantity | None:
+def compute_collective_skew(run: LoadedRun) -> Quantity | None:
     """The longest wait of any rank in a collective, as the mean over collectives, in us.
 
     Only collectives that were found in the traces of several ranks count. None if there is no such collective.
@@ -110,7 +110,7 @@ METRICS = (
         direction="lower is better",
         definition="Time from the end of the call that launches a kernel or memory operation to its start, 0 if it starts "
         "earlier; mean over all that were launched in the profiled steps. Work that queues behind other work has a long delay.",
-        of_run=launch_delay,
+        of_run=compute_launch_delay,
         reads=Reads(trace=("launched work",)),
     ),
     Metric(
@@ -119,7 +119,7 @@ METRICS = (
         direction="lower is better",
         definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
         "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
-        of_run=waiting_time,
+        of_run=compute_waiting_time,
         reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     ),
     Metric(
@@ -127,7 +127,7 @@ METRICS = (
         unit="%",
         direction="lower is better",
         definition="Share of the profiled time that is lost to waiting for slow ranks, as defined by waiting_ms.",
-        of_run=waiting_share,
+        of_run=compute_waiting_share,
         reads=Reads(trace=WORK_KINDS),
     ),
     Metric(
@@ -136,7 +136,7 @@ METRICS = (
         direction="lower is better",
         definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
         "matched over the profiled ranks (TraceLens: skew in start time).",
-        of_run=collective_skew,
+        of_run=compute_collective_skew,
         reads=Reads(trace=WORK_KINDS),
     ),
 )

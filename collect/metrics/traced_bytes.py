@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TOLERANCE_PCT = 3.0  # up to this difference in percent, the report says that traces and theory agree
 
 
-def traced_sent_bytes(run: LoadedRun) -> Quantity | None:
+def sum_traced_bytes(run: LoadedRun) -> Quantity | None:
     """The bytes that all ranks together send in a step, from their traces.
 
     None unless every rank has a trace that contains the size of each collective.
@@ -26,19 +26,19 @@ def traced_sent_bytes(run: LoadedRun) -> Quantity | None:
     analyses = run.traces.analyses
     if sorted(analysis.rank for analysis in analyses if analysis.rank is not None) != list(range(run.run.world.world_size)):
         return None
-    step_bytes = bytes_sent_in_step(analyses)
+    step_bytes = sum_bytes_sent_in_step(analyses)
     return None if step_bytes is None else Quantity(step_bytes, "bytes")
 
 
-def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
+def sum_bytes_sent_in_step(analyses: Sequence[RankAnalysis]) -> float | None:
     """The bytes that these ranks together send in one profiler step. For each rank, the mean over its steps is used.
 
     None if a rank was not profiled by steps, or if the bytes of any call are not known.
     """
-    if not ranks or not all(analysis.steps for analysis in ranks):
+    if not analyses or not all(analysis.steps for analysis in analyses):
         return None
     total_bytes = 0.0
-    for analysis in ranks:
+    for analysis in analyses:
         for call in analysis.calls:
             if call.step < 0:
                 continue
@@ -48,7 +48,7 @@ def bytes_sent_in_step(ranks: Sequence[RankAnalysis]) -> float | None:
     return total_bytes
 
 
-def traced_difference(run: LoadedRun) -> Quantity | None:
+def compute_traced_difference(run: LoadedRun) -> Quantity | None:
     """The bytes according to the traces minus the bytes in theory, in percent of the bytes in theory.
 
     None for strategies that do other work by design, because the number of bytes differs from step to step.
@@ -56,7 +56,7 @@ def traced_difference(run: LoadedRun) -> Quantity | None:
     if run.result is None or (run.result.same_work is not None and run.result.same_work.verdict == "other work"):
         return None
     theory_bytes = read_result_value(run, "communication_bytes.theory")
-    if not theory_bytes or (measured_bytes := traced_sent_bytes(run)) is None:
+    if not theory_bytes or (measured_bytes := sum_traced_bytes(run)) is None:
         return None
     return Quantity(100 * (measured_bytes.value / theory_bytes - 1), "%")
 
@@ -71,7 +71,7 @@ METRICS = (
         "over the profiled steps. Each collective counts as the ring algorithm that sends the fewest bytes. Blank unless all "
         "ranks were profiled and the records have the size of every collective: on GPUs always, for gloo with `profile: "
         "{shapes: true}`.",
-        of_run=traced_sent_bytes,
+        of_run=sum_traced_bytes,
         reads=Reads(run=("world.world_size",), trace=("collectives", "profiler steps")),
     ),
     Metric(
@@ -82,7 +82,7 @@ METRICS = (
         definition="`sent_traced_bytes` against `sent_theory_bytes`. Within 3 %, sizes and theory agree. In very small models "
         "scalars such as losses and norms count, which the theory leaves out. Blank if either is blank, and for strategies "
         "that do other work by design, because their steps differ in their communication.",
-        of_run=traced_difference,
+        of_run=compute_traced_difference,
         reads=Reads(
             run=("world.world_size",),
             result=("communication_bytes.theory", "same_work.verdict"),

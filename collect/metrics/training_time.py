@@ -10,10 +10,10 @@ from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value, result_metric
 
 
-def average_epochs(run: LoadedRun, average: Callable[[Sequence[float]], float]) -> Quantity | None:
+def average_epoch_times(run: LoadedRun, compute_average: Callable[[Sequence[float]], float]) -> Quantity | None:
     """An average of the epoch times in the result of a run, in seconds; None if the cell states its length in steps."""
-    epochs = read_result_value(run, "epoch_time_s")
-    return Quantity(average(epochs), "s") if epochs else None
+    epoch_times_s = read_result_value(run, "epoch_time_s")
+    return Quantity(compute_average(epoch_times_s), "s") if epoch_times_s else None
 
 
 METRICS = (
@@ -34,7 +34,7 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Mean time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
-        of_run=lambda run: average_epochs(run, statistics.fmean),
+        of_run=lambda run: average_epoch_times(run, statistics.fmean),
         reads=Reads(result=("epoch_time_s",)),
     ),
     Metric(
@@ -44,7 +44,7 @@ METRICS = (
         unit="s",
         direction="lower is better",
         definition="Median time of an epoch: the sum of its step times, in each step the time of the slowest rank.",
-        of_run=lambda run: average_epochs(run, statistics.median),
+        of_run=lambda run: average_epoch_times(run, statistics.median),
         reads=Reads(result=("epoch_time_s",)),
     ),
 )

@@ -43,25 +43,25 @@ _POOL_ERRORS = (BrokenProcessPool, OSError, MemoryError, OverflowError, ValueErr
 PackedRuns = list[bytes]  # a batch of runs as bytes: the runs with coverage, then three frames of steps, then four of samples
 
 
-def read_runs(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry = "read") -> Iterator[LoadedRun]:
-    """Read these runs of the folder `runs_folder`, in the order of `run_ids`."""
+def read_runs(runs_dir: Path, run_ids: Sequence[str], telemetry: Telemetry = "read") -> Iterator[LoadedRun]:
+    """Read these runs of the folder `runs_dir`, in the order of `run_ids`."""
     read_count = 0
     process_count = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
     if len(run_ids) >= LEAST_PARALLEL_RUNS and process_count > 1:
         with contextlib.suppress(*_POOL_ERRORS):  # after an error of the pool, this process reads the remaining runs
-            for run in _read_in_processes(runs_folder, run_ids, telemetry, process_count):
+            for run in _read_in_processes(runs_dir, run_ids, telemetry, process_count):
                 read_count += 1
                 yield run
-    for batch in _read_batches(runs_folder, run_ids[read_count:], telemetry):
+    for batch in _read_batches(runs_dir, run_ids[read_count:], telemetry):
         _split_frames(batch, *_build_frames(batch))
         yield from batch
 
 
-def _read_batches(runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry) -> Iterator[list[LoadedRun]]:
+def _read_batches(runs_dir: Path, run_ids: Sequence[str], telemetry: Telemetry) -> Iterator[list[LoadedRun]]:
     batch: list[LoadedRun] = []
     record_count = 0
     for run_id in run_ids:
-        batch.append(run := LoadedRun.read(RunDir(runs_folder / run_id), telemetry))
+        batch.append(run := LoadedRun.read(RunDir(runs_dir / run_id), telemetry))
         record_count += run.record_count
         if record_count > MOST_RECORDS:
             yield batch
@@ -87,13 +87,11 @@ def _split_frames(batch: Sequence[LoadedRun], step_frames: StepFrames, sample_fr
         run.step_frames, run.samples = StepFrames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
 
 
-def _read_in_processes(
-    runs_folder: Path, run_ids: Sequence[str], telemetry: Telemetry, process_count: int
-) -> Iterator[LoadedRun]:
+def _read_in_processes(runs_dir: Path, run_ids: Sequence[str], telemetry: Telemetry, process_count: int) -> Iterator[LoadedRun]:
     task_run_ids = [run_ids[first_index : first_index + RUNS_PER_TASK] for first_index in range(0, len(run_ids), RUNS_PER_TASK)]
     spawn_context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
     with ProcessPoolExecutor(process_count, spawn_context, initializer=_prepare_process) as pool:
-        for packed_batches in pool.map(read_and_pack, repeat(str(runs_folder)), task_run_ids, repeat(telemetry)):
+        for packed_batches in pool.map(read_and_pack, repeat(str(runs_dir)), task_run_ids, repeat(telemetry)):
             for packed_batch in packed_batches:
                 yield from _unpack_runs(packed_batch)
 
@@ -113,12 +111,12 @@ def _prepare_process() -> None:
     threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def read_and_pack(runs_folder: str, run_ids: Sequence[str], telemetry: Telemetry = "read") -> list[PackedRuns]:
+def read_and_pack(runs_dir: str, run_ids: Sequence[str], telemetry: Telemetry = "read") -> list[PackedRuns]:
     """Read runs in a process of the pool. Returns one packed batch for each batch of runs.
 
     The metrics of completed runs are computed in this process, too; but not those of profiled runs, which need the traces.
     """
-    return [_pack_runs(batch) for batch in _read_batches(Path(runs_folder), run_ids, telemetry)]
+    return [_pack_runs(batch) for batch in _read_batches(Path(runs_dir), run_ids, telemetry)]
 
 
 def _pack_runs(batch: Sequence[LoadedRun]) -> PackedRuns:

@@ -79,7 +79,7 @@ def _list_choices(summary: Summary, tensors: Mapping[str, TensorMemory]) -> Iter
     if summary.verdicts:
         yield f"{verdict_text.count_verdicts(summary)}."
     yield from report_start.describe_fastest_commands(summary)
-    common_batch = dict(summary.table.common_values).get(columns.key_heading("global_batch_size"))
+    common_batch = dict(summary.table.common_values).get(columns.make_heading("global_batch_size"))
     for choice in workload_choices:
         contest_name = choice.where.removesuffix(f", batch {common_batch}")
         choice_subject = f"{choice.workload}, {contest_name}" if len(workload_choices) > 1 else contest_name

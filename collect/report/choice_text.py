@@ -14,7 +14,7 @@ from collect.choices.contest import Contest, make_natural_sort_key
 from collect.choices.family import ChoiceFamily, CriterionAnswer, MemoryFit
 from collect.choices.standing import CRITERIA, EQUAL_TOLERANCE, Standing
 from collect.figures.memory_parts import TensorMemory
-from collect.metrics.memory import MEMORY_KINDS
+from collect.metrics.memory import KIND_BY_MEMORY_COLUMN
 from collect.report import verdict_text
 from collect.summary import Summary
 from shardlab.terminal import notation
@@ -209,7 +209,7 @@ def make_decision_tree(choice_family: ChoiceFamily) -> list[TreeNode]:
             (_name_contests(choice_family, answer.contests), *_describe_answer(choice_family, answer, choice.criterion))
             for answer in choice.answers
         ]
-        is_process = choice.criterion == "peak_memory_bytes" and MEMORY_KINDS["rss_bytes"] in memory_kinds
+        is_process = choice.criterion == "peak_memory_bytes" and KIND_BY_MEMORY_COLUMN["rss_bytes"] in memory_kinds
         tree_nodes.append(TreeNode(PROCESS_QUESTION if is_process else QUESTION_BY_CRITERION[choice.criterion], answers))
     return tree_nodes
 
@@ -225,7 +225,7 @@ def describe_best_cells(contest: Contest, criterion: str, tensors: Mapping[str, 
         return ChoiceText([], remark=f"only {measured_names[0]} was measured" if len(measured_names) == 1 else "")
     known_tensors = {entry.cell: tensors[entry.cell] for entry in standing.placed if entry.cell in tensors}
     is_known = len(known_tensors) == len(standing.placed) and len({memory.kind for memory in known_tensors.values()}) == 1
-    if standing.kind == MEMORY_KINDS["rss_bytes"] and is_known:
+    if standing.kind == KIND_BY_MEMORY_COLUMN["rss_bytes"] and is_known:
         return _describe_least_tensors(contest, known_tensors)
     names = {contender.cell: contender.name for contender in contest.contenders}
     best = sorted((TextPiece(names[cell], cell) for cell in standing.best), key=lambda link: make_natural_sort_key(link.text))

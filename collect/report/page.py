@@ -85,14 +85,15 @@ PARTS = {
     "memory": Part("Memory", (
         memory_parts.draw_categories, memory_parts.draw_sharding, memory_parts.draw_theory,
         memory_over_time.draw_memory_timeline, memory_over_time.draw_categories_of_steps, memory_over_time.draw_profiled_memory,
-        allocator.draw_active, allocator.draw_reserved, allocator.draw_state,
+        allocator.draw_active_blocks, allocator.draw_reserved_memory, allocator.draw_segment_blocks,
         cell_rows.draw_peak_memory, memory_over_time.draw_memory_by_run,
     ), "memory"),
     "time": Part("Where the time went", (
-        step_parts.BREAKDOWN.draw, why_slower.draw, step_parts.OVERLAP.draw, step_parts.SLOW_RANKS.draw,
-        step_parts.draw_collectives, rates.draw_bandwidth, step_parts.IDLE.draw, step_parts.PHASES_OF_STEP.draw,
-        operators.draw_layers, rates.draw_matrix_products, step_parts.ATTENTION.draw, operators.draw_differences, bubble.draw,
-        timelines.draw_steps, timelines.draw_run, cell_rows.draw_utilization, telemetry.draw_hosts, telemetry.draw_gpus,
+        step_parts.BREAKDOWN_FIGURE.draw, why_slower.draw, step_parts.OVERLAP_FIGURE.draw, step_parts.SLOW_RANKS_FIGURE.draw,
+        step_parts.draw_collectives, rates.draw_bandwidth, step_parts.IDLE_FIGURE.draw, step_parts.PHASES_FIGURE.draw,
+        operators.draw_layers, rates.draw_matrix_products, step_parts.ATTENTION_FIGURE.draw, operators.draw_differences,
+        bubble.draw, timelines.draw_steps, timelines.draw_run, cell_rows.draw_utilization, telemetry.draw_hosts,
+        telemetry.draw_gpus,
     ), "sent", {"traces": ""}),
     "learning": Part(
         "Losses and accuracy", (training.draw_loss, training.draw_accuracy), sections={"losses": "Are the losses the same?"}
@@ -158,22 +159,22 @@ class DrawnFigure(msgspec.Struct, frozen=True):
     """The data and the layout for plotly, and `picture`, the additional layout of the figure as a picture file."""
 
 
-def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder: Path) -> str:
+def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_dir: Path) -> str:
     """Render the page of a report.
 
-    folder: where the report will be written. runs_folder: the folder of the runs. Links from the page to the runs are relative,
+    folder: where the report will be written. runs_dir: the folder of the runs. Links from the page to the runs are relative,
     so the two folders can be moved together."""
     short_summary = truncation.truncate_summary(summary)
     cell_tables = columns.make_cell_tables(summary.rows, short_summary.rows)
     label_by_cell = summary.labels_by_cell
-    tensors = memory_parts.list_tensor_memory(loaded.cells)
+    tensors = memory_parts.map_tensor_memory(loaded.cells)
     figures = draw_figures(loaded, summary)
     choices = report_start.list_best_choices(summary, tensors)
     headline = _find_headline_figure(figures, [choice.workload for choice in choices])
     index_by_cell = {row.id: index for index, row in enumerate(short_summary.rows)}
-    runs_path = Path(os.path.relpath(runs_folder, folder)).as_posix()
+    runs_path = Path(os.path.relpath(runs_dir, folder)).as_posix()
     section_tables = summary_tables.make_section_tables(short_summary, label_by_cell)
-    facets = make_facets(cell_tables.main.columns, short_summary.rows)
+    facets = make_facets(cell_tables.summary_table.columns, short_summary.rows)
     return render_page(
         TEMPLATE,
         printable.clean_text,
@@ -188,7 +189,7 @@ def draw_page(loaded: LoadedMatrix, summary: Summary, folder: Path, runs_folder:
             short_summary, section_tables, [plot for plot in figures if plot.name != (headline and headline.name)], cell_tables
         ),
         palette=palette,
-        plain_text=columns.plain_text,
+        plain_text=columns.format_value,
         label_of=label_by_cell,
         link_to=lambda name: _find_link_address(name, index_by_cell, runs_path),
         few_cells=FEW_CELLS,
@@ -243,7 +244,7 @@ def _list_parts(
     shown_parts = []
     for name, part in PARTS.items():
         part_figures = [plot for plot in figures if plot.part == name]
-        tables = [cell_table for cell_table in cell_tables.further if cell_table.name == part.table]
+        tables = [cell_table for cell_table in cell_tables.further_tables if cell_table.name == part.table]
         sections = {section: title for section, title in part.sections.items() if contents_by_section.get(section, [title])}
         titles = [f"{len(part_figures)} figure{'s' * (len(part_figures) > 1)}" * bool(part_figures)]
         titles += [*(cell_table.title for cell_table in tables), *sections.values()]

@@ -73,7 +73,7 @@ def redraw_tables(lines: Sequence[ReportedLine]) -> list[tuple[Table[StudyRow], 
     groups: dict[str, list[_PlacedLine]] = {}
     for line in lines:
         where, _, qualifier = line.entry.where.partition(", ")
-        cell_filter = {key: columns.plain_text(value) for key, value in flatten_cell(line.entry.cell).items()}
+        cell_filter = {key: columns.format_value(value) for key, value in flatten_cell(line.entry.cell).items()}
         cell_filter |= {ARGUMENT_KEY: line.entry.of} if line.entry.of else {}
         groups.setdefault(where, []).append(_PlacedLine(line, cell_filter, (line.entry.metric, qualifier)))
     table_places = sorted((where for where in groups if len(groups[where]) >= MIN_NUMBERS), key=_make_place_sort_key)
@@ -133,13 +133,13 @@ def _redraw_table(name: str, where: str, placed_lines: Sequence[_PlacedLine]) ->
         row_keys = keys_without_lengths
     first_cell = placed_lines[0].cell
     common_values = [
-        f"{columns.key_heading(key)} {first_cell[key]}"
+        f"{columns.make_heading(key)} {first_cell[key]}"
         for key in all_keys
         if key not in row_keys and {placed.cell.get(key) for placed in placed_lines} == {first_cell.get(key)}
     ]
     table_columns = list(dict.fromkeys(placed.column for placed in placed_lines))
     headings = [_make_heading(*column) for column in table_columns]
-    name_headings = [columns.key_heading(key) for key in row_keys]
+    name_headings = [columns.make_heading(key) for key in row_keys]
     if len(table_columns) == 1 and (crossed_rows := _cross_rows(row_keys, placed_lines)):
         (metric,), study_rows = headings, crossed_rows
         common_values.insert(0, f"{metric.text} in {metric.unit}" if metric.unit else metric.text)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from collect.choices.printed_tables import FilledRow, FilledTable
-from collect.findings.answer_section import REPEATS, cell_column
-from collect.findings.columns import plain_text
+from collect.findings.answer_section import REPEATS_COLUMN, make_cell_column
+from collect.findings.columns import format_value
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
@@ -93,7 +93,7 @@ def make_text_tables(summary: Summary) -> list[Table[Any]]:
     reported numbers.
     """
     candidates = [
-        *(summary.table.main, *summary.table.further),
+        *(summary.table.summary_table, *summary.table.further_tables),
         *make_fault_tables(summary, summary.labels_by_cell),
         make_searches_table(summary.searches),
         make_score_table(summary.predictions),
@@ -170,8 +170,8 @@ def make_section_tables(summary: Summary, labels: Mapping[str, str]) -> dict[str
 def _make_deviations_table(summary: Summary) -> Table[Deviation]:
     columns: list[Column[Deviation]] = [
         Column("What", lambda entry: entry.key),
-        Column("Originally", lambda entry: plain_text(entry.study) or "none"),
-        Column("Here", lambda entry: "left out" if entry.here is None else plain_text(entry.here)),
+        Column("Originally", lambda entry: format_value(entry.study) or "none"),
+        Column("Here", lambda entry: "left out" if entry.here is None else format_value(entry.here)),
         Column("Cells", lambda entry: entry.cells),
         Column("Why", lambda entry: f"{entry.why}.", is_number=False),
     ]
@@ -283,8 +283,8 @@ def _format_quantity(value: float | None, unit: str) -> str:
 def make_fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table[Any]]:
     """The tables of slowed ranks and of lost workers that have rows. labels: {id of a cell: its label}."""
     slowed_columns: list[Column[StragglerEffect]] = [
-        cell_column(labels),
-        REPEATS,
+        make_cell_column(labels),
+        REPEATS_COLUMN,
         Column("Delay of a step", lambda effect: effect.delay_ms, "ms", digits=3),
         Column("Found", lambda effect: "" if effect.found is None else f"rank {effect.found}"),
         _make_compared_column(
@@ -301,9 +301,9 @@ def make_fault_tables(summary: Summary, labels: Mapping[str, str]) -> list[Table
         _make_compared_column("Staleness, mean", "", lambda effect: (effect.staleness_mean, effect.ordinary_staleness_mean)),
     ]
     lost_columns: list[Column[LostWorkerEffect]] = [
-        cell_column(labels),
+        make_cell_column(labels),
         Column("State", lambda effect: effect.state, state=lambda effect: effect.state),
-        REPEATS,
+        REPEATS_COLUMN,
         Column("Before", lambda effect: effect.before_per_s, "units/s"),
         Column("After", lambda effect: effect.after_per_s, "units/s"),
         Column("Not seen", lambda effect: effect.unseen_units, "units"),

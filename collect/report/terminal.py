@@ -26,7 +26,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
     tensors: as for `report_start.list_best_choices`."""
     labels = summary.labels_by_cell
     cells_table = make_cells_table(summary)
-    further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further
+    further_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows).further_tables
     summary = truncation.truncate_summary(summary)
     output.show_table(cells_table)
     for other_table in further_tables:
@@ -50,7 +50,7 @@ def print_summary(output: Output, summary: Summary, tensors: Mapping[str, Tensor
         _show_further(output, other_table)
     for failure in summary.failures:
         text = f"{failure.run}{' (tried again)' if failure.superseded else ''}{': ' + failure.why if failure.why else ''}"
-        output.print_line(f"{failure.state}: {text}", columns.STATE_STYLES.get(failure.state))
+        output.print_line(f"{failure.state}: {text}", columns.STYLE_BY_STATE.get(failure.state))
     for outlier in summary.outliers:
         value_texts = f"{notation.format_number(outlier.value)}, the median is {notation.format_number(outlier.median)}"
         output.print_line(f"outlier, not removed: {outlier.run}: {outlier.metric} {value_texts}", style="yellow")
@@ -63,8 +63,8 @@ def make_cells_table(summary: Summary) -> Table[CellRow]:
     cell_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in cell_tables.common_values)
     title = f"{summary_tables.make_report_title(summary)}{f' ({common_values})' if common_values else ''}"
-    shown_columns = [handles.make_column(lambda row: row.handle), *cell_tables.main.columns]
-    return msgspec.structs.replace(cell_tables.main, title=title, columns=shown_columns)
+    shown_columns = [handles.make_column(lambda row: row.handle), *cell_tables.summary_table.columns]
+    return msgspec.structs.replace(cell_tables.summary_table, title=title, columns=shown_columns)
 
 
 def print_choices(output: Output, summary: Summary, tensors: Mapping[str, TensorMemory]) -> None:

@@ -30,33 +30,33 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent_pid: int |
     """
     trackers.must_be_known(tracker, "--to")
     trackers.must_be_installed(tracker, f"collect track --to {tracker}")
-    follow = export.export_formats()[tracker].follow
-    assert follow is not None, tracker
-    folder, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.TRACKER_FOLDER
-    parent = None if parent_pid is None else psutil.Process(parent_pid)
-    if parent is not None:
+    follow_run = export.export_formats()[tracker].follow
+    assert follow_run is not None, tracker
+    run_dir, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.TRACKER_FOLDER
+    parent_process = None if parent_pid is None else psutil.Process(parent_pid)
+    if parent_process is not None:
         os.nice(NICENESS)
         # Slurm sends these signals to all processes of a job. They are ignored, because this process ends after its parent.
         for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signal_number, signal.SIG_IGN)
-    run = folder.read_run()
+    run_record = run_dir.read_run()
     is_finished = False
     while not is_finished:
-        project, tracked = tracked_run.read_tracked_run(workspace, folder)
-        follower = follow(project, _remove_end_values(tracked), tracker_folder)
+        project_name, described_run = tracked_run.read_tracked_run(workspace, run_dir)
+        follower = follow_run(project_name, _remove_end_values(described_run), tracker_folder)
         output.print_line(f"{run_id} is logged to {tracker_folder} ({tracker}).")
-        live_points, point_count = LivePoints(folder, run), 0
+        live_points, point_count = LivePoints(run_dir, run_record), 0
         while True:
-            run_has_ended = folder.judge().state in FINAL_STATES or (parent is not None and _has_ended(parent))
-            new_points = live_points.read_new()
+            has_run_ended = run_dir.judge().state in FINAL_STATES or (parent_process is not None and _has_ended(parent_process))
+            new_points = live_points.read_new_points()
             if new_points is None:
-                follower.end(tracked)
+                follower.end(described_run)
                 output.print_line(f"{run_id}: its records were replaced; it is logged anew.")
                 break
             follower.log(new_points)
             point_count += len(new_points)
-            if run_has_ended:
-                follower.end(tracked_run.read_tracked_run(workspace, folder)[1])
+            if has_run_ended:
+                follower.end(tracked_run.read_tracked_run(workspace, run_dir)[1])
                 is_finished = True
                 break
             time.sleep(READING_PERIOD_S)
@@ -73,7 +73,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 def _remove_end_values(run: tracked_run.TrackedRun) -> tracked_run.TrackedRun:
     """The description of a run for the tracker, without the values that are only known at the end of the run."""
-    config = {key: value for key, value in run.config.items() if key != "state"}
+    initial_config = {key: value for key, value in run.config.items() if key != "state"}
     began_s = run.began_s if run.began_s is not None else time.time()
-    hosts = run.hosts or os.uname().nodename
-    return msgspec.structs.replace(run, config=config, timed_steps=[], metrics={}, began_s=began_s, hosts=hosts)
+    hosts_text = run.hosts or os.uname().nodename
+    return msgspec.structs.replace(run, config=initial_config, timed_steps=[], metrics={}, began_s=began_s, hosts=hosts_text)

@@ -161,13 +161,16 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
         verdict.verdict, verdict.why = "undecided", f"{error}"
     selected_parts = [part for number in number_of_call.values() for part in number.selected.parts]
     step_metric_parts = [part for part in selected_parts if part.metric.of_all_steps]
-    if comparability.instruments_differ(part.row.cell for part in step_metric_parts):
+    if comparability.have_different_instruments(part.row.cell for part in step_metric_parts):
         metric_names = ", ".join(dict.fromkeys(part.metric.name for part in step_metric_parts))
         verdict.remarks.append(
             f"the cells have different instruments, and {metric_names} includes the steps that these slowed down"
         )
     loaded_cells = [measurements.cell(row) for row in claim_rows]
-    remarks = (comparability.precision_remark([cell.cell for cell in loaded_cells]), comparability.sync_remark(loaded_cells))
+    remarks = (
+        comparability.describe_precision_difference([cell.cell for cell in loaded_cells]),
+        comparability.describe_sync_difference(loaded_cells),
+    )
     verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.explain_uncounted_traffic(measurements.cell(part.row), part.metric.name) for part in selected_parts)
     if network_reason := next(filter(None, host_reasons), ""):

@@ -64,7 +64,7 @@ def explain_uncounted_traffic(cell: LoadedCell, metric: str) -> str:
     study_cell = cell.cell.rehearses
     if study_cell is not None and cell.cell.nnodes == 1 < study_cell.nnodes:
         return f"all ranks ran on one host here ({study_cell.nnodes} nodes in the study), so no bytes crossed a network"
-    traffic_of_runs = [traffic.measure_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
+    traffic_of_runs = [traffic.measure_run_traffic(run) for run in cell.completed_runs] if cell.cell.nnodes > 1 else []
     if any(run_traffic.rdma for run_traffic in traffic_of_runs if run_traffic):
         return f"the ranks sent by RDMA, whose bytes {metric} does not count"
     unknown = next((run_traffic.why for run_traffic in traffic_of_runs if run_traffic and run_traffic.rdma is None), "")

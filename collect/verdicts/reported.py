@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from collect.metrics.memory import MEMORY_KINDS
+from collect.metrics.memory import KIND_BY_MEMORY_COLUMN
 from collect.reading.load import LoadedMatrix
 from collect.verdicts import reasons
 from collect.verdicts.printed_number import ParsedNumber, parse_number
@@ -15,7 +15,7 @@ from collect.verdicts.uncertain_number import UncertainNumber
 from shardlab.matrix.study import Reported
 
 # kinds of numbers measured on a CPU; a study on GPUs measures them in another way
-_KINDS_OF_CPU = {MEMORY_KINDS["rss_bytes"], "cpu"}
+_KINDS_OF_CPU = {KIND_BY_MEMORY_COLUMN["rss_bytes"], "cpu"}
 
 
 class ReportedResult(msgspec.Struct, omit_defaults=True, kw_only=True):

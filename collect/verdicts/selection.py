@@ -75,7 +75,7 @@ class Measurements:
 
     @cached_property
     def _labels(self) -> dict[str, str]:
-        return columns.labels_by_cell(self.rows)
+        return columns.map_cells_to_labels(self.rows)
 
     def label(self, row: CellRow) -> str:
         """The short and unique name of a row of the summary."""

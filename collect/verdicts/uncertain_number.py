@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, t_975
+from collect.findings.statistics import ERROR_LEVEL, LEAST_REPEATS, compute_standard_error, compute_t_975
 from collect.verdicts.draws import DRAW_COUNT, CallValue, compute_quantile, draw_mean
 from collect.verdicts.selection import Measurements, SelectedMetric
 
@@ -51,8 +51,8 @@ class UncertainNumber:
         error_of_mean, freedom_degrees = self.error_and_degrees
         is_pooled = self.n < LEAST_REPEATS and freedom_degrees != self.n - 1
         self.how = EXACT_TEXT if is_exact else POOLED_TEXT if is_pooled else ""
-        self.low = self.value - t_975(freedom_degrees) * error_of_mean
-        self.high = self.value + t_975(freedom_degrees) * error_of_mean
+        self.low = self.value - compute_t_975(freedom_degrees) * error_of_mean
+        self.high = self.value + compute_t_975(freedom_degrees) * error_of_mean
 
     @cached_property
     def draws(self) -> CallValue | None:

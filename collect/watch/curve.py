@@ -16,33 +16,33 @@ class LiveCurve:
     """
 
     def __init__(self) -> None:
-        self._x: list[float] = []  # the last x of each group
+        self._group_x: list[float] = []  # the last x of each group
         self._means: list[float] = []
-        self._size = 1  # the number of values in a group
-        self._sum, self._count, self._last_x = 0.0, 0, 0.0  # sum, number and last x of the values in the incomplete last group
+        self._group_size = 1  # the number of values in a group
+        self._open_sum, self._open_count, self._last_x = 0.0, 0, 0.0  # of the values in the incomplete last group
 
     def add(self, x: float, value: float) -> None:
         """Add the next value. x: its x coordinate, not less than the x of the previous value."""
-        self._sum, self._count, self._last_x = self._sum + value, self._count + 1, x
-        if self._count < self._size:
+        self._open_sum, self._open_count, self._last_x = self._open_sum + value, self._open_count + 1, x
+        if self._open_count < self._group_size:
             return
-        self._x.append(x)
-        self._means.append(self._sum / self._count)
-        self._sum, self._count = 0.0, 0
-        if len(self._x) >= 2 * MOST_POINTS:
-            self._x = self._x[1::2]
+        self._group_x.append(x)
+        self._means.append(self._open_sum / self._open_count)
+        self._open_sum, self._open_count = 0.0, 0
+        if len(self._group_x) >= 2 * MOST_POINTS:
+            self._group_x = self._group_x[1::2]
             self._means = [(first + second) / 2 for first, second in zip(self._means[::2], self._means[1::2], strict=True)]
-            self._size *= 2
+            self._group_size *= 2
 
-    def points(self) -> tuple[list[float], list[float]]:
+    def get_points(self) -> tuple[list[float], list[float]]:
         """Returns (x of each group, mean of each group), including the last group, which may be incomplete."""
-        if not self._count:
-            return list(self._x), list(self._means)
-        return [*self._x, self._last_x], [*self._means, self._sum / self._count]
+        if not self._open_count:
+            return list(self._group_x), list(self._means)
+        return [*self._group_x, self._last_x], [*self._means, self._open_sum / self._open_count]
 
-    def with_gaps(self) -> tuple[list[float], list[float | None]]:
-        """The same as `points`, but with None between two points that are much further apart than usual (GAP_PERIODS)."""
-        group_x, group_means = self.points()
+    def get_points_with_gaps(self) -> tuple[list[float], list[float | None]]:
+        """The same as `get_points`, but with None between two points that are much further apart than usual (GAP_PERIODS)."""
+        group_x, group_means = self.get_points()
         if len(group_x) < 3:
             return group_x, list(group_means)
         longest_distance = GAP_PERIODS * median(right_x - left_x for left_x, right_x in pairwise(group_x))

@@ -58,7 +58,7 @@ class QueuedRun:
         return self.verdict.state in FINAL_STATES and self.verdict.state not in expected_states
 
     @property
-    def step(self) -> int | None:
+    def last_step(self) -> int | None:
         """The number of the last timed step of which the records are known; None if no such step is known."""
         if self.result is not None:
             return self.result.steps
@@ -68,13 +68,13 @@ class QueuedRun:
         return exited_steps if isinstance(exited_steps, int) else None
 
     @property
-    def steps(self) -> int | None:
+    def step_count(self) -> int | None:
         """The number of timed steps that the run will have or had; None if this number is not known."""
         if self.result is not None:
             return self.result.steps
         return self.run.cell.steps if self.run is not None else None
 
-    def verdict_under(self, lease: Lease | None) -> JudgedState:
+    def judge_under_lease(self, lease: Lease | None) -> JudgedState:
         """The state of the run according to its records and to the lease of its machines."""
         last_sign_s = max(self.last_event_s, self.series.last_record_s if self.series is not None else 0.0)
         return lease_cutoff.judge_by_records(self.verdict, lease, datetime.fromtimestamp(last_sign_s, UTC), datetime.now(UTC))
@@ -97,11 +97,11 @@ class QueuedRun:
         """Read the new records of the run, and add them to its curves."""
         if self.run is None or self.began_s is None:
             return
-        pauses = suspension.read_suspensions(self.events)
+        suspensions = suspension.read_suspensions(self.events)
         # A new pause may overlap steps that were already read, so all records are read again.
-        if self.series is None or self.series.pauses != pauses:
-            self.series = RunSeries(self.folder, self.run, self.began_s, pauses)
-        self.series.read_new()
+        if self.series is None or self.series.suspensions != suspensions:
+            self.series = RunSeries(self.folder, self.run, self.began_s, suspensions)
+        self.series.read_new_records()
 
 
 class Queue:
@@ -114,18 +114,18 @@ class Queue:
     def refresh(self) -> list[QueuedRun]:
         """The runs with their present states: first runs that failed, then running runs, then waiting runs, then all other
         runs by their last event."""
-        latest_attempts: dict[str, str] = {}
+        latest_run_by_name: dict[str, str] = {}
         for run_id in self.workspace.run_ids():
             run_name, attempt_number = split_attempt(run_id)
-            if run_name not in latest_attempts or attempt_number > split_attempt(latest_attempts[run_name])[1]:
-                latest_attempts[run_name] = run_id
+            if run_name not in latest_run_by_name or attempt_number > split_attempt(latest_run_by_name[run_name])[1]:
+                latest_run_by_name[run_name] = run_id
         self._runs_by_id = {
             run_id: self._runs_by_id.get(run_id) or QueuedRun(RunDir(self.workspace.runs / run_id))
-            for run_id in latest_attempts.values()
+            for run_id in latest_run_by_name.values()
         }
         for run in self._runs_by_id.values():
             run.refresh()
-        return sorted(self._runs_by_id.values(), key=_queue_sort_key)
+        return sorted(self._runs_by_id.values(), key=_make_queue_sort_key)
 
     def follow_running_runs(self, runs: Sequence[QueuedRun]) -> list[QueuedRun]:
         """Read the new records of the runs whose curves the page shows, and return these runs.
@@ -143,7 +143,7 @@ class Queue:
         return followed_runs
 
 
-def estimate_left_s(runs: Sequence[QueuedRun]) -> float | None:
+def estimate_remaining_s(runs: Sequence[QueuedRun]) -> float | None:
     """The time until all runs have ended, in seconds, if the others take as long as those that ended and as many run at a time
     as now. None if no run is running, or if none has ended."""
     durations_s = [
@@ -167,24 +167,24 @@ class StateCount(msgspec.Struct, frozen=True):
 
 def count_states(states: Sequence[str]) -> list[StateCount]:
     """The number of runs in each state that occurs. The order is the one in which a run goes through the states."""
-    runs_in_state = Counter(states)
-    return [StateCount(state, runs_in_state[state]) for state in STATE_MEANINGS if state in runs_in_state]
+    count_by_state = Counter(states)
+    return [StateCount(state, count_by_state[state]) for state in STATE_MEANINGS if state in count_by_state]
 
 
-def _queue_sort_key(run: QueuedRun) -> tuple[int, float, str]:
+def _make_queue_sort_key(run: QueuedRun) -> tuple[int, float, str]:
     state = run.verdict.state
     state_rank = ["running", "pending", "planned"].index(state) if state not in SETTLED_STATES else -1 if run.has_failed else 3
     return state_rank, 0.0 if state not in SETTLED_STATES else -run.last_event_s, run.run_id
 
 
 def _read_signature(run_dir: RunDir) -> FilesSignature:
-    signature = []
+    file_signatures = []
     try:
         with os.scandir(run_dir.path) as folder_entries:
             for entry in folder_entries:
                 if entry.name in ("run.json", "result.json") or entry.name.startswith("events."):
                     file_status = entry.stat(follow_symlinks=False)
-                    signature.append((entry.name, file_status.st_ino, file_status.st_size, file_status.st_mtime_ns))
+                    file_signatures.append((entry.name, file_status.st_ino, file_status.st_size, file_status.st_mtime_ns))
     except OSError:
         return ()
-    return tuple(sorted(signature))
+    return tuple(sorted(file_signatures))

@@ -34,8 +34,8 @@ class RunSeries:
     curves: {title of a figure: {name of a line: its curve}}. left_out: the lines for which a figure has no room.
     """
 
-    def __init__(self, run_dir: RunDir, run: Run, began_s: float, pauses: Sequence[SuspendedSpan]) -> None:
-        self.folder, self.run, self.began_s, self.pauses = run_dir, run, began_s, list(pauses)
+    def __init__(self, run_dir: RunDir, run: Run, began_s: float, suspensions: Sequence[SuspendedSpan]) -> None:
+        self.folder, self.run, self.began_s, self.suspensions = run_dir, run, began_s, list(suspensions)
         self._reset()
 
     def _reset(self) -> None:
@@ -43,17 +43,19 @@ class RunSeries:
         self.last_record_s = 0.0  # the time of the last record, in seconds since the epoch by the clock of its node
         self.left_out: dict[str, set[str]] = {}  # title of a figure -> the lines for which the figure has no room
         self.curves: dict[str, dict[str, LiveCurve]] = {title: {} for title in (*STEP_FIGURES, *TIME_FIGURES)}
-        self._ranks = [FollowedRecords(str(self.folder.steps_file(rank)), StepRecord) for rank in range(self.run.cell.gpus)]
-        self._hosts: dict[str, FollowedRecords[Sample]] = {}
-        self._world = WorldSteps(self.run.cell.gpus)
-        self._sent_rates: dict[str, NetworkRate] = {}
+        self._rank_files = [
+            FollowedRecords(str(self.folder.steps_file(rank)), StepRecord) for rank in range(self.run.cell.gpus)
+        ]
+        self._sample_file_by_host: dict[str, FollowedRecords[Sample]] = {}
+        self._world_steps = WorldSteps(self.run.cell.gpus)
+        self._sent_rate_by_host: dict[str, NetworkRate] = {}
 
-    def read_new(self) -> bool:
+    def read_new_records(self) -> bool:
         """Read the records that were appended since the last call. Returns whether there were any new records."""
         has_changed = False
-        while (part := self._read_next_records()) is not False:
+        while (has_new_records := self._read_next_records()) is not False:
             has_changed = True
-            if part is None:  # a file was replaced, for example because the run resumed from a checkpoint
+            if has_new_records is None:  # a file was replaced, for example because the run resumed from a checkpoint
                 self._reset()
         return has_changed
 
@@ -64,14 +66,16 @@ class RunSeries:
         """
         has_changed = False
         if files.is_folder(f"{self.folder.path}/steps"):
-            for rank, rank_file in enumerate(self._ranks):
-                steps = rank_file.read_new()
-                if steps is None:
+            for rank, rank_file in enumerate(self._rank_files):
+                step_records = rank_file.read_new()
+                if step_records is None:
                     return None
-                has_changed |= bool(steps)
-                self._add_steps(rank, steps)
+                has_changed |= bool(step_records)
+                self._add_steps(rank, step_records)
         for host in list_sampled_hosts(self.folder):
-            host_samples = self._hosts.setdefault(host, FollowedRecords(str(self.folder.samples_file(host)), Sample)).read_new()
+            host_samples = self._sample_file_by_host.setdefault(
+                host, FollowedRecords(str(self.folder.samples_file(host)), Sample)
+            ).read_new()
             if host_samples is None:
                 return None
             has_changed |= bool(host_samples)
@@ -79,42 +83,42 @@ class RunSeries:
                 self._add_sample(host, sample)
         return has_changed
 
-    def _add_steps(self, rank: int, records: Sequence[StepRecord]) -> None:
-        records = suspension.mark_suspended(records, self.pauses)
+    def _add_steps(self, rank: int, step_records: Sequence[StepRecord]) -> None:
+        step_records = suspension.mark_suspended(step_records, self.suspensions)
         if rank == 0:
-            self.progress.add(records)
-        self.last_record_s = max([self.last_record_s, *(record.wall_s for record in records)])
-        for step in self._world.add(records):
-            if step.loss is not None:
-                self._add_value(LOSS, "", step.number, step.loss)
-            if not step.watched:
-                self._add_value(STEP_TIME, "", step.number, step.step_ms)
+            self.progress.add(step_records)
+        self.last_record_s = max([self.last_record_s, *(record.wall_s for record in step_records)])
+        for world_step in self._world_steps.add(step_records):
+            if world_step.loss is not None:
+                self._add_value(LOSS, "", world_step.number, world_step.loss)
+            if not world_step.watched:
+                self._add_value(STEP_TIME, "", world_step.number, world_step.step_ms)
 
     def _add_sample(self, host: str, sample: Sample) -> None:
         self.last_record_s = max(self.last_record_s, sample.wall_s)
-        at_s = sample.wall_s - self.began_s
-        self._add_value(CPU_BUSY, host, at_s, sample.cpu_pct)
+        since_start_s = sample.wall_s - self.began_s
+        self._add_value(CPU_BUSY, host, since_start_s, sample.cpu_pct)
         if sample.memory_used_bytes is not None and sample.memory_total_bytes:
-            self._add_value(HOST_MEMORY, host, at_s, 100 * sample.memory_used_bytes / sample.memory_total_bytes)
-        sent_per_s = self._sent_rates.setdefault(host, NetworkRate("tx_bytes")).compute_rate(sample)
-        self._add_value(NETWORK_SENT, host, at_s, sent_per_s / MB if sent_per_s is not None else None)
+            self._add_value(HOST_MEMORY, host, since_start_s, 100 * sample.memory_used_bytes / sample.memory_total_bytes)
+        sent_per_s = self._sent_rate_by_host.setdefault(host, NetworkRate("tx_bytes")).compute_rate(sample)
+        self._add_value(NETWORK_SENT, host, since_start_s, sent_per_s / MB if sent_per_s is not None else None)
         for gpu in sample.gpus or ():
             line_name = f"{host} {gpu.uuid[:_UUID_CHARACTERS]}{' (played)' * gpu.played}"
-            self._add_value(GPU_BUSY, line_name, at_s, gpu.utilization_pct)
+            self._add_value(GPU_BUSY, line_name, since_start_s, gpu.utilization_pct)
             self._add_value(
-                GPU_MEMORY, line_name, at_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None
+                GPU_MEMORY, line_name, since_start_s, gpu.memory_used_bytes / GIB if gpu.memory_used_bytes is not None else None
             )
-            self._add_value(GPU_POWER, line_name, at_s, gpu.power_w)
+            self._add_value(GPU_POWER, line_name, since_start_s, gpu.power_w)
 
-    def _add_value(self, title: str, line_name: str, x: float, value: float | None) -> None:
-        """Add a value to a line of a figure. title: the title of the figure. value: None if it is not known; then nothing is
-        added."""
+    def _add_value(self, figure_title: str, line_name: str, x: float, value: float | None) -> None:
+        """Add a value to a line of a figure. figure_title: the title of the figure. value: None if it is not known; then
+        nothing is added."""
         if value is None:
             return
-        curve_of_line = self.curves[title]
-        if line_name not in curve_of_line:
-            if len(curve_of_line) >= MOST_LINES:
-                self.left_out.setdefault(title, set()).add(line_name)
+        curve_by_line = self.curves[figure_title]
+        if line_name not in curve_by_line:
+            if len(curve_by_line) >= MOST_LINES:
+                self.left_out.setdefault(figure_title, set()).add(line_name)
                 return
-            curve_of_line[line_name] = LiveCurve()
-        curve_of_line[line_name].add(x, value)
+            curve_by_line[line_name] = LiveCurve()
+        curve_by_line[line_name].add(x, value)

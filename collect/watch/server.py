@@ -52,7 +52,7 @@ RUN_FILES_POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; sandbox; {_COMMON_POLICY}"  # for files of runs: their scripts must not run
 )
 HTML_TYPE, SCRIPT_TYPE, JSON_TYPE, TEXT_TYPE = "text/html", "text/javascript", "application/json", "text/plain"
-CONTENT_TYPES = {
+TYPE_BY_SUFFIX = {
     ".html": HTML_TYPE,
     ".json": JSON_TYPE,
     ".jsonl": TEXT_TYPE,
@@ -62,7 +62,7 @@ CONTENT_TYPES = {
     ".log": TEXT_TYPE,
     ".sh": TEXT_TYPE,
 }
-CONTENT_TYPES |= {".sbatch": TEXT_TYPE, ".yaml": TEXT_TYPE, ".py": TEXT_TYPE}
+TYPE_BY_SUFFIX |= {".sbatch": TEXT_TYPE, ".yaml": TEXT_TYPE, ".py": TEXT_TYPE}
 BINARY_TYPE = "application/octet-stream"
 MOST_ENTRIES = 1000  # the most entries of a folder that are listed
 
@@ -95,11 +95,11 @@ class WatchServer(ThreadingHTTPServer):
     daemon_threads = True  # so that the process can end while a page is open
 
     def __init__(
-        self, port: int, page: LivePage, report: ReportOnRequest, runs: Path, print_line: Callable[[str], None]
+        self, port: int, live_page: LivePage, report: ReportOnRequest, runs_dir: Path, print_line: Callable[[str], None]
     ) -> None:
         self.token = secrets.token_urlsafe(24)
-        self.page, self.report, self.runs, self.tell = page, report, runs, print_line
-        self.scripts = {
+        self.live_page, self.report, self.runs_dir, self.print_line = live_page, report, runs_dir, print_line
+        self.script_by_name = {
             "script.js": render_page("watch/script.js.j2", printable.clean_text).encode(),
             "plotly.js": read_plotly_script().encode(),
         }
@@ -125,7 +125,7 @@ class WatchServer(ThreadingHTTPServer):
         """Report a failed request. It is not a failure if the browser closed the connection."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
-            self.tell(f"a request failed: {type(error).__name__}: {error}")
+            self.print_line(f"a request failed: {type(error).__name__}: {error}")
 
 
 class RequestHandler(BaseHTTPRequestHandler):
@@ -160,7 +160,7 @@ class RequestHandler(BaseHTTPRequestHandler):
             )
             return
         try:
-            self._send_path([os.fsdecode(unquote_to_bytes(host_name)) for host_name in path_parts[1:]])
+            self._send_path([os.fsdecode(unquote_to_bytes(path_part)) for path_part in path_parts[1:]])
         except ShardlabError as error:
             self._send_problem(HTTPStatus.CONFLICT, str(error))
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -172,44 +172,44 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - its name in the base class
 
-    def _refuse(self) -> None:
+    def _refuse_method(self) -> None:
         self.close_connection = True  # the body of the request is not read, so the connection cannot be used again
         self._send_problem(HTTPStatus.METHOD_NOT_ALLOWED, "This server only reads.", Allow="GET, HEAD")
 
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse  # noqa: N815
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method  # noqa: N815
 
     def _send_path(self, path_parts: Sequence[str]) -> None:
         """Send the page, the data or the file that a path means. path_parts: the parts of the path after the token."""
         match path_parts:
             case [""]:
-                self._send_body(self.server.page.page(), HTML_TYPE, LIVE_PAGE_POLICY)
-            case [("script.js" | "plotly.js") as name]:
-                self._send_body(self.server.scripts[name], SCRIPT_TYPE, LIVE_PAGE_POLICY)
+                self._send_body(self.server.live_page.render_html(), HTML_TYPE, LIVE_PAGE_POLICY)
+            case [("script.js" | "plotly.js") as script_name]:
+                self._send_body(self.server.script_by_name[script_name], SCRIPT_TYPE, LIVE_PAGE_POLICY)
             case ["data"]:
                 self._send_data()
-            case ["report", name, *more]:
-                if not more and name in ("", PAGE):
+            case ["report", file_name, *inner_parts]:
+                if not inner_parts and file_name in ("", PAGE):
                     self.server.report.rewrite_report()
-                self._send_file(self.server.report.folder, [name or PAGE, *more], REPORT_POLICY)
-            case ["runs", *inside]:
-                self._send_file(self.server.runs, inside, RUN_FILES_POLICY)
+                self._send_file(self.server.report.folder, [file_name or PAGE, *inner_parts], REPORT_POLICY)
+            case ["runs", *parts_below_runs]:
+                self._send_file(self.server.runs_dir, parts_below_runs, RUN_FILES_POLICY)
             case _:
                 raise FileNotFoundError
 
     def _send_data(self) -> None:
         """Send the present data of the live page, or "not modified" if the browser already has this data."""
-        page_json, page_tag = self.server.page.document()
+        page_json, page_tag = self.server.live_page.refresh_document()
         if self.headers.get("If-None-Match") == page_tag:
             self._send_head(HTTPStatus.NOT_MODIFIED, 0, JSON_TYPE, LIVE_PAGE_POLICY, ETag=page_tag)
         else:
             self._send_body(page_json, JSON_TYPE, LIVE_PAGE_POLICY, ETag=page_tag)
 
-    def _send_file(self, root: Path, path_parts: list[str], policy: str) -> None:
+    def _send_file(self, root_folder: Path, path_parts: list[str], content_policy: str) -> None:
         """Send a file below a folder. If the path ends in a slash, send a list of the names in the folder that it means.
 
-        path_parts: the parts of the path below `root`. policy: the content security policy.
+        path_parts: the parts of the path below `root_folder`. content_policy: the content security policy.
         """
-        file_or_names = open_below(root, path_parts[:-1] if path_parts[-1:] == [""] else path_parts)
+        file_or_names = open_below(root_folder, path_parts[:-1] if path_parts[-1:] == [""] else path_parts)
         if isinstance(file_or_names, list):
             if path_parts[-1:] != [""]:
                 raise FileNotFoundError  # without the slash at the end, relative links would lead to the parent folder
@@ -220,33 +220,33 @@ class RequestHandler(BaseHTTPRequestHandler):
             return
         with file_or_names:
             file_bytes = os.fstat(file_or_names.fileno()).st_size
-            content_type = CONTENT_TYPES.get(PurePosixPath(path_parts[-1]).suffix, BINARY_TYPE)
+            content_type = TYPE_BY_SUFFIX.get(PurePosixPath(path_parts[-1]).suffix, BINARY_TYPE)
             self._send_head(
                 HTTPStatus.OK,
                 file_bytes,
-                TEXT_TYPE if content_type == HTML_TYPE and policy == RUN_FILES_POLICY else content_type,
-                policy,
+                TEXT_TYPE if content_type == HTML_TYPE and content_policy == RUN_FILES_POLICY else content_type,
+                content_policy,
             )
             if self.command != "HEAD":
-                shutil.copyfileobj(_Prefix(file_or_names, file_bytes), self.wfile)
+                shutil.copyfileobj(_FilePrefix(file_or_names, file_bytes), self.wfile)
 
     def _send_problem(self, status: HTTPStatus, sentence: str, **headers: str) -> None:
         problem_html = render_page("watch/problem.html.j2", printable.clean_text, sentence=sentence)
         self._send_body(problem_html.encode(), HTML_TYPE, RUN_FILES_POLICY, status, **headers)
 
     def _send_body(
-        self, body: bytes, content_type: str, policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str
+        self, body: bytes, content_type: str, content_policy: str, status: HTTPStatus = HTTPStatus.OK, **headers: str
     ) -> None:
-        self._send_head(status, len(body), content_type, policy, **headers)
+        self._send_head(status, len(body), content_type, content_policy, **headers)
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _send_head(self, status: HTTPStatus, body_bytes: int, content_type: str, policy: str, **headers: str) -> None:
+    def _send_head(self, status: HTTPStatus, body_bytes: int, content_type: str, content_policy: str, **headers: str) -> None:
         self.send_response(status)
         common_headers = {
             "Content-Type": content_type if content_type == BINARY_TYPE else f"{content_type}; charset=utf-8",
             "Content-Length": str(body_bytes),
-            "Content-Security-Policy": policy,
+            "Content-Security-Policy": content_policy,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",  # the address contains the secret token
             "Cross-Origin-Resource-Policy": "same-origin",
@@ -258,40 +258,41 @@ class RequestHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class _Prefix(io.RawIOBase):
+class _FilePrefix(io.RawIOBase):
     """The first `prefix_bytes` bytes of a file that may grow while it is sent."""
 
     def __init__(self, file: io.BufferedReader, prefix_bytes: int) -> None:
-        self._file, self._left = file, prefix_bytes
+        self._file, self._remaining_bytes = file, prefix_bytes
 
     def read(self, size: int = -1) -> bytes:
-        part = self._file.read(min(size, self._left) if size >= 0 else self._left)
-        self._left -= len(part)
-        return part
+        content = self._file.read(min(size, self._remaining_bytes) if size >= 0 else self._remaining_bytes)
+        self._remaining_bytes -= len(content)
+        return content
 
 
-def open_below(root: Path, path_parts: Sequence[str]) -> io.BufferedReader | list[str]:
-    """Open a file below the folder `root` for reading. If the path is a folder, return the sorted names of its entries instead.
+def open_below(root_folder: Path, path_parts: Sequence[str]) -> io.BufferedReader | list[str]:
+    """Open a file below the folder `root_folder` for reading. If the path is a folder, return the sorted names of its entries
+    instead.
 
-    Neither a name from the browser nor a link in a run folder can lead out of `root`. The names of folders end in a slash.
-    path_parts: the parts of the path below `root`. Raises OSError if the path does not exist, is neither a regular file nor a
-    folder, or contains a link.
+    Neither a name from the browser nor a link in a run folder can lead out of `root_folder`. The names of folders end in a
+    slash. path_parts: the parts of the path below `root_folder`. Raises OSError if the path does not exist, is neither a
+    regular file nor a folder, or contains a link.
     """
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(root_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in path_parts:
-            if name in ("", ".", "..") or "/" in name or "\0" in name:
-                raise FileNotFoundError(name)
-            inner_descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
+        for path_part in path_parts:
+            if path_part in ("", ".", "..") or "/" in path_part or "\0" in path_part:
+                raise FileNotFoundError(path_part)
+            inner_descriptor = os.open(path_part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner_descriptor
         file_mode = os.fstat(descriptor).st_mode
         if stat.S_ISREG(file_mode):
-            file = os.fdopen(descriptor, "rb")
+            opened_file = os.fdopen(descriptor, "rb")
             descriptor = -1
-            return file
+            return opened_file
         if not stat.S_ISDIR(file_mode):
-            raise FileNotFoundError(path_parts[-1] if path_parts else str(root))
+            raise FileNotFoundError(path_parts[-1] if path_parts else str(root_folder))
         with os.scandir(descriptor) as folder_entries:
             entry_names = sorted(
                 f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name for entry in folder_entries

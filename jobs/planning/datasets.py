@@ -88,7 +88,8 @@ def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingD
         return MissingData(_describe_absent_data_sets(question.options, data_path))
     data_set_names = _join_data_set_names(question.options)
     return MissingData(
-        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not on storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
+        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not on storage "
+        "that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
 

@@ -394,22 +394,22 @@ def store_source_in(plan: MatrixPlan, source_folder: Path) -> MatrixPlan:
     return msgspec.structs.replace(plan, context=render_context)
 
 
-def render_all(plan: MatrixPlan, workspace: Workspace, runs_folder: Path) -> RenderedRuns:
-    """Write a run folder for every repeat of every selected cell into the folder `runs_folder`. The folder of a run that was
+def render_all(plan: MatrixPlan, workspace: Workspace, runs_dir: Path) -> RenderedRuns:
+    """Write a run folder for every repeat of every selected cell into the folder `runs_dir`. The folder of a run that was
     submitted already is not changed."""
     run_folders, skipped_statuses = [], []
     frozen_source.freeze_source(Path(plan.context.source))
     own_plugins.freeze_plugins(workspace, plan.context.plugins)
     for cell, repeat in number_of_runs.order_runs_by_repeat(plan.cells, plan.repeats_by_cell):
         run = render.make_run(cell, repeat, 1, plan.context)
-        existing_run = RunDir(runs_folder / run.run_id)
+        existing_run = RunDir(runs_dir / run.run_id)
         if existing_run.path.exists():
             if (blocking_status := find_blocking_status(existing_run)) is not None:
                 skipped_statuses.append(blocking_status)
                 continue
             if existing_run.judge().state != "planned":
                 continue
-        run_folders.append(render.write_run_folder(run, runs_folder, plan.context))
+        run_folders.append(render.write_run_folder(run, runs_dir, plan.context))
     return RenderedRuns(run_folders, skipped_statuses)
 
 

@@ -317,23 +317,23 @@ def _list_cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def write_run_folder(
-    run: Run, runs_folder: Path, context: RenderContext, *, prepare: Callable[[RunDir], None] | None = None
+    run: Run, runs_dir: Path, context: RenderContext, *, prepare: Callable[[RunDir], None] | None = None
 ) -> RunDir:
     """Create the folder of a run with all its files; if an error occurs, no folder is created.
 
-    runs_folder: the folder of all runs. prepare: called with the new folder before anybody else can see it.
+    runs_dir: the folder of all runs. prepare: called with the new folder before anybody else can see it.
 
     Raises ShardlabError if the folder exists and its run was, or may have been, submitted. The error is not an InputError,
     because the command may have rendered other runs before.
     """
-    final_folder = RunDir(runs_folder / run.run_id)
+    final_folder = RunDir(runs_dir / run.run_id)
     replaces_folder = final_folder.path.exists()
     if replaces_folder:
         if (blocking_status := find_blocking_status(final_folder)) is not None:
             raise ShardlabError(f"{blocking_status.id}: {blocking_status.why}")
         if final_folder.judge().state != "planned":
             raise ShardlabError(f"{final_folder.path}: this run was submitted already; `jobs retry` makes a new attempt.")
-    run_dir = RunDir(runs_folder / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
+    run_dir = RunDir(runs_dir / f".{run.run_id}.{'tmp' if prepare is None else 'next'}")
     with files.as_workspace_error("render"):
         shutil.rmtree(run_dir.path, ignore_errors=True)
         run_dir.path.mkdir(parents=True)

@@ -98,7 +98,7 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
     workspace = Workspace(run_dir.path.parent.parent)
     old_placement = placement.read_placement(stored_checkpoint.old_run_dir.events())
     node_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
-    runs_folder, old_run_dir = run_dir.path.parent, stored_checkpoint.old_run_dir
+    runs_dir, old_run_dir = run_dir.path.parent, stored_checkpoint.old_run_dir
     absent_node_errors = []
     for node_name in old_placement.nodes if old_placement is not None else ():
         if must_stop():
@@ -108,7 +108,7 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
         wanted_paths = [stored_checkpoint.path / file.name for file in faulty_files]
         if stored_checkpoint.needs_records:
             wanted_paths += [old_run_dir.steps_file(rank) for rank in range(stored_checkpoint.manifest.world)]
-        wanted_names = [str(path.relative_to(runs_folder)) for path in wanted_paths]
+        wanted_names = [str(path.relative_to(runs_dir)) for path in wanted_paths]
         try:
             if node_name not in node_by_name:
                 raise NodeLost(node_name, "the inventory does not list it any more")
@@ -116,7 +116,7 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
         except NodeLost as node_lost_error:
             absent_node_errors.append(str(node_lost_error))
         faulty_files = _place_files(
-            stored_checkpoint, staging_folder / stored_checkpoint.path.relative_to(runs_folder), faulty_files
+            stored_checkpoint, staging_folder / stored_checkpoint.path.relative_to(runs_dir), faulty_files
         )
         _place_records(old_run_dir, staging_folder / old_run_dir.run_id / "steps")
         shutil.rmtree(staging_folder.parent, ignore_errors=True)

@@ -79,12 +79,12 @@ def find_saved_step(run_dir: RunDir) -> int:
     return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(run_dir.path)), default=0)
 
 
-def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]]:
+def list_resumable_attempts(runs_dir: Path, run: Run) -> list[tuple[str, int]]:
     """The attempts from which the next attempt at a run may resume, as (run id, step), the latest step first.
 
-    runs_folder: the folder of all runs. run: the last attempt.
+    runs_dir: the folder of all runs. run: the last attempt.
     """
-    attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
+    attempt_folders = [runs_dir / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     if run.cell.command is not None:
         folder_checkpoints = (
             (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders

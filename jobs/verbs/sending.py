@@ -195,22 +195,22 @@ def print_preview(invocation: Invocation, plan: MatrixPlan) -> int:
 
 def _print_scripts(invocation: Invocation, runs: Sequence[Run], context: RenderContext) -> list[str]:
     """Print the script of each run after the path that the script will have. Returns the paths of the runs' folders."""
-    runs_folder = invocation.workspace.runs if context.preview is None else context.preview.workspace_path / "runs"
+    runs_dir = invocation.workspace.runs if context.preview is None else context.preview.workspace_path / "runs"
     for run in runs:
-        run_folder = runs_folder / run.run_id
+        run_folder = runs_dir / run.run_id
         script = render_script(run, run_folder, context.cluster, context.own_templates, context.preview)
         commented_script = f"\n# {run_folder}/{find_scheduler(context.scheduler).SCRIPT}\n{script}"
         if not invocation.out.print_script(commented_script):
             invocation.out.print_line(commented_script)  # with its unprintable characters replaced
-    return [str(runs_folder / run.run_id) for run in runs]
+    return [str(runs_dir / run.run_id) for run in runs]
 
 
 def _print_preview_note(out: Output, context: RenderContext) -> None:
     if context.preview is not None:
         further_clause = ", and asks Slurm whether it accepts the requests" if context.scheduler == "slurm" else ""
         out.print_remark(
-            f"note: made from the cluster file, without asking {context.cluster.name}: `jobs submit` asks it for the data sets"
-            f"{further_clause}."
+            f"note: made from the cluster file, without asking {context.cluster.name}: "
+            f"`jobs submit` asks it for the data sets{further_clause}."
         )
 
 

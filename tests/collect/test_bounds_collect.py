@@ -69,8 +69,8 @@ def test_a_name_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
     column = answer_columns.name_column("Name", lambda name: name)
     assert str(column.text("k" * 72)) == "k" * 72
     assert str(column.text("k" * 73)) == "k" * 71 + "…"
-    assert explain._event_text(EventPlace("k" * 40, 0, 1)).startswith("k" * 40 + " at")
-    assert explain._event_text(EventPlace("k" * 41, 0, 1)).startswith("k" * 37 + "... at")
+    assert explain._format_event(EventPlace("k" * 40, 0, 1)).startswith("k" * 40 + " at")
+    assert explain._format_event(EventPlace("k" * 41, 0, 1)).startswith("k" * 37 + "... at")
 
 
 def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
@@ -78,12 +78,12 @@ def test_a_sentence_names_up_to_its_most_and_counts_the_rest():
     assert summary._join_ids(ids[:20]) == ", ".join(ids[:20])
     assert summary._join_ids(ids) == ", ".join(ids[:20]) + ", and 1 more"
     changes = [HistoryChange(str(number), ["a"], ["b"]) for number in range(5)]
-    assert history._changes_text(changes[:4]) == "0: a -> b; 1: a -> b; 2: a -> b; 3: a -> b"
-    assert history._changes_text(changes).endswith("3: a -> b; 1 more (--json)")
+    assert history._format_changes(changes[:4]) == "0: a -> b; 1: a -> b; 2: a -> b; 3: a -> b"
+    assert history._format_changes(changes).endswith("3: a -> b; 1 more (--json)")
 
     def why_none(values):
         apart = [SimpleNamespace(key="steps", a=values, b=[9])]
-        return comparison._no_pairs_reason(SimpleNamespace(apart=apart, only_a=[], only_b=[]))
+        return comparison._explain_no_pairs(SimpleNamespace(apart=apart, only_a=[], only_b=[]))
 
     assert why_none([1, 2, 3, 4, 5, 6]) == ": steps is 1, 2, 3, 4, 5, 6 in A and 9 in B"
     assert why_none([1, 2, 3, 4, 5, 6, 7]) == ": steps is 1, 2, 3, 4, 5, 6, ... in A and 9 in B"
@@ -106,7 +106,7 @@ def test_a_table_of_latex_with_more_rows_than_a_page_is_a_long_one(tmp_path, mon
     monkeypatch.setattr(latex.summary_tables, "make_text_tables", lambda _: [table])
     monkeypatch.setattr(latex.summary_tables, "make_report_title", lambda _: "m")
     monkeypatch.setattr(latex.summary_tables, "list_general_remarks", lambda _: [])
-    latex.write(None, SimpleNamespace(matrix="m"), tmp_path, tmp_path)
+    latex.write_tables(None, SimpleNamespace(matrix="m"), tmp_path, tmp_path)
     assert f"\\begin{{{environment}}}" in (tmp_path / "summary.tex").read_text()
 
 
@@ -148,7 +148,7 @@ def is_secret(length):
 
 # What is limited: (whether a value counts, values that just count, values that just do not).
 LIMITS = {
-    "samples of 100 with trouble that name a GPU": (lambda n: bool(comparability._affected_gpus(*samples(n))), (5,), (4,)),
+    "samples of 100 with trouble that name a GPU": (lambda n: bool(comparability._list_affected_gpus(*samples(n))), (5,), (4,)),
     "delay of a straggler in a 1,000 ms step": (
         lambda ms: straggler.find_straggler_by_phases(timed(ms)) is not None,
         (50.0,),

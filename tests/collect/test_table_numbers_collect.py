@@ -110,8 +110,8 @@ def summarized(tmp_path_factory):
 def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit():
     row = CellRow("cell", {"strategy": "ddp", "gpus": 2}, 3, {"completed": 3}, True, None, None, estimates(), [])
     table = columns.make_cell_tables([row])
-    shown = {column.name: column for further in table.further for column in further.columns[1:]}
-    shown |= {column.name: column for column in table.main.columns if column.name in estimates()}
+    shown = {column.name: column for further in table.further_tables for column in further.columns[1:]}
+    shown |= {column.name: column for column in table.summary_table.columns if column.name in estimates()}
     assert {name: column.heading_with_unit for name, column in shown.items()} == HEADINGS
     for number, one in enumerate(metric.all_metrics(), 100):
         if one.name in shown:
@@ -144,7 +144,7 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
 
 
 def test_the_workbook_holds_the_known_number_of_each_metric_with_its_unit(summarized):
-    of_cells = xlsx.sheets(summarized)[1]
+    of_cells = xlsx.make_sheets(summarized)[1]
     row = dict(zip(of_cells.headings, of_cells.rows[0], strict=True))
     for number, one in enumerate(metric.all_metrics(), 100):
         units = {estimate.unit for each in summarized.rows if (estimate := each.metrics.get(one.name))}
@@ -243,9 +243,9 @@ def test_collect_explain_shows_the_known_numbers():
         "RUN", "cell", 1, 1, "completed", 7_013.0, "tokens/s", "", "", {"steps": 31.0, "step_ms": 1_013.0, "units": 5_120.0},
         None, [],
     )  # fmt: skip
-    assert explain._value_text(run) == "7,013 tokens/s"
-    assert explain._inputs_text(run) == "31 steps, 1,013 ms, 5,120 units"
-    assert explain._event_text(EventPlace("gemm", 1_234_007, 17)) == "gemm at ts 1234.007"
+    assert explain._format_run_value(run) == "7,013 tokens/s"
+    assert explain._format_inputs(run) == "31 steps, 1,013 ms, 5,120 units"
+    assert explain._format_event(EventPlace("gemm", 1_234_007, 17)) == "gemm at ts 1234.007"
 
 
 def test_the_scores_of_predictions_show_the_known_number_in_every_column():

@@ -146,7 +146,7 @@ SENTENCES = [
     ("timeline.md", f"differ by less than {100 * straggler.LEAST_LATE_SHARE:g} % of a step"),
     ("timeline.md", f"too few steps (at least {straggler.LEAST_STEPS} on 2 ranks)"),
     ("trace-answers.md", {(0,): "the default is rank 0 alone"}[tuple(default_of(cell.Profile, "ranks"))]),
-    ("watch.md", f"at most {WORDS[live_page.MOST_RUNS]} runs"),
+    ("watch.md", f"at most {WORDS[live_page.MOST_DRAWN_RUNS]} runs"),
 ]  # fmt: skip
 # The table of docs/slurm.md: what it says instead of the default of the key.
 SLURM_KEYS = {"account": "none", "qos": "none", "constraint": "none", "partitions": "none", "extra": "none"}

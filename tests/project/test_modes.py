@@ -72,7 +72,7 @@ def test_a_lock_may_be_opened_by_those_who_may_enter_its_folder(tmp_path, umask,
 
 
 def test_the_members_of_an_archive_have_the_same_mode_with_any_umask(umask):
-    assert command._build_entry("workspace/runs/x/run.json").external_attr >> 16 == 0o644
+    assert command._build_zip_entry("workspace/runs/x/run.json").external_attr >> 16 == 0o644
 
 
 @pytest.mark.parametrize("bit", [0o040, 0o020, 0o010, 0o004, 0o002, 0o001], ids="{:03o}".format)

@@ -272,9 +272,9 @@ def sentences_of_collect():
         terminal.describe_instrument_cost(msgspec.structs.replace(cost, watched_steps=1, step_ratio=None), {"c": "x"}),
     )
     window = TimedWindow(first_s=1_938_000_000.25, last_s=1_938_000_010.5)
-    yield "collect/explain/command.py", explain_command._window_text(window)
+    yield "collect/explain/command.py", explain_command._format_window(window)
     event = EventPlace(name="all_reduce", start_ns=1_234_567_890, duration_ns=1000)
-    yield "collect/explain/command.py", explain_command._event_text(event)
+    yield "collect/explain/command.py", explain_command._format_event(event)
     yield (
         "collect/archiving/command.py",
         refusal(archive_command.write_archive, None, None, None, 2.0**20 + 1, None, anonymize=False),

@@ -217,7 +217,7 @@ def test_pseudonyms_are_the_same_everywhere_and_respect_the_borders_of_words():
     assert named.find_remaining(b"node12 canada") == {
         "node1"
     }  # `ada` in `canada` is not reported: it has fewer than five letters
-    assert named.counts == {"host": 1, "path": 1, "user": 1}
+    assert named.count_by_kind == {"host": 1, "path": 1, "user": 1}
 
 
 def test_code_of_an_archive_is_executed_only_with_trust(tmp_path, capsys):

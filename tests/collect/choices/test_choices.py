@@ -255,7 +255,7 @@ def test_other_work_by_design_is_not_ranked_and_always_named_with_its_reason(tmp
     rows = {row.cell["strategy"]: row for row in found.rows}
     assert ("speed_up" in rows["ddp"].metrics, "speed_up" in rows["fsdp2"].metrics) == (True, False)
     assert f"not compared, because they do other work by design ({why}): {rows['fsdp2'].id}" in found.remarks
-    column = next(one for one in found.table.main.columns if one.name == "same_work")
+    column = next(one for one in found.table.summary_table.columns if one.name == "same_work")
     assert [str(column.text(row)) for row in found.rows] == ["proven", "proven", "other work", "proven"]
 
 
@@ -466,9 +466,9 @@ def test_equal_cells_are_rarely_distinguished(several, rows):
 
 
 def test_the_pareto_front_has_the_points_that_no_point_dominates():
-    """`pareto_front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
+    """`find_pareto_front` gives the Pareto front of points (cost, gain), where a lower cost and a higher gain are better."""
     points = [(4.0, 10.0), (2.0, 5.0), (3.0, 4.0), (2.0, 3.0), (5.0, 10.0), (1.0, 1.0)]
-    assert [points[place] for place in head_to_head.pareto_front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
+    assert [points[place] for place in head_to_head.find_pareto_front(points)] == [(1.0, 1.0), (2.0, 5.0), (4.0, 10.0)]
 
 
 def test_head_to_head_shows_the_contest_with_most_cells(several):

@@ -283,8 +283,11 @@ def test_a_precision_that_differs_throughout_is_another_computation():
     found = match_cells(loaded(cast), loaded(autocast))
     assert paired(found) == [(cast.name(), autocast.name())]
     assert [(one.key, one.a, one.b) for one in found.differs] == [("precision", "bf16", "bf16-autocast")]
-    assert comparability.precision_remark([cast, autocast]) == "different computation: precision bf16 and bf16-autocast"
-    assert comparability.precision_remark([cast, support.cell("ddp", 2, precision="bf16")]) is None
+    assert (
+        comparability.describe_precision_difference([cast, autocast])
+        == "different computation: precision bf16 and bf16-autocast"
+    )
+    assert comparability.describe_precision_difference([cast, support.cell("ddp", 2, precision="bf16")]) is None
 
 
 def test_cells_of_a_version_without_the_option_sync_are_matched():
@@ -305,7 +308,7 @@ def test_cells_on_two_gpu_types_or_in_two_environments_are_compared_and_never_me
     matches = match_cells(loaded(a), loaded(b))
     assert [(one.key, one.a, one.b) for one in matches.differs] == [(key, "a100", "h100")]
     assert len(matches.pairs) == 1
-    assert not comparability.asks_for_same_work(a, b)
+    assert not comparability.is_same_work_expected(a, b)
 
 
 def test_a_key_that_differs_in_opposite_directions_matches_no_cells():
@@ -351,17 +354,19 @@ def test_a_ratio_turned_round_is_its_inverse(a, b):
     if there[1] is not None:
         assert back[1:] == pytest.approx((1 / there[2], 1 / there[1]))
     for unit in ("ms", "s", "tokens/s", "bytes"):
-        word = ratio.difference_word(a, b, unit)
-        assert ratio.difference_word(b, a, unit) == OPPOSITE.get(word, word)
+        word = ratio.choose_difference_word(a, b, unit)
+        assert ratio.choose_difference_word(b, a, unit) == OPPOSITE.get(word, word)
 
 
 @given(MEANS, MEANS, st.floats(1e-3, 1e3))
 def test_another_unit_changes_no_verdict(a, b, factor):
-    scaled = [Mean(one.value * factor, None if one.error is None else one.error * factor, one.degrees) for one in (a, b)]
+    scaled = [
+        Mean(one.value * factor, None if one.error is None else one.error * factor, one.degrees_of_freedom) for one in (a, b)
+    ]
     assert ratio.compute_mean_ratio(*scaled)[0] == pytest.approx(ratio.compute_mean_ratio(a, b)[0])
     ends = ratio.compute_mean_ratio(a, b)[1:]
     if None not in ends and 1 not in [pytest.approx(end) for end in ends]:
-        assert ratio.difference_word(*scaled, "bytes") == ratio.difference_word(a, b, "bytes")
+        assert ratio.choose_difference_word(*scaled, "bytes") == ratio.choose_difference_word(a, b, "bytes")
 
 
 def test_the_interval_is_that_of_welch_by_hand():
@@ -373,20 +378,20 @@ def test_the_interval_is_that_of_welch_by_hand():
     value, low, high = ratio.compute_mean_ratio(*means)
     assert value == pytest.approx(111 / 102)
     assert (low, high) == pytest.approx((1.0314, 1.1482), abs=1e-4)
-    assert ratio.difference_word(*means, "ms") == "slower"
+    assert ratio.choose_difference_word(*means, "ms") == "slower"
 
 
 def test_exact_numbers_are_equal_or_distinguished():
     seven, eight = Mean(7, 0, 1), Mean(8, 0, 1)
-    assert ratio.difference_word(seven, seven, "bytes") == "equal"
-    assert ratio.difference_word(seven, eight, "bytes") == "higher"
+    assert ratio.choose_difference_word(seven, seven, "bytes") == "equal"
+    assert ratio.choose_difference_word(seven, eight, "bytes") == "higher"
     zero = Mean(0, 0, 1)
     assert ratio.compute_mean_ratio(zero, seven) == (None, None, None)
-    assert ratio.difference_word(zero, seven, "bytes") == "higher"
-    assert ratio.difference_word(zero, zero, "bytes") == "equal"
+    assert ratio.choose_difference_word(zero, seven, "bytes") == "higher"
+    assert ratio.choose_difference_word(zero, zero, "bytes") == "equal"
     assert ratio.compute_mean_ratio(Mean(1, 2, 5), seven) == (7, None, None)  # no interval: the denominator may be 0
-    assert ratio.difference_word(Mean(1, 2, 5), seven, "x") == "higher"
-    assert ratio.difference_word(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
+    assert ratio.choose_difference_word(Mean(1, 2, 5), seven, "x") == "higher"
+    assert ratio.choose_difference_word(Mean(-1, 0.1, 5), Mean(1, 0.1, 5), "x") == "higher"
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -395,5 +400,5 @@ def test_equal_cells_differ_at_most_as_often_as_a_95_percent_interval_allows(n):
     for _ in range(2000):
         sides = [[chance.gauss(100, 2) for _ in range(n)] for _ in "ab"]
         a, b = (Mean(statistics.fmean(x), statistics.stdev(x) / n**0.5, n - 1) for x in sides)
-        apart += ratio.difference_word(a, b, "ms") != "not to be told apart"
+        apart += ratio.choose_difference_word(a, b, "ms") != "not to be told apart"
     assert 0 < apart / 2000 < 0.05

@@ -15,7 +15,7 @@ from shardlab.matrix.cell import Instruments
 from shardlab.workspace.workspace import Workspace
 
 MIB = 2**20
-FIGURES = (allocator.draw_active, allocator.draw_reserved, allocator.draw_state)
+FIGURES = (allocator.draw_active_blocks, allocator.draw_reserved_memory, allocator.draw_segment_blocks)
 
 
 def entry(action, addr, mib):

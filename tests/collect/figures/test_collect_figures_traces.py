@@ -11,16 +11,16 @@ import support_traces as traces
 from collect import figure, summary
 from collect.drawing import stacked_bars
 from collect.figures import bubble, memory_over_time, memory_parts, operators
-from collect.figures.step_parts import BREAKDOWN, OVERLAP, draw_collectives
-from collect.metrics.memory_categories import CATEGORIES
+from collect.figures.step_parts import BREAKDOWN_FIGURE, OVERLAP_FIGURE, draw_collectives
+from collect.metrics.memory_categories import DESCRIPTION_BY_CATEGORY
 from collect.reading import load
 from collect.report import page
 from shardlab.workspace.workspace import Workspace
 
 MIB = support.MIB
 OF_TRACES = {
-    "breakdown": BREAKDOWN.draw,
-    "overlap": OVERLAP.draw,
+    "breakdown": BREAKDOWN_FIGURE.draw,
+    "overlap": OVERLAP_FIGURE.draw,
     "collectives": draw_collectives,
     "operator_differences": operators.draw_differences,
 }
@@ -98,7 +98,7 @@ def part(found, name, axis="x"):
 
 
 def test_the_parts_of_a_step_add_up_to_its_span(gpu):
-    found, group = drawn(gpu, BREAKDOWN.draw)
+    found, group = drawn(gpu, BREAKDOWN_FIGURE.draw)
     parts = [part(found, name) for name in ("compute", "exposed communication", "exposed memory operations", "idle")]
     spans = []
     for mark in group.marks[:2]:
@@ -118,7 +118,7 @@ def test_the_drawn_parts_equal_the_generated_parts_of_a_trace(tmp_path):
     profiled(workspace, support.cell(), together, repeats=1)
     rank = traces.Rank(0, seed=1)
     truth = traces.truth(rank.events)
-    found, _ = drawn(workspace, BREAKDOWN.draw)
+    found, _ = drawn(workspace, BREAKDOWN_FIGURE.draw)
     steps_ms = 4e6  # converts ns of a trace to ms per step: 4 steps x 1e6 ns/ms
     exposed = truth["communication_ns"] - truth["overlap_ns"]
     assert part(found, "compute") == pytest.approx([truth["compute_ns"] / steps_ms])
@@ -129,14 +129,14 @@ def test_the_drawn_parts_equal_the_generated_parts_of_a_trace(tmp_path):
 
 def test_a_figure_lists_only_cells_with_its_values(gpu):
     """A cell is listed in a figure only if its traces have the values that the figure shows."""
-    labels = [note["text"] for note in drawn(gpu, BREAKDOWN.draw)[0].layout["annotations"]]
+    labels = [note["text"] for note in drawn(gpu, BREAKDOWN_FIGURE.draw)[0].layout["annotations"]]
     assert labels == ["single ×1", "ddp ×2"]
-    assert [note["text"] for note in drawn(gpu, OVERLAP.draw)[0].layout["annotations"]] == ["ddp ×2"]
+    assert [note["text"] for note in drawn(gpu, OVERLAP_FIGURE.draw)[0].layout["annotations"]] == ["ddp ×2"]
     assert [note["text"] for note in drawn(gpu, draw_collectives)[0].layout["annotations"]] == ["ddp ×2"]
 
 
 def test_hidden_and_exposed_are_all_of_the_communication(gpu):
-    found, group = drawn(gpu, OVERLAP.draw)
+    found, group = drawn(gpu, OVERLAP_FIGURE.draw)
     metrics = group.marks[1].row.metrics
     (hidden,), (exposed,) = part(found, "hidden behind compute"), part(found, "exposed")
     assert hidden > 0 < exposed
@@ -163,7 +163,7 @@ def test_operators_are_held_against_the_baseline(gpu):
     assert bars["name"] == "ddp ×2"
     assert {"ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_AllGather_RING_LL"} <= set(names)
     assert [abs(value) for value in bars["x"]] == sorted((abs(value) for value in bars["x"]), reverse=True)
-    uses = operators.mean_uses(group.marks[1])
+    uses = operators.get_uses(group.marks[1])
     assert bars["x"][names.index("ncclDevKernel_AllGather_RING_LL")] == pytest.approx(uses[traces.ALL_GATHER].ms)
     assert "single ×1: not called" in bars["customdata"][names.index("ncclDevKernel_AllGather_RING_LL")]
     low, high = found.layout["xaxis"]["range"]
@@ -174,7 +174,7 @@ def test_operators_are_held_against_the_baseline(gpu):
 def test_the_operators_are_the_ten_that_differ_most():
     spread = {f"kernel {number}": operators.Use(1, number) for number in range(30)}
     there = {"kernel 29": operators.Use(3, 29), "gone": operators.Use(1, 100)}
-    assert operators.most_different_names([operators.BaselinePair(None, spread, None, there)]) == [
+    assert operators.find_most_different_names([operators.BaselinePair(None, spread, None, there)]) == [
         "gone",
         *(f"kernel {number}" for number in range(28, 19, -1)),
     ]
@@ -210,7 +210,7 @@ def looked_into(workspace, strategies=LOOKED):
     cells = [support.cell(strategy, 1 if strategy == "single" else 2) for strategy in strategies]
     support.keep(workspace, [*cells, support.cell("ddp", 2)], 2)
     for cell in cells:
-        peak = dict.fromkeys(CATEGORIES, 0) | LOOKED[cell.strategy]
+        peak = dict.fromkeys(DESCRIPTION_BY_CATEGORY, 0) | LOOKED[cell.strategy]
         for repeat in (1, 2):
             peak["temporary"] = repeat * 10 * MIB
             memory = {
@@ -246,7 +246,7 @@ def test_the_measured_memory_of_each_category_is_drawn_beside_the_estimate(tmp_p
 
 
 def test_every_category_has_its_colour_in_both_figures_of_memory():
-    assert set(CATEGORIES) < set(memory_over_time.CATEGORIES)
+    assert set(DESCRIPTION_BY_CATEGORY) < set(memory_over_time.CATEGORIES)
     assert len(set(memory_over_time.CATEGORIES.values())) == len(memory_over_time.CATEGORIES)
 
 
@@ -262,7 +262,7 @@ def test_a_bubble_is_drawn_over_its_micro_batches_beside_theory(tmp_path):
     assert curve["x"][-1] > 16
     for mark in group.marks[1:]:
         theory = mark.row.metrics["bubble_theory_pct"].value
-        assert bubble.bubble_theory_pct(2, mark.cell.cell.gradient_accumulation_steps) == theory
+        assert bubble.compute_theoretical_bubble_pct(2, mark.cell.cell.gradient_accumulation_steps) == theory
     assert curve["y"] == pytest.approx([100 / (count + 1) for count in curve["x"]])
     assert "micro-batches" in found.layout["xaxis"]["title"]["text"]
     assert "%" in found.layout["yaxis"]["title"]["text"]

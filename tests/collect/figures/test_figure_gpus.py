@@ -97,7 +97,7 @@ def test_each_gpu_has_its_own_share_of_memory_as_in_study_3(tmp_path):
 
 def test_a_panel_whose_lines_are_all_hidden_has_an_invisible_trace(tmp_path, monkeypatch):
     """Without a visible trace, plotly draws the axis of the panel at no place, and the browser reports an error."""
-    monkeypatch.setattr(telemetry, "SHOWN_LINES", 15)
+    monkeypatch.setattr(telemetry, "VISIBLE_LINES", 15)
 
     def of(uuid, number, t):
         return GpuSample(uuid=uuid, power_w=100.0, temperature_c=50.0 if number == 15 else None)

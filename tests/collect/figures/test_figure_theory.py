@@ -6,7 +6,7 @@ import support_report
 
 from collect import figure, summary
 from collect.figures import head_to_head
-from collect.figures.memory_parts import BY_THEORY, draw_theory, tensor_memory
+from collect.figures.memory_parts import BY_THEORY_KIND, draw_theory, find_tensor_memory
 from collect.reading import load
 from collect.report import report_start
 from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
@@ -117,16 +117,16 @@ def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processe
         loaded = load.load_matrix(workspace, None)
         summarized = summary.summarize(loaded, "ddp")
         (group,) = figure.group_by_workload(loaded, summarized)
-        tensors = {cell.id: memory for cell in loaded.cells if (memory := tensor_memory(cell))}
+        tensors = {cell.id: memory for cell in loaded.cells if (memory := find_tensor_memory(cell))}
         (choice,) = report_start.list_best_choices(summarized, tensors)
         return head_to_head.draw(group), dict(choice.best)["Least memory per rank"]
 
     drawn, said = judge(ddp=4)  # fsdp2 has no prediction, so only the processes can be compared
     assert "Memory: resident set of the process." in drawn.caption
-    assert said.remark != BY_THEORY
+    assert said.remark != BY_THEORY_KIND
     drawn, said = judge(ddp=4, fsdp2=2)
     assert {trace["name"]: trace["x"] for trace in drawn.data if trace["name"] != "front"} == {"ddp": [4], "fsdp2": [2]}
-    assert f"Memory: {BY_THEORY}." in drawn.caption
+    assert f"Memory: {BY_THEORY_KIND}." in drawn.caption
     assert drawn.layout["xaxis"]["rangemode"] == "tozero"
     assert ([link.text for link in said.names], said.value, said.is_sure) == (["fsdp2"], "2.00 GiB", False)
-    assert (said.remark, said.margin) == (BY_THEORY, "50\u00a0% less than ddp")
+    assert (said.remark, said.margin) == (BY_THEORY_KIND, "50\u00a0% less than ddp")

@@ -56,21 +56,21 @@ def test_a_curve_of_rates_holds_the_bytes_that_the_metric_counts():
     # Each value is replaced by the largest value so far, because a counter of bytes never decreases.
     sent = [(t, max(value for other, value in sent[: place + 1])) for place, (t, value) in enumerate(sent)]
     seen = frames(*(nic(t, value) for t, value in sent))
-    found = curves.join_devices(curves.rate_readings(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
+    found = curves.join_devices(curves.read_rates(of_a_run(seen.nics), "tx_bytes"), "sum")["run"]
     assert len(found.values) <= curves.STRETCHES + 1
     start = found.first_s - found.width_s / 2
     span = (start + 10 * found.width_s, start + 60 * found.width_s)
     ends = [StepRecord(schema=1, step=place, t_s=t, wall_s=t, units=1, step_ms=1.0) for place, t in enumerate(span, 1)]
     run = support.loaded(support.cell(), step_records={0: ends})
     run.samples = seen
-    counted = network.network_bytes(run)
+    counted = network.measure_network_bytes(run)
     assert sum(found.values[10:60]) * found.width_s == pytest.approx(counted.value)
 
 
 def test_hosts_that_sample_at_other_moments_are_added_up():
     one = [nic(t, 100 * t, "a") for t in range(100)]
     other = [nic(t + 0.37, 200 * t, "b") for t in range(60)]
-    points = curve_of(curves.rate_readings(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
+    points = curve_of(curves.read_rates(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum")
     both = [value for moment, value in points if 1 < moment < 58]
     assert both == pytest.approx([300] * len(both))
     # After 60 s only host a has samples. The sum over both hosts is then unknown, so the curve has no value.
@@ -84,20 +84,17 @@ def test_gpus_and_hosts_are_aggregated_as_in_their_metrics():
         for host, uuid, cpu, gpu, used in (("a", "0", 20.0, 90.0, 500), ("b", "1", 40.0, 70.0, 800 if t == 9 else 300))
     ]
     found = frames(*seen)
-    assert {value for _, value in curve_of(curves.level_readings(of_a_run(found.hosts), "host", "cpu_pct"), "mean")} == {30}
-    assert {value for _, value in curve_of(curves.level_readings(of_a_run(found.gpus), "uuid", "utilization_pct"), "mean")} == {
-        80
-    }
+    assert {value for _, value in curve_of(curves.read_levels(of_a_run(found.hosts), "host", "cpu_pct"), "mean")} == {30}
+    assert {value for _, value in curve_of(curves.read_levels(of_a_run(found.gpus), "uuid", "utilization_pct"), "mean")} == {80}
     assert (
-        max(value for _, value in curve_of(curves.level_readings(of_a_run(found.gpus), "uuid", "memory_used_bytes"), "max"))
-        == 800
+        max(value for _, value in curve_of(curves.read_levels(of_a_run(found.gpus), "uuid", "memory_used_bytes"), "max")) == 800
     )
 
 
 def test_growth_is_of_all_interfaces_since_0_s_and_ends_where_a_counter_began_anew():
     one = [nic(t, 100 * t + 7, "a") for t in range(-5, 50)]
     other = [nic(t, 200 * t + 9000 if t < 30 else 0, "b") for t in range(-5, 50)]
-    points = dict(curve_of(curves.measure_growth(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum"))
+    points = dict(curve_of(curves.make_growth_readings(of_a_run(frames(*one, *other).nics), "tx_bytes"), "sum"))
     assert {moment: value for moment, value in points.items() if moment < 29.5} == pytest.approx(
         {place + 0.5: 300 * (place + 1) for place in range(29)}
     )
@@ -106,7 +103,7 @@ def test_growth_is_of_all_interfaces_since_0_s_and_ends_where_a_counter_began_an
 
 def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
     seen = [sample(t, cpu_pct=50.0) for t in range(1000) if not 300 <= t < 350]
-    points = curve_of(curves.level_readings(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")
+    points = curve_of(curves.read_levels(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")
     blank = [moment for moment, value in points if value is None]
     assert all(295 < moment < 355 for moment in blank)
     assert len(blank) >= 9
@@ -115,9 +112,9 @@ def test_a_gap_in_the_samples_is_a_gap_in_the_curve():
 
 def test_one_sample_that_is_missing_is_no_gap():
     seen = [sample(t, cpu_pct=None if t == 50 else 50.0) for t in range(100) if t != 70]
-    assert {
-        value for _, value in curve_of(curves.level_readings(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")
-    } == {50.0}
+    assert {value for _, value in curve_of(curves.read_levels(of_a_run(frames(*seen).hosts), "host", "cpu_pct"), "mean")} == {
+        50.0
+    }
 
 
 @pytest.mark.parametrize("at_50", [nic(50, 0), msgspec.structs.replace(nic(50, 9000), boot_id="another")])
@@ -126,14 +123,14 @@ def test_a_counter_that_went_back_or_began_anew_says_nothing_of_that_time(at_50)
     seen += [
         msgspec.structs.replace(nic(t, at_50.nics[0].tx_bytes + 100 * (t - 50)), boot_id=at_50.boot_id) for t in range(51, 100)
     ]
-    points = curve_of(curves.rate_readings(of_a_run(frames(*seen).nics), "tx_bytes"), "sum")
+    points = curve_of(curves.read_rates(of_a_run(frames(*seen).nics), "tx_bytes"), "sum")
     assert [moment for moment, value in points if value is None] == [49.5]
     assert [value for _, value in points if value is not None] == pytest.approx([100] * (len(points) - 1))
 
 
 def test_a_peak_of_memory_survives_thinning():
     seen = [sample(t, gpus=[GpuSample(uuid="0", memory_used_bytes=999 if t == 4321 else 5)]) for t in range(10_000)]
-    points = curve_of(curves.level_readings(of_a_run(frames(*seen).gpus), "uuid", "memory_used_bytes"), "max")
+    points = curve_of(curves.read_levels(of_a_run(frames(*seen).gpus), "uuid", "memory_used_bytes"), "max")
     assert len(points) <= curves.STRETCHES + 1
     assert [abs(moment - 4321) <= 50 for moment, value in points if value == 999] == [True]
 
@@ -150,10 +147,10 @@ def test_thinned_lines_keep_what_is_not_known():
 
 def test_a_run_without_samples_has_no_curve():
     empty = frames()
-    assert curves.join_devices(curves.rate_readings(of_a_run(empty.nics), "tx_bytes"), "sum") == {}
-    assert curves.join_devices(curves.level_readings(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
+    assert curves.join_devices(curves.read_rates(of_a_run(empty.nics), "tx_bytes"), "sum") == {}
+    assert curves.join_devices(curves.read_levels(of_a_run(empty.hosts), "host", "cpu_pct"), "mean") == {}
     alone = frames(sample(1, cpu_pct=1.0))
-    assert curves.join_devices(curves.level_readings(of_a_run(alone.hosts), "host", "cpu_pct"), "mean") == {}
+    assert curves.join_devices(curves.read_levels(of_a_run(alone.hosts), "host", "cpu_pct"), "mean") == {}
 
 
 def group_of(workspace, baseline="single"):
@@ -415,5 +412,5 @@ def test_figures_are_of_so_many_cells_at_most(tmp_path):
     support.keep(workspace, cells, repeats=1)
     group = group_of(workspace)
     assert (len(group.marks), group.left_out) == (figure.MOST_CELLS, 3)
-    assert traces.max_points_per_line(1) == traces.MOST_POINTS
-    assert traces.max_points_per_line(10_000) == 100
+    assert traces.compute_max_points(1) == traces.MOST_POINTS
+    assert traces.compute_max_points(10_000) == 100

@@ -122,7 +122,7 @@ def test_rows_are_in_the_panel_of_their_strategy_with_their_values(group, draw, 
     (state,) = [trace for trace in drawn.data if trace.get("mode") == "text" and trace["text"]]
     assert (state["y"], state["text"]) == (["batch 64"], ["  oom"])
     assert of[state["xaxis"], state["yaxis"]] == "ddp"
-    assert drawn.height_px < axes.rows_height_px(group)
+    assert drawn.height_px < axes.sum_rows_px(group)
 
 
 def test_a_row_is_named_by_its_whole_cell_where_the_reader_points(group):

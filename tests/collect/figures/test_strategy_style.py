@@ -173,10 +173,10 @@ def test_the_labels_of_a_y_axis_of_numbers_do_not_set_the_margin_beside_a_legend
     numbers, names = axes.make_axis("seconds"), axes.make_axis("", type="category")
     beside = axes.make_layout(axes.make_axis("epoch"), numbers, showlegend=True, yaxis2=numbers)
     assert [beside[name]["automargin"] for name in ("yaxis", "yaxis2")] == [False, False]
-    assert beside["margin"]["l"] == axes.LABELS_PX
+    assert beside["margin"]["l"] == axes.Y_LABELS_PX
     for alone in (
         axes.make_layout(axes.make_axis("ms"), numbers),
         axes.make_layout(axes.make_axis("ms"), names, showlegend=True),
     ):
         assert alone["yaxis"]["automargin"] is True
-        assert alone["margin"]["l"] < axes.LABELS_PX
+        assert alone["margin"]["l"] < axes.Y_LABELS_PX

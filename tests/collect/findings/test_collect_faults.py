@@ -106,14 +106,14 @@ def test_a_lost_worker_costs_the_rest_of_its_units_or_the_rest_of_the_run(summar
 
 def test_a_cell_with_a_fault_is_marked_in_labels_and_remarks(summarized):
     _, summary = summarized
-    labels = columns.row_labels(summary.rows)
+    labels = columns.make_row_labels(summary.rows)
     assert [label.partition(", ")[2] for label in labels] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"] * 2
     (remark,) = [said for said in summary.remarks if "not those of an ordinary run" in said]
     assert all(label in remark for label in labels if ", " in label)
     assert labels[0] not in remark.split(": ")[1].split("; ")
     only = [row for row in summary.rows if "slowed" in str(row.flat_cell.get("fault"))]
-    assert [column.name for column in columns.make_cell_tables(only).main.columns][:3] == ["strategy", "gpus", "fault"]
-    assert all("slowed" in label for label in columns.row_labels(only)), "also if all cells have the fault"
+    assert [column.name for column in columns.make_cell_tables(only).summary_table.columns][:3] == ["strategy", "gpus", "fault"]
+    assert all("slowed" in label for label in columns.make_row_labels(only)), "also if all cells have the fault"
 
 
 def test_a_cell_with_a_fault_is_only_compared_with_its_like(summarized):

@@ -184,4 +184,4 @@ def test_without_predictions_there_is_no_table(tmp_path):
 @pytest.mark.parametrize(("measured", "within"), [(0.999, 1), (1.001, 1), (0.998, 0), (1.002, 0)])
 def test_a_prediction_without_a_range_may_leave_out_a_thousandth(measured, within):
     pair = ComparedPrediction("memory: optimizer_state", "bytes", exact_range(1e6), measured * 1e6)
-    assert prediction_scores._score_predictions("ddp", pair.category, [pair], has_sizes=True).within == within
+    assert prediction_scores._score_category("ddp", pair.category, [pair], has_sizes=True).within == within

@@ -44,7 +44,7 @@ def workspace(tmp_path):
 
 
 def column(summary, name):
-    (found,) = [column for column in summary.table.main.columns if column.name == name]
+    (found,) = [column for column in summary.table.summary_table.columns if column.name == name]
     return {(row.cell["strategy"], row.cell["micro_batch_size"]): str(found.text(row)) for row in summary.rows}
 
 

@@ -5,8 +5,8 @@ import pytest
 import support_collect as support
 
 from collect.metric import compute_quantities
-from collect.metrics.accuracy import time_to_accuracy
-from collect.metrics.energy import energy
+from collect.metrics.accuracy import compute_time_to_accuracy
+from collect.metrics.energy import measure_energy
 from collect.reading.load import load_matrix
 from collect.summary import summarize
 from shardlab.runs.record import LineWriter, ValidationRecord
@@ -60,7 +60,7 @@ def test_a_suspended_run_has_no_metric_that_spans_several_steps(workspace):
     def found(number):
         (cell,) = load_matrix(workspace, None).cells
         run = cell.runs[number]
-        return time_to_accuracy(run, 50), energy(run)
+        return compute_time_to_accuracy(run, 50), measure_energy(run)
 
     for folder in workspace.all_runs():
         lines = folder.samples_file(support.HOST).read_text().replace('"gpus":null,', "")

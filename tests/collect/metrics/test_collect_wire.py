@@ -39,7 +39,7 @@ def test_the_number_of_sent_bytes_is_within_the_bounds(sent, begun, delays, edge
 
     ends = [*begun[1:], begun[-1] + 10]
     seen = [(at, counter(at + delay * (end - at)), "boot") for at, end, delay in zip(begun, ends, delays, strict=False)]
-    bounds = network.growth_bounds(series(seen), tuple(edges))
+    bounds = network.bound_growth(series(seen), tuple(edges))
     if bounds is None:
         assert edges[0] < begun[1] or edges[1] > begun[-1]
     else:
@@ -49,10 +49,10 @@ def test_the_number_of_sent_bytes_is_within_the_bounds(sent, begun, delays, edge
 def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
     seen = [(float(at), 100 * at, "boot") for at in range(20)]
     # At 3.5 s the counter was between its values at 2 s and 4 s, and at 13.5 s between its values at 12 s and 14 s.
-    assert network.growth_bounds(series(seen), (3.5, 13.5)) == (1200 - 400, 1400 - 200)
+    assert network.bound_growth(series(seen), (3.5, 13.5)) == (1200 - 400, 1400 - 200)
     # The host's clock may be 1 s early or late. So at 3.5 s the counter was between its values at 1 s and 5 s, and at 13.5 s
     # between its values at 11 s and 15 s.
-    assert network.growth_bounds(series(seen), (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
+    assert network.bound_growth(series(seen), (3.5, 13.5), apart_s=1.0) == (1100 - 500, 1500 - 100)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_bounds_are_those_of_the_samples_next_to_both_ends():
 )
 def test_an_incomplete_or_reset_counter_has_no_bounds(seen):
     """The growth is unknown without a sample before the start and after the end, or if the counter was reset."""
-    assert network.growth_bounds(series(seen), (3.5, 13.5)) is None
+    assert network.bound_growth(series(seen), (3.5, 13.5)) is None
 
 
 def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):
@@ -96,21 +96,21 @@ def loaded(period_s, *, sent_per_s=1000.0, nnodes=1, **records):
 
 
 def test_bytes_are_compared_if_samples_decide():
-    assert wire.wire_difference(loaded(0.03125)).value == pytest.approx(0)
-    assert wire.wire_difference(loaded(0.03125, sent_per_s=800)).value == pytest.approx(-20)
+    assert wire.compute_wire_difference(loaded(0.03125)).value == pytest.approx(0)
+    assert wire.compute_wire_difference(loaded(0.03125, sent_per_s=800)).value == pytest.approx(-20)
 
 
 def test_no_difference_is_reported_if_samples_are_too_far_apart():
     """With a sample every 0.5 s, the bytes of up to 3 s of the 10 s are uncertain, so no difference is reported."""
-    assert wire.wire_difference(loaded(0.5)) is None
+    assert wire.compute_wire_difference(loaded(0.5)) is None
 
 
 def test_uncertain_clocks_of_several_hosts_widen_the_bounds():
     """With two hosts, a difference is reported only if their clock offsets are known and small."""
     near = ClockOffset(0.001, 0.0005)
     far = ClockOffset(0.4, 0.0005)
-    assert wire.wire_difference(loaded(0.03125, nnodes=2)) is None
-    assert wire.wire_difference(
+    assert wire.compute_wire_difference(loaded(0.03125, nnodes=2)) is None
+    assert wire.compute_wire_difference(
         loaded(0.03125, nnodes=2, clock_offsets={"h": {"start": near, "end": near}})
     ).value == pytest.approx(0)
-    assert wire.wire_difference(loaded(0.03125, nnodes=2, clock_offsets={"h": {"start": near, "end": far}})) is None
+    assert wire.compute_wire_difference(loaded(0.03125, nnodes=2, clock_offsets={"h": {"start": near, "end": far}})) is None

@@ -83,7 +83,7 @@ def looked(happens):
 def network_bytes(seen):
     """The metric of the bytes that were sent from 10 s to 20 s, computed from these samples. None if it is unknown."""
     ranks = {0: [StepRecord(schema=1, step=n, t_s=at, wall_s=at, units=1, step_ms=1) for n, at in ((1, 10.0), (2, 20.0))]}
-    return network.network_bytes(support.loaded(support.cell(), step_records=ranks, sample_records={"h": seen}))
+    return network.measure_network_bytes(support.loaded(support.cell(), step_records=ranks, sample_records={"h": seen}))
 
 
 def test_an_interface_that_is_renamed_keeps_its_count():

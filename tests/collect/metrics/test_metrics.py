@@ -37,10 +37,10 @@ from collect.metrics import (
     utilization,
     wire,
 )
-from collect.metrics.accuracy import time_to_accuracy
-from collect.metrics.loss import final_loss
-from collect.metrics.step_time import percentile_of_steps
-from collect.metrics.training_time import average_epochs
+from collect.metrics.accuracy import compute_time_to_accuracy
+from collect.metrics.loss import read_final_loss
+from collect.metrics.step_time import compute_step_percentile
+from collect.metrics.training_time import average_epoch_times
 from collect.reading import load
 from collect.sources import steps
 from collect.traces.breakdown import Breakdown, EventTally
@@ -85,7 +85,7 @@ TWO_RANKS = {
 
 
 def test_throughput_is_all_units_over_the_slowest_ranks_time():
-    found = throughput.throughput(measured(TWO_RANKS))  # 48 units in 500 ms, without the warm-up step
+    found = throughput.measure_throughput(measured(TWO_RANKS))  # 48 units in 500 ms, without the warm-up step
     assert (found.value, found.unit) == (pytest.approx(96.0), "tokens/s")
 
 
@@ -100,31 +100,33 @@ def test_mfu_is_the_share_of_the_gpus_peak_that_the_model_needs():
     # 96 tokens/s of 1 TFLOP each, on two A100 with a peak of 312 TFLOP/s each.
     counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
     a100 = host_with("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB")
-    found = mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="bf16"))
+    found = mfu.compute_mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="bf16"))
     assert (found.value, found.unit) == (pytest.approx(100 * 96 / 624), "%")
-    assert mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="fp32")).value == pytest.approx(100 * 96 / 39)
+    assert mfu.compute_mfu(measured(TWO_RANKS, result=counted, hosts_of=[a100], precision="fp32")).value == pytest.approx(
+        100 * 96 / 39
+    )
 
 
 @pytest.mark.parametrize("names", [(), ("NVIDIA Unheard-of 9000",), ("NVIDIA A100-SXM4-40GB", "NVIDIA H200")])
 def test_mfu_is_blank_where_the_peak_is_not_known(names):
     counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
-    assert mfu.mfu(measured(TWO_RANKS, result=counted, hosts_of=[host_with(*names)])) is None
-    assert mfu.mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # RESULT has no FLOPs per unit
+    assert mfu.compute_mfu(measured(TWO_RANKS, result=counted, hosts_of=[host_with(*names)])) is None
+    assert mfu.compute_mfu(measured(TWO_RANKS, hosts_of=[host_with("NVIDIA H200")])) is None  # RESULT has no FLOPs per unit
 
 
 def test_a_watched_step_counts_for_its_loss_and_for_no_time():
     """A step that an instrument observed counts for the loss, but not for throughput and step time."""
     ranks = {0: [step(1, 100.0), step(2, 9000.0, watched=True, loss=3.0)]}
-    assert throughput.throughput(measured(ranks)).value == pytest.approx(80.0)
-    assert percentile_of_steps(measured(ranks), 0.95).value == pytest.approx(100.0)
-    assert final_loss(measured(ranks)).value == 3.0
+    assert throughput.measure_throughput(measured(ranks)).value == pytest.approx(80.0)
+    assert compute_step_percentile(measured(ranks), 0.95).value == pytest.approx(100.0)
+    assert read_final_loss(measured(ranks)).value == 3.0
 
 
 def test_the_loss_of_a_command_is_the_last_that_it_told_and_has_no_unit():
     ranks = {0: [step(1, 100.0, loss=3.0), step(2, 100.0, loss=None)]}
-    assert final_loss(measured(ranks)) is None
+    assert read_final_loss(measured(ranks)) is None
     run = measured(ranks, command=Command(words=["python"]))
-    assert final_loss(run) == Quantity(3.0, "")
+    assert read_final_loss(run) == Quantity(3.0, "")
 
 
 def test_accuracy_is_that_of_the_result_in_percent():
@@ -139,19 +141,19 @@ def found_in(**result):
 
 def test_time_to_an_accuracy_is_that_of_the_first_validation_that_has_it():
     seen = [ValidationRecord(schema=1, step=n, t_s=0, wall_s=0, loss=1, accuracy=a, items=8) for n, a in ((2, 0.9), (1, 0.5))]
-    found = {pct: time_to_accuracy(measured(TWO_RANKS, validation=seen), pct) for pct in (50, 50.1, 90, 90.1)}
+    found = {pct: compute_time_to_accuracy(measured(TWO_RANKS, validation=seen), pct) for pct in (50, 50.1, 90, 90.1)}
     assert found[50] == Quantity(0.2, "s")  # step 1 took 200 ms on its slowest rank, step 2 300 ms
     assert found[50.1].value == found[90].value == pytest.approx(0.5)
     assert found[90.1] is None
-    assert time_to_accuracy(measured(TWO_RANKS), 0) is None
+    assert compute_time_to_accuracy(measured(TWO_RANKS), 0) is None
 
 
 def test_times_of_training_and_epochs_are_the_results():
     assert OF_RUN["train_time_s"](found_in(train_time_s=58.3)) == Quantity(58.3, "s")
     assert OF_RUN["train_time_s"](measured(TWO_RANKS)) is None
     epochs = found_in(epoch_time_s=[9.0, 1.0, 2.0])
-    assert (average_epochs(epochs, fmean).value, average_epochs(epochs, median).value) == (4, 2)
-    assert average_epochs(measured(TWO_RANKS), max) is None
+    assert (average_epoch_times(epochs, fmean).value, average_epoch_times(epochs, median).value) == (4, 2)
+    assert average_epoch_times(measured(TWO_RANKS), max) is None
     assert OF_RUN["parameters"](found_in(parameters=124_439_808)) == Quantity(124_439_808, "parameters")
 
 
@@ -166,10 +168,13 @@ def test_memory_by_category_is_each_ones_own_largest():
     assert OF_RUN["memory_activation_bytes"](found) == Quantity(1000, "bytes")
     assert OF_RUN["memory_gradient_bytes"](found) == Quantity(400, "bytes")
     assert OF_RUN["memory_buffer_bytes"](found) is None
-    assert memory_categories.estimated_memory(found) == Quantity(1000, "bytes")
-    assert memory_categories.peak_over_estimate(found) == Quantity(1.4, "x")
-    assert memory_categories.peak_over_estimate(found_in(instruments={"memory": looked | {"estimate_bytes": None}})) is None
-    assert memory_categories.estimated_memory(measured(TWO_RANKS)) is None
+    assert memory_categories.sum_estimated_memory(found) == Quantity(1000, "bytes")
+    assert memory_categories.compute_peak_over_estimate(found) == Quantity(1.4, "x")
+    assert (
+        memory_categories.compute_peak_over_estimate(found_in(instruments={"memory": looked | {"estimate_bytes": None}}))
+        is None
+    )
+    assert memory_categories.sum_estimated_memory(measured(TWO_RANKS)) is None
 
 
 def test_memory_of_weights_is_the_shard_the_gathered_and_the_copy_together():
@@ -182,13 +187,13 @@ def test_memory_of_weights_is_the_shard_the_gathered_and_the_copy_together():
 def test_categories_are_those_of_the_instrument():
     from trainers.instruments.memory_timeline import CATEGORIES
 
-    assert list(memory_categories.CATEGORIES) == list(CATEGORIES)
+    assert list(memory_categories.DESCRIPTION_BY_CATEGORY) == list(CATEGORIES)
 
 
 def test_reserved_memory_is_the_allocators_own():
     gpu = {0: [step(1, 1.0, reserved_bytes=50), step(2, 1.0, reserved_bytes=40)], 1: [step(1, 1.0, reserved_bytes=60)]}
-    assert memory.reserved_memory(measured(gpu, gpus=1)) == Quantity(50, "bytes")
-    assert memory.reserved_memory(measured({0: [step(1, 1.0)]})) is None
+    assert memory.measure_reserved_memory(measured(gpu, gpus=1)) == Quantity(50, "bytes")
+    assert memory.measure_reserved_memory(measured({0: [step(1, 1.0)]})) is None
 
 
 def power(wall_s, *watts):
@@ -197,11 +202,11 @@ def power(wall_s, *watts):
 
 def test_energy_is_the_trapezoid_integral_of_power_samples():
     seen = [power(5, 0.0), power(10, 100.0), power(15, 200.0), power(25, 400.0)]
-    found = energy.energy(measured(WINDOW, seen))  # 750 J from 10 s to 15 s, and 1250 J from 15 s to 20 s
+    found = energy.measure_energy(measured(WINDOW, seen))  # 750 J from 10 s to 15 s, and 1250 J from 15 s to 20 s
     assert (found.value, found.unit) == (pytest.approx(2000), "J")
     two = [power(t, 100.0, 50.0) for t in (9, 12, 15, 18, 21)]
-    assert energy.energy(measured(WINDOW, two)).value == pytest.approx(1500)
-    each = energy.energy_per_unit(measured(WINDOW, two))  # step 2, the only timed step, has 8 tokens
+    assert energy.measure_energy(measured(WINDOW, two)).value == pytest.approx(1500)
+    each = energy.measure_energy_per_unit(measured(WINDOW, two))  # step 2, the only timed step, has 8 tokens
     assert (each.value, each.unit) == (pytest.approx(1500 / 8), "J/token")
 
 
@@ -216,7 +221,7 @@ def counter(wall_s, *joules, watts=5.0):
 
 def test_energy_is_the_growth_of_the_counters():
     seen = [counter(9, 1000.0, 0.0), counter(12, 1300.0, 3.0), counter(18, 2500.0, 9.0), counter(21, 2800.0, 12.0)]
-    found = energy.energy(measured(WINDOW, seen))  # GPU 0 used 2700 - 1100 J, GPU 1 used 11 - 1 J
+    found = energy.measure_energy(measured(WINDOW, seen))  # GPU 0 used 2700 - 1100 J, GPU 1 used 11 - 1 J
     assert (found.value, found.kind) == (pytest.approx(1610), "counter")
 
 
@@ -226,7 +231,7 @@ def test_energy_is_computed_from_power_if_its_counter_is_incomplete_or_reset():
     anew = [counter(t, value) for t, value in ((9, 900.0), (12, 1200.0), (15, 10.0), (18, 310.0), (21, 610.0))]
     one_without = [counter(t, 100.0 * t, None) for t in (9, 12, 15, 18, 21)]
     for seen, watts in ((short, 5.0), (anew, 5.0), (one_without, 10.0)):
-        found = energy.energy(measured(WINDOW, seen))
+        found = energy.measure_energy(measured(WINDOW, seen))
         assert (found.value, found.kind) == (pytest.approx(10 * watts), "power samples")
 
 
@@ -237,8 +242,8 @@ def test_energy_is_computed_from_power_if_its_counter_is_incomplete_or_reset():
     ids=["none", "no GPU", "no power", "one GPU without", "one sample", "a third covered"],
 )  # fmt: skip
 def test_energy_is_blank_where_power_was_not_watched(seen):
-    assert energy.energy(measured(WINDOW, seen)) is None
-    assert energy.energy_per_unit(measured(WINDOW, seen)) is None
+    assert energy.measure_energy(measured(WINDOW, seen)) is None
+    assert energy.measure_energy_per_unit(measured(WINDOW, seen)) is None
 
 
 def test_gpu_memory_is_the_highest_share_of_any_gpu():
@@ -246,16 +251,16 @@ def test_gpu_memory_is_the_highest_share_of_any_gpu():
     seen = [
         sample(t, gpus=[GpuSample(uuid="0", memory_used_bytes=used)]) for t, used in ((5, 99), (12, 40), (15, 45), (21, 90))
     ]
-    assert utilization.peak_gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
-    assert utilization.peak_gpu_memory(measured(WINDOW, seen)) is None
+    assert utilization.find_peak_gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
+    assert utilization.find_peak_gpu_memory(measured(WINDOW, seen)) is None
 
 
 def test_the_size_of_a_gpu_comes_from_its_host_or_else_from_the_samples():
     hosts = [msgspec.structs.replace(host_with("A"), gpus=[Gpu(uuid="0", name="A", memory_bytes=100)])]
     first = sample(5, started_hz=2.0, gpus=[GpuSample(uuid="0", memory_used_bytes=80, memory_total_bytes=90)])
     seen = [first, sample(12, gpus=[GpuSample(uuid="0", memory_used_bytes=45)])]
-    assert utilization.peak_gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
-    assert utilization.peak_gpu_memory(measured(WINDOW, seen)) == Quantity(50, "%")
+    assert utilization.find_peak_gpu_memory(measured(WINDOW, seen, hosts_of=hosts)) == Quantity(45, "%")
+    assert utilization.find_peak_gpu_memory(measured(WINDOW, seen)) == Quantity(50, "%")
 
 
 def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports():
@@ -273,12 +278,12 @@ def test_checkpoints_have_the_times_and_the_size_that_their_instrument_reports()
 def test_staleness_is_of_all_pushes():
     """The mean and the largest staleness are over all pushes: staleness_counts maps a staleness to a number of pushes."""
     found = found_in(knobs={"effective": {"staleness_counts": {"0": 1, "1": 2, "3": 1}}})
-    assert (staleness.mean_staleness(found), staleness.largest_staleness(found)) == (
+    assert (staleness.compute_mean_staleness(found), staleness.find_largest_staleness(found)) == (
         Quantity(1.25, "updates"),
         Quantity(3, "updates"),
     )
-    assert staleness.mean_staleness(measured(TWO_RANKS)) is None
-    assert staleness.largest_staleness(found_in(knobs={"effective": {"staleness_counts": {}}})) is None
+    assert staleness.compute_mean_staleness(measured(TWO_RANKS)) is None
+    assert staleness.find_largest_staleness(found_in(knobs={"effective": {"staleness_counts": {}}})) is None
 
 
 def piped(first, last, **more):
@@ -293,18 +298,20 @@ def test_a_bubble_is_the_time_of_passes_beyond_the_compute_of_stages():
     # With 4 micro-batches, 10 ms for forward and 20 ms for backward on each of 2 stages, a step takes (4 + 1) x 30 ms, of which
     # each stage computes 120 ms. The bubble is the rest: 20 %.
     found = piped((40.0, 110.0), (50.0, 100.0))
-    assert bubble.measured_bubble(piped((40.0, 110.0), (70.0, 80.0))).value == pytest.approx(20)
-    assert bubble.bubble_theory(found) == Quantity(20, "%")
-    assert bubble.measured_bubble(piped((40.0, 110.0), (0.0, 150.0))) is None  # None: the stages differ too much
-    assert bubble.measured_bubble(piped((40.0, 110.0), (70.0, 80.0), options={"stages_per_rank": 2})) is None
-    assert bubble.bubble_theory(piped((1.0, 1.0), (1.0, 1.0), options={"stages_per_rank": 2})).value == pytest.approx(100 / 9)
-    assert bubble.bubble_theory(measured(TWO_RANKS)) is bubble.measured_bubble(measured(TWO_RANKS)) is None
+    assert bubble.compute_measured_bubble(piped((40.0, 110.0), (70.0, 80.0))).value == pytest.approx(20)
+    assert bubble.compute_theoretical_bubble(found) == Quantity(20, "%")
+    assert bubble.compute_measured_bubble(piped((40.0, 110.0), (0.0, 150.0))) is None  # None: the stages differ too much
+    assert bubble.compute_measured_bubble(piped((40.0, 110.0), (70.0, 80.0), options={"stages_per_rank": 2})) is None
+    assert bubble.compute_theoretical_bubble(
+        piped((1.0, 1.0), (1.0, 1.0), options={"stages_per_rank": 2})
+    ).value == pytest.approx(100 / 9)
+    assert bubble.compute_theoretical_bubble(measured(TWO_RANKS)) is bubble.compute_measured_bubble(measured(TWO_RANKS)) is None
 
 
 @pytest.mark.parametrize(("stages", "passes", "pct"), [(2, 4, 20.0), (4, 4, 42.9), (4, 16, 15.8), (8, 32, 17.9), (8, 64, 9.9)])
 def test_bubbles_by_theory_are_those_that_study_4_simulates(stages, passes, pct):
     ranks = {rank: [step(1, 1.0)] for rank in range(stages)}
-    found = bubble.bubble_theory(measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes))
+    found = bubble.compute_theoretical_bubble(measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes))
     assert found.value == pytest.approx(pct, abs=0.05)
 
 
@@ -312,13 +319,20 @@ def test_bubbles_by_theory_are_those_that_study_4_simulates(stages, passes, pct)
 def test_times_by_theory_are_those_that_study_4_simulates(stages, passes, time, ideal, rate):
     ranks = {rank: [step(1, 1.0)] for rank in range(stages)}
     found = measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes)
-    assert bubble.simulated_time(found) == Quantity(time, "")
-    assert bubble.ideal_time(found) == Quantity(ideal, "")
-    assert bubble.simulated_throughput(found).value == pytest.approx(rate, abs=0.0005)
+    assert bubble.compute_theoretical_time(found) == Quantity(time, "")
+    assert bubble.compute_ideal_time(found) == Quantity(ideal, "")
+    assert bubble.compute_theoretical_throughput(found).value == pytest.approx(rate, abs=0.0005)
     interleaved = measured(ranks, pp=stages, dp=1, gradient_accumulation_steps=passes, options={"stages_per_rank": 2})
-    assert bubble.simulated_time(interleaved).value == pytest.approx((time + ideal) / 2)  # two stages per rank halve the bubble
+    assert bubble.compute_theoretical_time(interleaved).value == pytest.approx(
+        (time + ideal) / 2
+    )  # two stages per rank halve the bubble
     alone = measured(TWO_RANKS)
-    assert bubble.simulated_time(alone) is bubble.ideal_time(alone) is bubble.simulated_throughput(alone) is None
+    assert (
+        bubble.compute_theoretical_time(alone)
+        is bubble.compute_ideal_time(alone)
+        is bubble.compute_theoretical_throughput(alone)
+        is None
+    )
 
 
 def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
@@ -333,7 +347,7 @@ def test_shares_of_a_trace_are_of_its_span_and_collectives_of_a_step():
         "collective_count": 2, "collective_ms": 3, "collective_mean_ms": 1.5,
     }  # fmt: skip
     alone = measured(TWO_RANKS).with_breakdowns([other])
-    assert trace_shares.collective_mean_ms(alone) is None
+    assert trace_shares.compute_mean_collective_ms(alone) is None
     assert {metric.of_run(measured(TWO_RANKS)) for metric in trace_shares.METRICS} == {None}
 
 
@@ -354,24 +368,24 @@ def test_collectives_of_one_kind_are_counted_in_a_pass_that_reduces_gradients(sy
 def test_without_checkpointing_hardware_and_model_flops_are_the_same():
     counted = msgspec.structs.replace(RESULT, flops_per_unit=1e12)
     known = {"result": counted, "hosts_of": [host_with("NVIDIA H200", "NVIDIA H200")]}
-    assert mfu.hfu(measured(TWO_RANKS, **known)) == mfu.mfu(measured(TWO_RANKS, **known))
-    assert mfu.hfu(measured(TWO_RANKS, activation_checkpointing="full", **known)) is None
+    assert mfu.compute_hfu(measured(TWO_RANKS, **known)) == mfu.compute_mfu(measured(TWO_RANKS, **known))
+    assert mfu.compute_hfu(measured(TWO_RANKS, activation_checkpointing="full", **known)) is None
 
 
 def test_step_time_is_of_the_slowest_rank_with_linear_percentiles():
-    found = {share: percentile_of_steps(measured(TWO_RANKS), share).value for share in (0.05, 0.5, 0.95)}
+    found = {share: compute_step_percentile(measured(TWO_RANKS), share).value for share in (0.05, 0.5, 0.95)}
     assert found == {0.05: pytest.approx(205.0), 0.5: pytest.approx(250.0), 0.95: pytest.approx(295.0)}
 
 
 def test_the_loss_of_the_world_weighs_ranks_by_their_units():
-    assert final_loss(measured(TWO_RANKS)).value == pytest.approx(2.0)
+    assert read_final_loss(measured(TWO_RANKS)).value == pytest.approx(2.0)
     assert steps.join_world_steps(measured(TWO_RANKS).timed_steps)["loss"].to_list() == pytest.approx([2.5, 2.0])
 
 
 def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
     ranks = {0: TWO_RANKS[0], 1: TWO_RANKS[1][:2]}
-    assert throughput.throughput(measured(ranks)).value == pytest.approx(1000 * 32 / 200)
-    assert throughput.throughput(measured({0: TWO_RANKS[0]}, gpus=2)) is None
+    assert throughput.measure_throughput(measured(ranks)).value == pytest.approx(1000 * 32 / 200)
+    assert throughput.measure_throughput(measured({0: TWO_RANKS[0]}, gpus=2)) is None
 
 
 def test_a_run_without_records_has_no_value_of_any_metric():
@@ -381,11 +395,11 @@ def test_a_run_without_records_has_no_value_of_any_metric():
 
 def test_peak_memory_is_the_gpu_allocators_else_the_process_and_says_which():
     rss = {r: [step(1, 1.0, rss_bytes=10 + r), step(2, 1.0, rss_bytes=7)] for r in (0, 1)}
-    assert memory.peak_memory(measured(rss)) == Quantity(11, "bytes", memory.MEMORY_KINDS["rss_bytes"])
+    assert memory.measure_peak_memory(measured(rss)) == Quantity(11, "bytes", memory.KIND_BY_MEMORY_COLUMN["rss_bytes"])
     gpu = {0: [step(1, 9.0, warmup=True, allocated_bytes=99), step(1, 1.0, rss_bytes=500, allocated_bytes=40)]}
-    assert memory.peak_memory(measured(gpu)) == Quantity(40, "bytes", memory.MEMORY_KINDS["allocated_bytes"])
-    assert memory.peak_memory(measured({0: gpu[0], 1: [step(1, 1.0, rss_bytes=600)]})) is None
-    assert memory.peak_memory(measured({0: [step(1, 1.0)]})) is None
+    assert memory.measure_peak_memory(measured(gpu)) == Quantity(40, "bytes", memory.KIND_BY_MEMORY_COLUMN["allocated_bytes"])
+    assert memory.measure_peak_memory(measured({0: gpu[0], 1: [step(1, 1.0, rss_bytes=600)]})) is None
+    assert memory.measure_peak_memory(measured({0: [step(1, 1.0)]})) is None
 
 
 WINDOW = {0: [step(1, 1.0, wall_s=10.0), step(2, 1.0, wall_s=20.0)]}
@@ -394,26 +408,26 @@ WINDOW = {0: [step(1, 1.0, wall_s=10.0), step(2, 1.0, wall_s=20.0)]}
 def test_processors_are_averaged_over_the_timed_window_and_hosts():
     seen = [sample(5, cpu_pct=100), sample(10, cpu_pct=20), sample(20, cpu_pct=40), sample(21, cpu_pct=100)]
     other = [sample(12, host="b", cpu_pct=50), sample(13, host="b")]
-    assert utilization.cpu_utilization(measured(WINDOW, seen)).value == pytest.approx(30)
-    assert utilization.cpu_utilization(measured(WINDOW, seen + other)).value == pytest.approx(40)
-    assert utilization.peak_cpu_utilization(measured(WINDOW, seen)).value == 40
-    assert utilization.peak_cpu_utilization(measured(WINDOW, seen + other)).value == 50
-    assert utilization.peak_cpu_utilization(measured(WINDOW, [sample(12)])) is None
-    assert utilization.cpu_utilization(measured(WINDOW, [sample(12)])) is None
+    assert utilization.average_cpu_utilization(measured(WINDOW, seen)).value == pytest.approx(30)
+    assert utilization.average_cpu_utilization(measured(WINDOW, seen + other)).value == pytest.approx(40)
+    assert utilization.find_peak_cpu_utilization(measured(WINDOW, seen)).value == 40
+    assert utilization.find_peak_cpu_utilization(measured(WINDOW, seen + other)).value == 50
+    assert utilization.find_peak_cpu_utilization(measured(WINDOW, [sample(12)])) is None
+    assert utilization.average_cpu_utilization(measured(WINDOW, [sample(12)])) is None
 
 
 def test_utilization_is_averaged_over_gpus_and_absent_without_a_gpu():
     seen = [sample(12, gpus=[GpuSample(uuid="x", utilization_pct=80.0), GpuSample(uuid="y", utilization_pct=40.0)])]
-    assert utilization.gpu_utilization(measured(WINDOW, seen)).value == pytest.approx(60)
-    assert utilization.gpu_utilization(measured(WINDOW, [sample(12, cpu_pct=1)])) is None
+    assert utilization.average_gpu_utilization(measured(WINDOW, seen)).value == pytest.approx(60)
+    assert utilization.average_gpu_utilization(measured(WINDOW, [sample(12, cpu_pct=1)])) is None
 
 
 def test_bytes_are_counted_between_the_first_and_the_last_timed_step():
     seen = [sample(t, nics=[nic(1000 + 100 * t), nic(7 * t, "lo", "loopback")]) for t in (0, 9, 11, 13, 15, 17, 19, 21, 40)]
     found = measured(WINDOW, seen)
     # The counter grows by 100 bytes per second. Its values at 10 s and at 20 s are interpolated between samples.
-    assert network.network_bytes(found).value == pytest.approx(1000)
-    assert network.loopback_bytes(found).value == pytest.approx(70)
+    assert network.measure_network_bytes(found).value == pytest.approx(1000)
+    assert network.measure_loopback_bytes(found).value == pytest.approx(70)
 
 
 def gloo(*steps_ended_s, sent, seen, backend="gloo", **result):
@@ -433,23 +447,25 @@ def test_counters_are_compared_with_the_bytes_of_collectives_over_gloo():
     both = [sample(t, nics=[nic(round(100 * t)), nic(round(7 * t), "lo", "loopback")]) for t in moments]
     alone = [sample(t, nics=[nic(round(107 * t), "lo", "loopback")]) for t in moments]
     for seen in (both, alone):
-        assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(7)  # 1070 and not 1000 bytes
-        assert wire.wire_difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
-    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
-    assert wire.wire_difference(gloo(10, 15, 20, sent=0, seen=both)) is None
-    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=both, instruments={"validation": {}})) is None
+        assert wire.compute_wire_difference(gloo(10, 15, 20, sent=500, seen=seen)).value == pytest.approx(
+            7
+        )  # 1070 and not 1000 bytes
+        assert wire.compute_wire_difference(gloo(10, 15, 20, sent=535, seen=seen)).value == pytest.approx(0)
+    assert wire.compute_wire_difference(gloo(10, 15, 20, sent=500, seen=both, backend="nccl")) is None
+    assert wire.compute_wire_difference(gloo(10, 15, 20, sent=0, seen=both)) is None
+    assert wire.compute_wire_difference(gloo(10, 15, 20, sent=500, seen=both, instruments={"validation": {}})) is None
     unknown = [sample(t, nics=[nic(round(100 * t))]) for t in moments]
-    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
+    assert wire.compute_wire_difference(gloo(10, 15, 20, sent=500, seen=unknown)) is None
     rare = both[::100]
     # The samples are 5 s apart, so the counter's values at the ends of the steps are too uncertain.
-    assert wire.wire_difference(gloo(10, 15, 20, sent=500, seen=rare)) is None
+    assert wire.compute_wire_difference(gloo(10, 15, 20, sent=500, seen=rare)) is None
 
 
 def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():
     both = [sample(t, nics=[nic(100 * t), nic(100 * t, "docker0", "virtual")]) for t in (9, 21)]
     only = [sample(t, host="b", nics=[nic(10 * t, "veth0", "virtual")]) for t in (9, 21)]
-    assert network.network_bytes(measured(WINDOW, both)).value == pytest.approx(1000)
-    assert network.network_bytes(measured(WINDOW, both + only)).value == pytest.approx(1100)
+    assert network.measure_network_bytes(measured(WINDOW, both)).value == pytest.approx(1000)
+    assert network.measure_network_bytes(measured(WINDOW, both + only)).value == pytest.approx(1100)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +481,7 @@ def test_virtual_interfaces_count_only_where_a_host_has_no_physical_one():
     ids=["backwards", "another boot", "one sample", "a third covered", "no interface", "no telemetry"],
 )
 def test_a_counter_that_cannot_be_trusted_gives_no_number(seen):
-    assert network.network_bytes(measured(WINDOW, seen)) is None
+    assert network.measure_network_bytes(measured(WINDOW, seen)) is None
 
 
 CARD, OTHER_CARD = {"mac": "02:00:00:00:00:01", "pci": "0000:c5:00.0"}, {"mac": "02:00:00:00:00:02", "pci": "0000:c5:00.1"}
@@ -499,10 +515,10 @@ NO_DEVICE = {"kind": "virtual", "mac": "02:00:00:00:00:03"}
 def test_an_interface_is_identified_by_device_and_mac_address(moments, sent):
     """An interface is identified by its device and MAC address, so that its counter continues under another name."""
     seen = [sample(at, nics=nics) for at, nics in zip((9, 15, 21), moments, strict=True)]
-    found = network.network_bytes(measured(WINDOW, seen))
+    found = network.measure_network_bytes(measured(WINDOW, seen))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent))
     alike = [sample(at, host="b", nics=[nic(100 * at)]) for at in (9, 21)]  # an interface of another host with the same name
-    found = network.network_bytes(measured(WINDOW, seen + alike))
+    found = network.measure_network_bytes(measured(WINDOW, seen + alike))
     assert (found and found.value) == (None if sent is None else pytest.approx(sent + 1000))
 
 
@@ -512,13 +528,13 @@ def test_scaling_is_strong_with_the_global_batch_and_weak_with_the_batch_per_ran
     other = support.cell("ddp", 4, global_batch_size=64, micro_batch_size=16)
     for what, kind in ((strong, "strong"), (weak, "weak")):
         compared = MeanPair(what, 300.0, single, 100.0)
-        assert (scaling.speed_up(compared).value, scaling.speed_up(compared).kind) == (pytest.approx(3), kind)
-        assert (scaling.scaling_efficiency(compared).value, scaling.scaling_efficiency(compared).unit) == (
+        assert (scaling.compute_speed_up(compared).value, scaling.compute_speed_up(compared).kind) == (pytest.approx(3), kind)
+        assert (scaling.compute_scaling_efficiency(compared).value, scaling.compute_scaling_efficiency(compared).unit) == (
             pytest.approx(75),
             "%",
         )
-    assert scaling.speed_up(MeanPair(other, 300.0, single, 100.0)) is None
-    assert scaling.scaling_efficiency(MeanPair(strong, 300.0, single, 0.0)) is None
+    assert scaling.compute_speed_up(MeanPair(other, 300.0, single, 100.0)) is None
+    assert scaling.compute_scaling_efficiency(MeanPair(strong, 300.0, single, 0.0)) is None
 
 
 def test_the_interval_is_students():
@@ -534,12 +550,12 @@ def test_the_interval_is_students():
 
 @pytest.mark.parametrize(("degrees", "t"), [(1, 12.706), (30, 2.042), (31, 2.0395), (40, 2.0211), (60, 2.0003), (120, 1.9799)])
 def test_quantiles_of_student_are_those_of_the_tables(degrees, t):
-    assert statistics.t_975(degrees) == pytest.approx(t, abs=6e-4)
+    assert statistics.compute_t_975(degrees) == pytest.approx(t, abs=6e-4)
 
 
 def test_no_degree_of_freedom_has_no_quantile():
     with pytest.raises(ValueError, match="0 degrees"):
-        statistics.t_975(0)
+        statistics.compute_t_975(0)
 
 
 @pytest.mark.parametrize(
@@ -602,8 +618,8 @@ def test_the_order_of_records_changes_nothing(times, random):
 @given(RANKS, st.floats(0.01, 100))
 def test_slower_steps_scale_times_up_and_throughput_down(times, scale):
     one, other = measured(ranks_of(times)), measured(ranks_of(times, scale))
-    assert throughput.throughput(other).value == pytest.approx(throughput.throughput(one).value / scale)
-    assert percentile_of_steps(other, 0.95).value == pytest.approx(percentile_of_steps(one, 0.95).value * scale)
+    assert throughput.measure_throughput(other).value == pytest.approx(throughput.measure_throughput(one).value / scale)
+    assert compute_step_percentile(other, 0.95).value == pytest.approx(compute_step_percentile(one, 0.95).value * scale)
 
 
 @settings(deadline=None)
@@ -611,7 +627,7 @@ def test_slower_steps_scale_times_up_and_throughput_down(times, scale):
 def test_energy_scales_with_power_and_lies_between_its_extremes(watts, scale):
     times = [10 + 10 * place / (len(watts) - 1) for place in range(len(watts))]
     one, other = (
-        energy.energy(measured(WINDOW, [power(time, factor * value) for time, value in zip(times, watts)])).value
+        energy.measure_energy(measured(WINDOW, [power(time, factor * value) for time, value in zip(times, watts)])).value
         for factor in (1.0, scale)
     )
     assert other == pytest.approx(scale * one)
@@ -631,7 +647,7 @@ def test_energy_of_a_constant_draw_is_exact_or_absent_if_samples_are_missing(fir
     there = [place for place in range(30) if not first <= place < min(first + missing, 29)]
     end_s = 9 + PERIOD_S * min(first + missing, 29)
     gap_s = max(min(end_s, 20) - max(9 + PERIOD_S * (first - 1), 10), 0) if len(there) < 29 else 0
-    found = energy.energy(measured(WINDOW, [power(9 + PERIOD_S * place, 100.0) for place in there]))
+    found = energy.measure_energy(measured(WINDOW, [power(9 + PERIOD_S * place, 100.0) for place in there]))
     if gap_s > 2:
         assert found is None
     else:
@@ -645,7 +661,7 @@ def test_a_counter_that_only_grows_never_gives_a_negative_number(increments):
     for index, increment in enumerate(increments):
         total += increment
         seen.append(sample(5 + 25 * index / (len(increments) - 1), nics=[nic(total)]))
-    found = network.network_bytes(measured(WINDOW, seen))
+    found = network.measure_network_bytes(measured(WINDOW, seen))
     assert found is not None
     assert 0 <= found.value <= total
 

@@ -45,11 +45,14 @@ def test_a_wall_clock_set_during_a_run_is_reported_and_blanks_energy_and_traffic
     """If the wall clock was set during timed steps, the report says so, and energy and traffic have no value."""
     run = measured(WINDOW, restepped(15, by))
     assert said in covered(run).trouble
-    assert energy.energy(run) is None
-    assert network.network_bytes(run) is None
+    assert energy.measure_energy(run) is None
+    assert network.measure_network_bytes(run) is None
     kept = measured(WINDOW, restepped(99, by))
     assert covered(kept).trouble == ""
-    assert (energy.energy(kept).value, network.network_bytes(kept).value) == (pytest.approx(100), pytest.approx(1000))
+    assert (energy.measure_energy(kept).value, network.measure_network_bytes(kept).value) == (
+        pytest.approx(100),
+        pytest.approx(1000),
+    )
 
 
 def test_a_pause_between_reading_the_two_clocks_is_no_step():
@@ -61,20 +64,20 @@ def test_a_pause_between_reading_the_two_clocks_is_no_step():
 def test_a_counter_that_was_reset_or_wrapped_gives_no_number():
     for values in ((100, 200, 300, 10, 110, 210, 310), (2**32 - 9, 2**32 - 5, 2**32 - 1, 3, 7, 11, 15)):
         seen = [sample(at, nics=[nic(value)]) for at, value in zip(TIMES, values, strict=True)]
-        assert network.network_bytes(measured(WINDOW, seen)) is None
+        assert network.measure_network_bytes(measured(WINDOW, seen)) is None
 
 
 def test_traffic_is_refused_where_the_samples_have_a_gap():
     """The samples have a gap of 8.5 s, so they do not show whether the counter of the interface was reset in the gap."""
     seen = [sample(at, nics=[nic(int(100 * at))]) for at in (9, 9.5, 10, 10.5, 11, 19.5, 20, 20.5, 21)]
-    assert network.network_bytes(measured(WINDOW, seen)) is None
+    assert network.measure_network_bytes(measured(WINDOW, seen)) is None
 
 
 def test_a_restarted_sampler_counts_on():
     """A restart of the sampler does not reset the counters, so traffic still has a value."""
     seen = [sample(at, nics=[nic(100 * at)], started_hz=0.5 if at in (9, 15) else None) for at in TIMES]
     run = measured(WINDOW, seen)
-    assert network.network_bytes(run).value == pytest.approx(1000)
+    assert network.measure_network_bytes(run).value == pytest.approx(1000)
     assert covered(run, {"a": 1}).trouble == "its sampler ended 1 time while the run went on"
 
 
@@ -86,9 +89,12 @@ def test_received_bytes_and_faults_are_shown():
     faulty = {"rx_errors": 1, "tx_errors": 2, "tx_dropped": 3}
     seen = [sample(at, nics=[both(at, rx_dropped=4 * at, **faulty)]) for at in TIMES]
     run = measured(WINDOW, seen)
-    assert (network.received_bytes(run).value, network.received_bytes(run).unit) == (pytest.approx(500), "bytes")
-    assert (network.network_faults(run).value, network.network_faults(run).unit) == (40, "packets")
-    assert network.network_faults(measured(WINDOW, [sample(at, nics=[nic(at)]) for at in TIMES])) is None
+    assert (network.measure_received_bytes(run).value, network.measure_received_bytes(run).unit) == (
+        pytest.approx(500),
+        "bytes",
+    )
+    assert (network.count_network_faults(run).value, network.count_network_faults(run).unit) == (40, "packets")
+    assert network.count_network_faults(measured(WINDOW, [sample(at, nics=[nic(at)]) for at in TIMES])) is None
 
 
 def test_pause_frames_and_faults_of_rdma_are_counted():
@@ -141,14 +147,14 @@ def port(at, layer="InfiniBand", device="mlx5_0"):
 
 def test_rdma_is_counted_by_the_driver_or_by_the_port_and_never_by_both():
     by_port = [sample(at, nics=[both(at)], rdma=[port(at), port(at, device="mlx5_1")]) for at in TIMES]
-    assert network.rdma_bytes(measured(WINDOW, by_port)).value == pytest.approx(20_000)
+    assert network.measure_rdma_bytes(measured(WINDOW, by_port)).value == pytest.approx(20_000)
     by_both = [sample(at, nics=[both(at, rdma_tx_bytes=7 * at)], rdma=[port(at, "Ethernet")]) for at in TIMES]
-    assert network.rdma_bytes(measured(WINDOW, by_both)).value == pytest.approx(70)
+    assert network.measure_rdma_bytes(measured(WINDOW, by_both)).value == pytest.approx(70)
     mixed = [
         sample(at, nics=[both(at, rdma_tx_bytes=7 * at)], rdma=[port(at, "Ethernet"), port(at, device="ib0")]) for at in TIMES
     ]
-    assert network.rdma_bytes(measured(WINDOW, mixed)).value == pytest.approx(10_070)
-    assert network.rdma_bytes(measured(WINDOW, [sample(at, nics=[both(at)]) for at in TIMES])) is None
+    assert network.measure_rdma_bytes(measured(WINDOW, mixed)).value == pytest.approx(10_070)
+    assert network.measure_rdma_bytes(measured(WINDOW, [sample(at, nics=[both(at)]) for at in TIMES])) is None
 
 
 def idle(at, *watts, processes=0):
@@ -159,12 +165,14 @@ def idle(at, *watts, processes=0):
 def test_idle_power_is_that_before_the_first_process():
     before = [idle(1, 60.0, 70.0), idle(2, 62.0, 72.0)]
     after = [idle(t, 400.0, 500.0, processes=1) for t in (3, 9, 15, 21)] + [idle(25, 90.0, 90.0)]
-    found = energy.idle_power(measured(WINDOW, before + after))
+    found = energy.measure_idle_power(measured(WINDOW, before + after))
     assert (found.value, found.unit) == (pytest.approx(61 + 71), "W")
-    assert energy.idle_power(measured(WINDOW, before[:1] + after)) is None
-    assert energy.idle_power(measured(WINDOW, before + after, result=msgspec.structs.replace(RESULT, gpus=["0", "1"]))).value
+    assert energy.measure_idle_power(measured(WINDOW, before[:1] + after)) is None
+    assert energy.measure_idle_power(
+        measured(WINDOW, before + after, result=msgspec.structs.replace(RESULT, gpus=["0", "1"]))
+    ).value
     short = measured(WINDOW, before + after, result=msgspec.structs.replace(RESULT, gpus=["0", "1", "2"]))
-    assert energy.idle_power(short) is None
+    assert energy.measure_idle_power(short) is None
 
 
 def test_the_summary_names_a_lost_gpu_and_a_sampler_that_died(tmp_path):
@@ -212,13 +220,13 @@ def test_clock_offsets_come_from_events_of_ranks_and_damaged_events_give_none(tm
 
 def test_the_processor_time_of_ranks_is_computed_from_their_step_records():
     ranks = {rank: [step(n, 1.0, wall_s=10.0 * n, cpu_s=5.0 + n * (4 + 4 * rank)) for n in (1, 2, 3)] for rank in (0, 1)}
-    found = utilization.rank_cpu_utilization(measured(ranks))  # the ranks used 4 s and 8 s of processor time per 10 s
+    found = utilization.average_rank_cpu_utilization(measured(ranks))  # the ranks used 4 s and 8 s of processor time per 10 s
     assert (found.value, found.unit) == (pytest.approx(60), "%")
     ranks[1] = [msgspec.structs.replace(record, cpu_s=None) for record in ranks[1]]
-    assert utilization.rank_cpu_utilization(measured(ranks)) is None
+    assert utilization.average_rank_cpu_utilization(measured(ranks)) is None
     again = {0: [step(n, 1.0, wall_s=10.0 * n, cpu_s=cpu_s) for n, cpu_s in ((1, 50.0), (2, 60.0), (3, 2.0))]}
-    assert utilization.rank_cpu_utilization(measured(again)) is None
-    assert utilization.rank_cpu_utilization(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None
+    assert utilization.average_rank_cpu_utilization(measured(again)) is None
+    assert utilization.average_rank_cpu_utilization(measured({0: [step(1, 1.0, cpu_s=1.0)]})) is None
 
 
 def test_bytes_read_and_written_are_summed_over_ranks():

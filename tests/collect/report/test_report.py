@@ -130,10 +130,7 @@ def test_the_latest_attempt_counts_and_the_earlier_is_history(summarized):
 
 def test_damage_is_counted_and_named_and_stops_nothing(summarized):
     damaged = {damage.run[:6]: (damage.truncated, damage.corrupt) for damage in summarized.damage}
-    assert damaged == {
-        "fsdp2-": (["samples/node0.jsonl"], {}),
-        "single": ([], {"samples/node0.jsonl": 2}),
-    }
+    assert damaged == {"fsdp2-": (["samples/node0.jsonl"], {}), "single": ([], {"samples/node0.jsonl": 2})}
 
 
 def test_losses_are_compared_through_launchers_and_strategies(loaded):
@@ -251,11 +248,11 @@ def test_several_rank_counts_and_gpus_have_their_figures_and_columns(tmp_path):
         support.completed(workspace, what, gpu=True)
     found = load.load_matrix(workspace, None)
     summarized = summary.summarize(found, "single")
-    table = {column.name: column for column in columns.make_cell_tables(summarized.rows).main.columns}
+    table = {column.name: column for column in columns.make_cell_tables(summarized.rows).summary_table.columns}
     assert (table["peak_memory_bytes"].heading, table["peak_memory_bytes"].unit) == ("Peak GPU memory", "GiB")
     assert float(table["gpu_pct"].text(summarized.rows[0]).value) == pytest.approx(81, abs=0.3)
     assert [table["speed_up"].text(row).remark for row in summarized.rows] == ["strong", "strong", "strong", "weak"]
-    assert columns.row_labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
+    assert columns.make_row_labels(summarized.rows) == ["single ×1", "ddp ×2", "ddp ×4", "fsdp2 ×4"]
     (group,) = figure.group_by_workload(found, summarized)
     lines = {line["name"]: (line["x"], line["y"]) for line in scaling.draw_scaling(group).data}
     assert lines["ddp"][0] == [2, 4]
@@ -290,7 +287,7 @@ def test_a_throughput_is_shown_with_half_of_its_interval(tmp_path):
         support.completed(workspace, support.cell(), repeat)
     (row,) = summary.summarize(load.load_matrix(workspace, None), "single").rows
     estimate = row.metrics["throughput_per_s"]
-    (column,) = [one for one in columns.make_cell_tables([row]).main.columns if one.name == "throughput_per_s"]
+    (column,) = [one for one in columns.make_cell_tables([row]).summary_table.columns if one.name == "throughput_per_s"]
     half = float(column.text(row).remark.removeprefix("± ").replace(",", ""))
     assert half == pytest.approx((estimate.high - estimate.low) / 2, rel=0.05)  # the table rounds to two digits
 
@@ -303,7 +300,7 @@ def test_differing_units_are_shown_beside_each_number(tmp_path):
     run = support.completed(workspace, image)
     run.result.write_text(run.result.read_text().replace('"tokens"', '"images"'))
     summarized = summary.summarize(load.load_matrix(workspace, None), "single")
-    table = {column.name: column for column in columns.make_cell_tables(summarized.rows).main.columns}
+    table = {column.name: column for column in columns.make_cell_tables(summarized.rows).summary_table.columns}
     assert table["throughput_per_s"].unit == ""
     assert [table["throughput_per_s"].text(row).remark for row in summarized.rows] == ["tokens/s", "images/s"]
     assert "seq_len" not in table
@@ -610,9 +607,9 @@ def test_the_shape_of_the_table_does_not_depend_on_what_was_measured(loaded, tmp
 
 def test_labels_name_each_value_of_a_users_own_key_alike():
     cells = [{"strategy": "command (label)", "gpus": 1, "set.lr": lr, "precision": "bf16"} for lr in (1, 2)]
-    assert columns.cell_labels(cells) == ["command (label) ×1, set lr 1", "command (label) ×1, set lr 2"]
+    assert columns.make_cell_labels(cells) == ["command (label) ×1, set lr 1", "command (label) ×1, set lr 2"]
     del cells[0]["set.lr"]  # the default of the script
-    assert columns.cell_labels(cells) == ["command (label) ×1", "command (label) ×1, set lr 2"]
+    assert columns.make_cell_labels(cells) == ["command (label) ×1", "command (label) ×1, set lr 2"]
 
 
 def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):

@@ -86,7 +86,7 @@ def tables(tmp_path_factory):
     cell, baseline = found.rows[1].id, found.rows[0].id
     one = SimpleNamespace(cells=[profiled(cell)])
     found.collectives, found.groups = trace_tables.list_collectives(one), trace_answers.list_group_traffic(one)
-    found.work = trace_changes.list_work(one)
+    found.work = trace_changes.list_cell_work(one)
     found.advice = [
         CellAdvice(cell=cell, n=3, subject="fusion", text="Fuse them.", saves_at_most_ns=3_007_000, share_pct=12.34)
     ]

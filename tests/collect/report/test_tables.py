@@ -96,7 +96,7 @@ def summarized_of(tmp_path):
         workspace = Workspace(tmp_path)
         support.keep(workspace, cells, repeats=1)
         rows = summary.summarize(load.load_matrix(workspace, None), "ddp").rows
-        return columns.make_cell_tables(rows).main.columns, rows
+        return columns.make_cell_tables(rows).summary_table.columns, rows
 
     return summarized
 

@@ -214,13 +214,13 @@ def test_a_damaged_rank_is_left_out_of_exact_and_of_hta_figures(tmp_path):
     ],
 )  # fmt: skip
 def test_a_name_means_whole_words_and_a_class_its_patterns(of, name, fits):
-    assert bool(operators.find_pattern(of, "gpu").search(name)) == fits
+    assert bool(operators.find_name_pattern(of, "gpu").search(name)) == fits
 
 
 def test_classes_of_a_cpu_are_operators():
-    assert operators.find_pattern("GEMM", "gloo").search("aten::addmm")
-    assert not operators.find_pattern("GEMM", "cpu").search("aten::addmm_out")
-    assert operators.find_pattern("vectorized kernels", "gloo") is None
+    assert operators.find_name_pattern("GEMM", "gloo").search("aten::addmm")
+    assert not operators.find_name_pattern("GEMM", "cpu").search("aten::addmm_out")
+    assert operators.find_name_pattern("vectorized kernels", "gloo") is None
 
 
 def told(rank, tallies, *, steps=2, source="gpu"):
@@ -242,10 +242,13 @@ def seen(*ranks):
 
 def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
     ranks = [told(0, {"a_gemm<1>": (4, 8_000_000), "a_gemm<2>": (2, 1_000_000)}), told(1, {"b": (1, 1)})]
-    assert operators.operator_count(seen(*ranks), "GEMM").value == (4 + 2) / 2 / 2
-    assert operators.operator_time(seen(*ranks), "GEMM").value == pytest.approx(9 / 2 / 2)
-    assert operators.operator_count(seen(*ranks), "a_gemm").value == 1.5
-    assert (operators.operator_count(seen(*ranks), "absent").value, operators.operator_count(seen(*ranks), "absent").unit) == (
+    assert operators.count_operator_calls(seen(*ranks), "GEMM").value == (4 + 2) / 2 / 2
+    assert operators.sum_operator_time(seen(*ranks), "GEMM").value == pytest.approx(9 / 2 / 2)
+    assert operators.count_operator_calls(seen(*ranks), "a_gemm").value == 1.5
+    assert (
+        operators.count_operator_calls(seen(*ranks), "absent").value,
+        operators.count_operator_calls(seen(*ranks), "absent").unit,
+    ) == (
         0,
         "calls",
     )
@@ -253,12 +256,12 @@ def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
 
 def test_a_name_that_the_trace_lacks_has_no_count_and_no_time():
     mm = told(0, {"aten::mm": (4, 8)}, source="gloo")
-    assert operators.operator_count(seen(mm), "aten::mm").value == 2
+    assert operators.count_operator_calls(seen(mm), "aten::mm").value == 2
     # This trace of a CPU has operators only, so the name of a kernel has no number of calls.
-    assert operators.operator_count(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None
-    assert operators.operator_time(seen(mm), "vectorized kernels") is None
-    assert operators.operator_time(seen(told(0, {"a": (1, 1)}, steps=0)), "a") is None
-    assert operators.operator_time(seen(), "a") is None
+    assert operators.count_operator_calls(seen(mm), "ncclDevKernel_AllGather_RING_LL") is None
+    assert operators.sum_operator_time(seen(mm), "vectorized kernels") is None
+    assert operators.sum_operator_time(seen(told(0, {"a": (1, 1)}, steps=0)), "a") is None
+    assert operators.sum_operator_time(seen(), "a") is None
 
 
 TALLIES = st.dictionaries(
@@ -273,12 +276,14 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
     random.shuffle(shuffled)
     longer = [told(rank, {name: (n, scale * ns) for name, (n, ns) in each.items()}) for rank, each in enumerate(ranks)]
     for of in ("GEMM", "memory copies", "other"):
-        found = operators.operator_time(seen(*before), of)
-        assert operators.operator_time(seen(*shuffled), of).value == pytest.approx(found.value)
-        assert operators.operator_time(seen(*longer), of).value == pytest.approx(scale * found.value)
-        assert operators.operator_count(seen(*longer), of).value == operators.operator_count(seen(*before), of).value
+        found = operators.sum_operator_time(seen(*before), of)
+        assert operators.sum_operator_time(seen(*shuffled), of).value == pytest.approx(found.value)
+        assert operators.sum_operator_time(seen(*longer), of).value == pytest.approx(scale * found.value)
+        assert (
+            operators.count_operator_calls(seen(*longer), of).value == operators.count_operator_calls(seen(*before), of).value
+        )
     one_less = [told(rank, tallies, steps=0) for rank, tallies in enumerate(ranks)]
-    assert operators.operator_time(seen(*one_less, *before), "GEMM") == operators.operator_time(seen(*before), "GEMM")
+    assert operators.sum_operator_time(seen(*one_less, *before), "GEMM") == operators.sum_operator_time(seen(*before), "GEMM")
 
 
 # The tests below compare the traces of two cells.

@@ -151,7 +151,7 @@ def test_the_metric_is_the_time_on_the_gpu(tmp_path, phase):
     """The metric of a phase counts the kernels that the phase launched."""
     import support_collect
 
-    from collect.metrics.trace_phases import phase_time
+    from collect.metrics.trace_phases import measure_phase_time
     from collect.traces.run_traces import RunTraces
 
     rank = support.RankOfRun(0)
@@ -161,5 +161,5 @@ def test_the_metric_is_the_time_on_the_gpu(tmp_path, phase):
     run = support_collect.loaded(support_collect.cell())
     run.__dict__["traces"] = RunTraces([], [analyse_rank(trace.read_trace(rank.write(tmp_path)))])
     launched = {"data": 5, "forward": 30, "backward": 120, "optimizer": 170}
-    assert phase_time(run, phase).value == pytest.approx(launched[phase] / 1e6)
-    assert phase_time(run, "nothing") is None
+    assert measure_phase_time(run, phase).value == pytest.approx(launched[phase] / 1e6)
+    assert measure_phase_time(run, "nothing") is None

@@ -35,8 +35,8 @@ SHAPES = Profile(first_step=2, steps=2, ranks=list(range(RANKS)), shapes=True)
 def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
     run_dir = bench.complete(strategy=strategy, gpus=RANKS, steps=3, instruments=Instruments(profile=SHAPES))
     run = LoadedRun.read(run_dir)
-    assert traced_bytes.traced_sent_bytes(run).value > 5e6
-    assert traced_bytes.traced_difference(run).value == pytest.approx(0, abs=traced_bytes.TOLERANCE_PCT)
+    assert traced_bytes.sum_traced_bytes(run).value > 5e6
+    assert traced_bytes.compute_traced_difference(run).value == pytest.approx(0, abs=traced_bytes.TOLERANCE_PCT)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path
         launched("broadcast_", 1960), span("gloo:broadcast", 1965, [[1000]]),  # between the steps: not counted
     ]  # fmt: skip
     one = analysed(tmp_path, *events, rank=0)
-    assert traced_bytes.bytes_sent_in_step([one]) == (900 + 600) / 2
-    assert traced_bytes.bytes_sent_in_step([one, analysed(tmp_path, *events[:2], rank=1)]) == (900 + 600) / 2 + 900 / 2
+    assert traced_bytes.sum_bytes_sent_in_step([one]) == (900 + 600) / 2
+    assert traced_bytes.sum_bytes_sent_in_step([one, analysed(tmp_path, *events[:2], rank=1)]) == (900 + 600) / 2 + 900 / 2
     uses = {use["collective"]: use["sent_bytes"] for use in RunAnswers([one]).document()["collectives"]}
     assert uses == {"all_reduce": 900, "all_gather": 600, "broadcast": 3000}
 
@@ -106,9 +106,9 @@ def test_a_reduce_scatter_that_gloo_executes_as_all_reduce_counts_as_requested(t
     """gloo executes a reduce_scatter as an all_reduce. The operator that launched it shows what the program called."""
     launches = [launched("_reduce_scatter_base_", 1100), launched("allreduce_", 1200)]
     spans = [span("gloo:all_reduce", 1110, [[100]]), span("gloo:all_reduce", 1210, [[100]])]
-    assert traced_bytes.bytes_sent_in_step([analysed(tmp_path, *launches, *spans, steps=1)]) == 300 + 600
+    assert traced_bytes.sum_bytes_sent_in_step([analysed(tmp_path, *launches, *spans, steps=1)]) == 300 + 600
     # One of two launches has no span. Which launch the other span belongs to is unknown, and so are the bytes.
-    assert traced_bytes.bytes_sent_in_step([analysed(tmp_path, *launches, *spans[1:], steps=1)]) is None
+    assert traced_bytes.sum_bytes_sent_in_step([analysed(tmp_path, *launches, *spans[1:], steps=1)]) is None
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,12 @@ def test_a_reduce_scatter_that_gloo_executes_as_all_reduce_counts_as_requested(t
     ],
 )
 def test_unknown_sizes_give_no_bytes(tmp_path, event, groups):
-    assert traced_bytes.bytes_sent_in_step([analysed(tmp_path, event, groups=groups)]) is None
+    assert traced_bytes.sum_bytes_sent_in_step([analysed(tmp_path, event, groups=groups)]) is None
 
 
 def test_groups_of_one_size_need_not_be_distinguished(tmp_path):
     found = analysed(tmp_path, span("gloo:all_reduce", 1110, [[100]]), groups=(4, 4), steps=1)
-    assert traced_bytes.bytes_sent_in_step([found]) == 600
+    assert traced_bytes.sum_bytes_sent_in_step([found]) == 600
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def compared(folder, theory, ranks=(0, 1), verdict="proven"):
     )  # fmt: skip
     run = msgspec.structs.replace(support.loaded(support.cell("ddp", gpus=2)), result=result)
     run.__dict__["traces"] = RunTraces(analyses=analyses)
-    return traced_bytes.traced_sent_bytes(run), traced_bytes.traced_difference(run)
+    return traced_bytes.sum_traced_bytes(run), traced_bytes.compute_traced_difference(run)
 
 
 def test_the_difference_is_relative_to_the_theory(tmp_path):

@@ -100,16 +100,16 @@ def test_a_run_without_traces_has_no_trace_metric(results):
 def test_the_figures_show_the_metrics(results):
     _, told, group = results
     metrics = {mark.label: mark.row.metrics for mark in group.marks}
-    drawn = step_parts.IDLE.draw(group)
+    drawn = step_parts.IDLE_FIGURE.draw(group)
     for name, label in (("idle_host_ms", "the host launched nothing"), ("idle_other_ms", "other")):
         assert part(drawn, label) == [metrics[cell][name].value for cell in ("single ×1", "ddp ×2")]
-    slow = step_parts.SLOW_RANKS.draw(group)
+    slow = step_parts.SLOW_RANKS_FIGURE.draw(group)
     assert [note["text"] for note in slow.layout["annotations"]] == ["ddp ×2"]
-    runs = step_parts.matched_runs(group.marks[1])
+    runs = step_parts.list_matched_runs(group.marks[1])
     matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited]
-    assert sum(part(slow, name)[0] for name in step_parts.SLOW_RANKS.colours) == pytest.approx(sum(matched) / 8e6)
+    assert sum(part(slow, name)[0] for name in step_parts.SLOW_RANKS_FIGURE.colour_by_part) == pytest.approx(sum(matched) / 8e6)
     assert part(slow, "waiting, lost")[0] == pytest.approx(metrics["ddp ×2"]["waiting_ms"].value)
-    assert step_parts.PHASES_OF_STEP.draw(group) is None  # no figure of phases: these traces have only kernels
+    assert step_parts.PHASES_FIGURE.draw(group) is None  # no figure of phases: these traces have only kernels
     of = [use for use in told.groups if use.bus_gb_per_s is not None]
     marks = [x for trace in rates.draw_bandwidth(group).data if trace["name"] != "link" for x in trace["x"]]
     assert sorted(marks) == sorted(use.bus_gb_per_s for use in of)

@@ -109,7 +109,7 @@ def test_the_figures_show_the_tables(results):
         one.flops_per_s / 1e12 for one in told.matrix_products
     ]
     assert {x for bar in products if bar["name"] == "peak of the GPU" for x in bar["x"]} == {67}
-    (bar, *_) = step_parts.ATTENTION.draw(group).data
+    (bar, *_) = step_parts.ATTENTION_FIGURE.draw(group).data
     assert (bar["name"], bar["x"]) == ("flash, forward", pytest.approx([14.5e-6] * 2))
     memory = memory_over_time.draw_profiled_memory(group).data
     assert [max(line["y"]) for line in memory] == [pytest.approx(4160 / 1024)] * 2

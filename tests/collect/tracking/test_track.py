@@ -159,9 +159,9 @@ def test_points_are_those_of_the_export_however_records_come(workspace, whole):
     found = []
     for share in range(1, 40):
         played.play(share / 40)
-        found += points.read_new()
+        found += points.read_new_points()
     played.end()
-    found += points.read_new()
+    found += points.read_new_points()
     assert [point.step for point in found] == sorted(point.step for point in found)
     steps = {}
     for point in found:

@@ -16,8 +16,8 @@ from collect.loading.loaded_run import LoadedRun
 from collect.sources import followed_records, steps, world_steps
 from collect.sources.followed_records import FollowedRecords
 from collect.watch.curve import MOST_POINTS, LiveCurve
-from collect.watch.live_page import MOST_RUNS, LivePage
-from collect.watch.queue import Queue, QueuedRun, estimate_left_s
+from collect.watch.live_page import MOST_DRAWN_RUNS, LivePage
+from collect.watch.queue import Queue, QueuedRun, estimate_remaining_s
 from collect.watch.run_series import GPU_BUSY, LOSS, NETWORK_SENT, STEP_TIME, RunSeries
 from collect.watch.server import open_below
 from shardlab.runs import suspension
@@ -40,7 +40,7 @@ def matrix(tmp_path_factory):
 
 
 def shown(workspace):
-    return json.loads(LivePage(workspace).document()[0])
+    return json.loads(LivePage(workspace).refresh_document()[0])
 
 
 def series(folder):
@@ -92,19 +92,19 @@ def test_a_link_and_a_pipe_are_not_read(workspace, tmp_path):
     folder.steps_file(0).parent.rename(tmp_path / "elsewhere")
     folder.steps_file(0).parent.symlink_to(tmp_path / "elsewhere")
     found = series(folder)
-    found.read_new()
+    found.read_new_records()
     assert not found.curves[LOSS]
 
 
 def test_loss_and_step_time_are_those_of_the_report(workspace):
     folder = running(workspace, done=20)
     found = series(folder)
-    found.read_new()
+    found.read_new_records()
     world = steps.join_world_steps(LoadedRun.read(folder).timed_steps)
-    numbers, losses = found.curves[LOSS][""].points()
+    numbers, losses = found.curves[LOSS][""].get_points()
     assert numbers == world["step"].to_list()
     assert losses == pytest.approx(world["loss"].to_list())
-    assert found.curves[STEP_TIME][""].points()[1] == pytest.approx(world["step_ms"].to_list())
+    assert found.curves[STEP_TIME][""].get_points()[1] == pytest.approx(world["step_ms"].to_list())
 
 
 def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
@@ -112,44 +112,44 @@ def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
     monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
     monkeypatch.setattr(world_steps, "MOST_INCOMPLETE_STEPS", 50)
     found = series(running(workspace, steps=400, done=200))
-    assert found.read_new()
-    numbers = found.curves[LOSS][""].points()[0]
+    assert found.read_new_records()
+    numbers = found.curves[LOSS][""].get_points()[0]
     assert (len(numbers), numbers[-1]) == (200, 200)
 
 
 def test_a_step_counts_when_all_ranks_have_recorded_it(workspace):
     folder = running(workspace, done=2)
     found = series(folder)
-    found.read_new()
+    found.read_new_records()
     step(folder, 3, 1.5, rank=1)
-    assert found.read_new()
-    assert found.curves[LOSS][""].points()[0] == [1, 2]
+    assert found.read_new_records()
+    assert found.curves[LOSS][""].get_points()[0] == [1, 2]
     step(folder, 3, 0.5, rank=0)
-    found.read_new()
-    assert found.curves[LOSS][""].points()[0] == [1, 2, 3]
-    assert found.curves[LOSS][""].points()[1][-1] == 1.0
-    assert not found.read_new()
+    found.read_new_records()
+    assert found.curves[LOSS][""].get_points()[0] == [1, 2, 3]
+    assert found.curves[LOSS][""].get_points()[1][-1] == 1.0
+    assert not found.read_new_records()
 
 
 def test_a_run_whose_records_were_replaced_begins_again(workspace):
     """A run that resumes from a checkpoint replaces the records of later steps. They are then read from the start."""
     folder = running(workspace, done=9)
     found = series(folder)
-    found.read_new()
+    found.read_new_records()
     for rank in (0, 1):
         path = folder.steps_file(rank)
         support_watch.replaced(path, b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
-    assert found.read_new()
-    assert found.curves[LOSS][""].points()[0] == [1, 2, 3, 4]
+    assert found.read_new_records()
+    assert found.curves[LOSS][""].get_points()[0] == [1, 2, 3, 4]
     assert found.progress.step == 4
 
 
 def test_telemetry_is_grouped_by_host_and_gpu(workspace):
     folder = running(workspace, gpu=True)
     found = series(folder)
-    found.read_new()
+    found.read_new_records()
     assert list(found.curves[GPU_BUSY]) == [f"{support.HOST} GPU-0"]
-    assert max(found.curves[NETWORK_SENT][support.HOST].points()[1]) == pytest.approx(2**20 / 10**6, rel=1e-4)
+    assert max(found.curves[NETWORK_SENT][support.HOST].get_points()[1]) == pytest.approx(2**20 / 10**6, rel=1e-4)
 
 
 def test_a_suspension_is_in_no_step_time(workspace):
@@ -157,12 +157,12 @@ def test_a_suspension_is_in_no_step_time(workspace):
     run = QueuedRun(folder)
     run.refresh()
     run.update_series()
-    every = len(run.series.curves[STEP_TIME][""].points()[0])
+    every = len(run.series.curves[STEP_TIME][""].get_points()[0])
     support.event(folder, suspension.SUSPENDED_EVENT, 2.0, seconds=0.1)
     run.refresh()
     run.update_series()
-    assert len(run.series.curves[STEP_TIME][""].points()[0]) < every
-    assert len(run.series.curves[LOSS][""].points()[0]) == every
+    assert len(run.series.curves[STEP_TIME][""].get_points()[0]) < every
+    assert len(run.series.curves[LOSS][""].get_points()[0]) == every
 
 
 @pytest.mark.parametrize("count", [5, 2 * MOST_POINTS, 5000])
@@ -170,7 +170,7 @@ def test_a_curve_has_few_points_and_the_mean_of_all_values(count):
     curve = LiveCurve()
     for number in range(count):
         curve.add(number, 2.0 * number)
-    x, means = curve.points()
+    x, means = curve.get_points()
     assert len(x) <= 2 * MOST_POINTS
     assert x[-1] == count - 1
     assert x == sorted(x)
@@ -183,7 +183,7 @@ def test_a_curve_is_not_drawn_through_a_gap():
     curve = LiveCurve()
     for at in (0, 1, 2, 3, 10, 11):
         curve.add(at, 1.0)
-    assert curve.with_gaps() == ([0, 1, 2, 3, 6.5, 10, 11], [1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0])
+    assert curve.get_points_with_gaps() == ([0, 1, 2, 3, 6.5, 10, 11], [1.0, 1.0, 1.0, 1.0, None, 1.0, 1.0])
 
 
 def test_a_state_is_judged_again_only_if_its_files_changed(workspace):
@@ -218,7 +218,7 @@ def test_figures_of_few_runs_are_drawn_and_the_others_are_counted(workspace):
     for strategy in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
         running(workspace, strategy)
     found = shown(workspace)
-    assert len(found["runs"]) == MOST_RUNS
+    assert len(found["runs"]) == MOST_DRAWN_RUNS
     assert found["not_drawn"] == 1
     assert found["queue"].count("20 of 100") == 5
 
@@ -233,13 +233,13 @@ def test_the_page_says_how_many_runs_ended_and_failed_and_when_all_end(workspace
     assert [text for text in texts if text not in found["overview"]] == []
     runs = Queue(workspace).refresh()
     durations = [run.last_event_s - run.began_s for run in runs if run.run_id != folder.run_id]
-    assert estimate_left_s(runs) == pytest.approx(sum(durations) / 2 / 2)
+    assert estimate_remaining_s(runs) == pytest.approx(sum(durations) / 2 / 2)
     assert "tokens/s" in found["queue"]
 
 
 def test_the_title_of_the_page_is_the_name_of_the_matrix(matrix, workspace):
-    assert b"<h1>quickstart</h1>" in LivePage(matrix[0]).page()
-    assert f"<h1>{workspace.path.name}</h1>".encode() in LivePage(workspace).page()
+    assert b"<h1>quickstart</h1>" in LivePage(matrix[0]).render_html()
+    assert f"<h1>{workspace.path.name}</h1>".encode() in LivePage(workspace).render_html()
 
 
 def test_a_played_gpu_is_marked_on_the_live_page(workspace):
@@ -248,7 +248,7 @@ def test_a_played_gpu_is_marked_on_the_live_page(workspace):
         gpus = [GpuSample(uuid="GPU-1", utilization_pct=1.0, played=True), GpuSample(uuid="GPU-2", utilization_pct=1.0)]
         lines.write(Sample(schema=1, t_s=1.0, wall_s=1.0, host="h", boot_id="boot", gpus=gpus))
     found = series(folder)
-    found.read_new()
+    found.read_new_records()
     assert list(found.curves[GPU_BUSY])[-2:] == ["h GPU-1 (played)", "h GPU-2"]
 
 
@@ -281,7 +281,7 @@ def test_hostile_texts_are_escaped(workspace):
     folder = running(workspace)
     support.failed(workspace, support.cell(), 1, support_watch.HOSTILE)
     folder.samples_file(support.HOST).rename(folder.samples_file("<b>a host"))
-    document = LivePage(workspace).document()[0].decode()
+    document = LivePage(workspace).refresh_document()[0].decode()
     assert "\x1b" not in document
     assert "<img" not in document
     assert "\u202e" not in document
@@ -357,7 +357,7 @@ def test_the_watch_server_answers_304_if_nothing_is_new(workspace):
         assert (status, json.loads(body)["running"]) == (200, True)
         status, _, body = asked(url, "data", **{"If-None-Match": headers["ETag"]})
         assert (status, body) == (304, b"")
-    assert page.document() == page.document()
+    assert page.refresh_document() == page.refresh_document()
 
 
 def test_the_report_is_drawn_and_nothing_in_the_workspace_changes(tmp_path):
