@@ -43,7 +43,7 @@ from collect import metric
 from collect.loading import sample_cache
 from collect.reading import read_many
 from shardlab.files import gc_pause
-metric.all_metrics()
+metric.load_metrics()
 sample_cache.LEAST_CACHED_BYTES = 2**62 if sys.argv[3] == "decode" else sample_cache.LEAST_CACHED_BYTES
 began = time.perf_counter()
 with gc_pause.pause_collector():

@@ -38,7 +38,7 @@ from pathlib import Path
 from collect.traces import hta, trace
 from collect.traces.breakdown import compute_breakdown
 traces = [trace.read_trace(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
-assert all(compute_breakdown(one) and not one.lost and not one.cut for one in traces)
+assert all(compute_breakdown(one) and not one.lost_counts and not one.cut_reason for one in traces)
 hta.compute_hta_breakdowns(traces)
 """
 ANSWERS = """
@@ -50,7 +50,7 @@ from collect.traces.rank_analysis import analyse_rank
 from collect.traces.run_answers import RunAnswers
 traces = [trace.read_trace(path) for path in sorted(Path(sys.argv[1]).glob("rank-*"))]
 assert all(compute_breakdown(one) for one in traces)
-assert RunAnswers([analyse_rank(one) for one in traces]).document()["stragglers"]["matched"] or len(traces) == 1
+assert RunAnswers([analyse_rank(one) for one in traces]).make_document()["stragglers"]["matched"] or len(traces) == 1
 """
 HTA = """
 import logging, sys

@@ -23,24 +23,24 @@ STALE_S = 3600  # a temporary folder older than this was left by a killed writer
 
 
 @contextlib.contextmanager
-def replace_folder(folder: Path, own_names: frozenset[str], content: str = "a report") -> Iterator[Path]:
+def replace_folder(folder: Path, own_names: frozenset[str], content_noun: str = "a report") -> Iterator[Path]:
     """Yield a new, empty folder. When the block ends without an error, the new folder replaces `folder`.
 
-    own_names: the names of files and folders that the writer creates in `folder`. content: a noun for the content of `folder`,
-    such as "a report", for the error message.
+    own_names: the names of files and folders that the writer creates in `folder`. content_noun: a noun for the content of
+    `folder`, such as "a report", for the error message.
 
     Raises InputError, before anything is written, if `folder` contains a name that is not in `own_names`, because replacing the
     folder would delete files that somebody else put there.
     """
-    _refuse_foreign_names(folder, own_names, content)
-    new_folder = _temporary_folder_path(folder)
+    _refuse_foreign_names(folder, own_names, content_noun)
+    new_folder = _make_temporary_path(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_stale_folders(folder)
         new_folder.mkdir()
         try:
             yield new_folder
-            _refuse_foreign_names(folder, own_names, content)
+            _refuse_foreign_names(folder, own_names, content_noun)
             if folder.exists():
                 _exchange_folders(new_folder, folder)
             else:
@@ -62,31 +62,31 @@ def check_free_space(new_folder: Path) -> None:
     The export to Weights & Biases needs this check, because its library writes in a separate process and does not report that a
     write failed. If the disk was too full for the library, it is also too full for the test file that this function allocates.
     """
-    probe = new_folder / ".room"
-    with probe.open("xb", buffering=0) as file:
+    probe_path = new_folder / ".room"
+    with probe_path.open("xb", buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
-    probe.unlink()
+    probe_path.unlink()
 
 
-def _refuse_foreign_names(folder: Path, own_names: frozenset[str], content: str) -> None:
+def _refuse_foreign_names(folder: Path, own_names: frozenset[str], content_noun: str) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise InputError(f"{folder}: is not a folder. Allowed: a new folder, or one that holds {content}.")
+        raise InputError(f"{folder}: is not a folder. Allowed: a new folder, or one that holds {content_noun}.")
     foreign_names = sorted(entry.name for entry in folder.iterdir() if entry.name not in own_names) if folder.exists() else []
     if foreign_names:
         raise InputError(
-            f"{folder}: holds {foreign_names[0]!r}, which is not part of {content} and would be lost. "
-            f"Allowed with --out: a new folder, or one that holds {content} and nothing else."
+            f"{folder}: holds {foreign_names[0]!r}, which is not part of {content_noun} and would be lost. "
+            f"Allowed with --out: a new folder, or one that holds {content_noun} and nothing else."
         )
 
 
-def _temporary_folder_path(folder: Path) -> Path:
+def _make_temporary_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _remove_stale_folders(folder: Path) -> None:
-    for leftover in folder.parent.glob(f".{folder.name}.*.tmp"):
-        if leftover.is_dir() and time.time() - leftover.stat().st_mtime > STALE_S:
-            shutil.rmtree(leftover, ignore_errors=True)
+    for leftover_folder in folder.parent.glob(f".{folder.name}.*.tmp"):
+        if leftover_folder.is_dir() and time.time() - leftover_folder.stat().st_mtime > STALE_S:
+            shutil.rmtree(leftover_folder, ignore_errors=True)
 
 
 def _exchange_folders(new_folder: Path, folder: Path) -> None:
@@ -96,7 +96,7 @@ def _exchange_folders(new_folder: Path, folder: Path) -> None:
         return
     # Some file systems (NFS) cannot exchange two folders in one step, so the folders are renamed one after the other. If the
     # process is killed between two renames, the old folder still exists under the temporary name `old`.
-    old_path = _temporary_folder_path(folder)
+    old_path = _make_temporary_path(folder)
     folder.rename(old_path)
     new_folder.rename(folder)
     old_path.rename(new_folder)

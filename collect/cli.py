@@ -38,8 +38,8 @@ class FetchVerb(Verb):
 
     def add_options(self, parser: Parser) -> None:
         run_help = "only runs whose id matches; may be given several times"
-        run = parser.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
-        completion.offer_completions(run, Workspace.run_ids)
+        run_option = parser.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
+        completion.offer_completions(run_option, Workspace.run_ids)
         prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
         parser.add_argument("--prune", action="store_true", help=prune_help)
         parser.add_argument("--yes", action="store_true", help="remove without a question")
@@ -59,9 +59,9 @@ class SummarizeVerb(ReadingVerb):
     example = "collect summarize --matrix quickstart"
 
     def add_options(self, parser: Parser) -> None:
-        _add_matrix(parser)
+        _add_matrix_option(parser)
         parser.add_argument("--out", metavar="DIR", help="write the report to this folder (default: report/ in the workspace)")
-        _add_baseline(parser)
+        _add_baseline_option(parser)
         parser.add_list_option("--images", metavar="FORMAT,...", help="also write every figure as a file: svg, png or svg,png")
         verify_help = "compare the checksums of telemetry with those in its cache, and not only the size and time of its files"
         parser.add_argument("--verify", action="store_true", help=verify_help)
@@ -78,21 +78,21 @@ class SummarizeVerb(ReadingVerb):
         from shardlab.workspace import measured_power
 
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        images = pictures.parse_formats(arguments.images, "--images") if arguments.images else ()
+        image_formats = pictures.parse_formats(arguments.images, "--images") if arguments.images else ()
         with gc_pause.pause_collector():
             loaded = load_matrix(workspace, arguments.matrix, "verify" if arguments.verify else "read")
             user_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
             user_metrics.add_to_runs(loaded)
             summary = summarize(loaded, comparability.choose_baseline_strategy(arguments.baseline, loaded))
-            summary.remarks.extend(user_metrics.remarks())
-            folder = Path(arguments.out).absolute() if arguments.out else workspace.report
-            write_report.write_report(folder, workspace, loaded, summary, images)
+            summary.remarks.extend(user_metrics.list_remarks())
+            report_folder = Path(arguments.out).absolute() if arguments.out else workspace.report
+            write_report.write_report(report_folder, workspace, loaded, summary, image_formats)
             with contextlib.suppress(WorkspaceError):  # with --out, a workspace that is read-only can have a report
                 measured_power.write_powers(workspace, loaded.expansion.name, prediction_scores.compute_watts_per_gpu(loaded))
         tensor_memory = memory_parts.map_tensor_memory(loaded.cells)
         print_results = terminal.print_summary if out.verbose else answer.print_answer
         print_results(out, summary, tensor_memory)
-        out.print_line(f"report: {folder / write_report.PAGE}")
+        out.print_line(f"report: {report_folder / write_report.PAGE}")
         out.print_document(summary)
         return max(int(bool(user_metrics.faults)), _print_unreadable_runs(invocation, loaded))
 
@@ -104,8 +104,8 @@ class VerdictsVerb(ReadingVerb):
     example = "collect verdicts --strict"
 
     def add_options(self, parser: Parser) -> None:
-        _add_matrix(parser)
-        _add_baseline(parser)
+        _add_matrix_option(parser)
+        _add_baseline_option(parser)
         parser.add_argument("--strict", action="store_true", help="exit with code 1 if a claim is contradicted")
 
     def run(self, invocation: Invocation) -> int:
@@ -118,12 +118,12 @@ class VerdictsVerb(ReadingVerb):
         loaded = load_matrix(invocation.workspace, arguments.matrix)
         summary = summarize(loaded, comparability.choose_baseline_strategy(arguments.baseline, loaded))
         terminal.print_verdicts(out, summary)
-        keys = (
+        printed_keys = (
             "matrix", "title", "rehearsal", "illustrative", "remarks", "verdicts", "reported", "deviations", "assumed", "notes",
         )  # fmt: skip
-        out.print_document({name: getattr(summary, name) for name in keys})
-        contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
-        return max(int(contradicted), _print_unreadable_runs(invocation, loaded))
+        out.print_document({key: getattr(summary, key) for key in printed_keys})
+        is_contradicted = arguments.strict and any(verdict.verdict == "contradicted" for verdict in summary.verdicts)
+        return max(int(is_contradicted), _print_unreadable_runs(invocation, loaded))
 
 
 class ExplainVerb(ReadingVerb):
@@ -136,8 +136,8 @@ class ExplainVerb(ReadingVerb):
         row_help = "a row of the summary: its short name, its name in tables, its id or the start of it, or one of its runs"
         parser.add_argument("row", metavar="ROW", help=row_help)
         parser.add_argument("metric", metavar="METRIC", help="the name of a metric, as `collect metrics` lists it")
-        _add_matrix(parser)
-        _add_baseline(parser)
+        _add_matrix_option(parser)
+        _add_baseline_option(parser)
         console.add_trust_option(parser)
 
     def run(self, invocation: Invocation) -> int:
@@ -173,7 +173,7 @@ class TraceVerb(ReadingVerb):
         if "/" in args.run and snapshot.is_snapshot_file(Path(args.run)):
             return snapshot_report.show_snapshot(Path(args.run), invocation.out)
         if "/" in args.run and Path(args.run).is_file():
-            log_formats.refuse_log(Path(args.run))
+            log_formats.refuse_importable_log(Path(args.run))
         return command.show_traces(invocation.workspace, args.run, args.against, invocation.out, like_hta=args.like_hta)
 
 
@@ -228,8 +228,8 @@ class CompareVerb(ReadingVerb):
         matrix_help = "if A and B are workspaces: the matrix to compare (default: the last matrix of each)"
         parser.add_argument("--matrix", metavar="NAME", help=matrix_help)
         fail_help = (
-            'exit with code 1 if the repeats show that the ratio B / A of a metric is so, such as "throughput < 0.95"; may be '
-            "given several times"
+            "exit with code 1 if the repeats show that the ratio B / A of a metric is so, such as "
+            '"throughput < 0.95"; may be given several times'
         )
         parser.add_argument("--fail-if", action="append", default=[], metavar="EXPRESSION", help=fail_help)
         strict_help = "with --fail-if: exit with code 1 also if the repeats of a cell do not decide"
@@ -251,10 +251,10 @@ class ExportVerb(ReadingVerb):
     example = "collect export --to latex"
 
     def add_options(self, parser: Parser) -> None:
-        _add_matrix(parser)
-        formats = [name.replace("_", "-") for name in registry.plugin_names("collect.exports")]
-        format_option = parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats))
-        completion.offer_completions(format_option, lambda _: formats)
+        _add_matrix_option(parser)
+        format_names = [name.replace("_", "-") for name in registry.plugin_names("collect.exports")]
+        format_option = parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(format_names))
+        completion.offer_completions(format_option, lambda _: format_names)
         parser.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
 
     def run(self, invocation: Invocation) -> int:
@@ -263,13 +263,13 @@ class ExportVerb(ReadingVerb):
         from collect.summary import summarize
 
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
-        format_ = export.find_export_format(arguments.to)
+        export_format = export.find_export_format(arguments.to)
         loaded = load_matrix(workspace, arguments.matrix)
-        folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / format_.name
-        paths = export.write_export(format_, loaded, summarize(loaded, loaded.expansion.baseline), folder)
-        for path in paths:
-            out.print_line(str(path))
-        out.print_document({"format": format_.name, "files": [str(path) for path in paths]})
+        export_folder = Path(arguments.out).absolute() if arguments.out else workspace.path / "export" / export_format.name
+        written_paths = export.write_export(export_format, loaded, summarize(loaded, loaded.expansion.baseline), export_folder)
+        for written_path in written_paths:
+            out.print_line(str(written_path))
+        out.print_document({"format": export_format.name, "files": [str(written_path) for written_path in written_paths]})
         return _print_unreadable_runs(invocation, loaded)
 
 
@@ -299,7 +299,7 @@ class ArchiveVerb(ReadingVerb):
     example = "collect archive --matrix quickstart --anonymous"
 
     def add_options(self, parser: Parser) -> None:
-        _add_matrix(parser)
+        _add_matrix_option(parser)
         parser.add_argument("--out", metavar="FILE", help=f"write this file (default: MATRIX{ARCHIVE_SUFFIX} in the workspace)")
         gib_help = (
             "largest sum of all files; snapshots, traces, logs and telemetry are left out, in this order, to stay below it"
@@ -383,7 +383,7 @@ class SampleVerb(Verb):
         parser.add_argument("--out", required=True, metavar="FILE", help="append the samples to this file")
         hz_help = f"samples per second, at most {FASTEST_HZ:g} (default: {TELEMETRY_HZ:g})"
         parser.add_argument("--hz", type=float, default=TELEMETRY_HZ, metavar="N", help=hz_help)
-        _add_parent(parser)
+        _add_parent_option(parser)
         played_help = "load this stub of NVML in place of the driver's library, and mark the GPUs as played"
         parser.add_argument("--played", type=Path, metavar="LIBRARY", help=played_help)
 
@@ -406,9 +406,9 @@ class TrackVerb(Verb):
             Workspace.run_ids,
         )
         to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
-        tracker = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
-        completion.offer_completions(tracker, lambda _: TRACKERS)
-        _add_parent(parser)
+        tracker_option = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
+        completion.offer_completions(tracker_option, lambda _: TRACKERS)
+        _add_parent_option(parser)
 
     def run(self, invocation: Invocation) -> int:
         from collect.tracking import command
@@ -458,13 +458,13 @@ def _carry_out(invocation: Invocation) -> int:
     verb: Verb = invocation.arguments.verb
     if getattr(invocation.arguments, "trust", False) and not isinstance(verb, OpenVerb):  # `open` makes the workspace first
         workspace_trust.store_consent(invocation.workspace, invocation.out.print_remark)
-    code = verb.run(invocation)
-    if isinstance(verb, ReadingVerb) and (reminder := _fetch_reminder(invocation.workspace)) is not None:
+    exit_code = verb.run(invocation)
+    if isinstance(verb, ReadingVerb) and (reminder := _make_fetch_reminder(invocation.workspace)) is not None:
         invocation.out.print_remark(reminder, style="yellow")
-    return code
+    return exit_code
 
 
-def _fetch_reminder(workspace: Workspace) -> str | None:
+def _make_fetch_reminder(workspace: Workspace) -> str | None:
     """A sentence that asks the user to fetch the runs, if the lease of the nodes ends soon; None if it does not end soon."""
     from datetime import UTC, datetime
 
@@ -479,13 +479,13 @@ def _print_unreadable_runs(invocation: Invocation, loaded: LoadedMatrix) -> int:
     return unreadable_runs.print_unreadable_runs(invocation.out, [(run.folder, run.unreadable) for run in loaded.runs])
 
 
-def _add_matrix(parser: Parser) -> None:
+def _add_matrix_option(parser: Parser) -> None:
     """Add the option that chooses a matrix of the workspace."""
     matrix_help = "a matrix of this workspace (default: the last matrix)"
     completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
 
 
-def _add_baseline(parser: Parser) -> None:
+def _add_baseline_option(parser: Parser) -> None:
     """Add the option that chooses the strategy to which speed-ups are relative."""
     baseline_help = "compute speed-up relative to this strategy (default: the matrix's baseline)"
     completion.offer_completions(
@@ -493,6 +493,6 @@ def _add_baseline(parser: Parser) -> None:
     )
 
 
-def _add_parent(parser: Parser) -> None:
+def _add_parent_option(parser: Parser) -> None:
     """Add the option that names a process with which the verb ends."""
     parser.add_argument("--parent", type=int, metavar="PID", help="also stop when the process with this id has ended")

@@ -23,7 +23,7 @@ from shardlab import registry
 from shardlab.errors import MissingExtra, UnknownName
 
 
-class OpenRun(Protocol):
+class OpenTrackerRun(Protocol):
     """A run in an experiment tracker to which values of steps (points) can be added until the run ends."""
 
     def log(self, points: Sequence[TrackedStep]) -> None:
@@ -47,13 +47,13 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     the path to which the folder is moved afterwards; formats that write paths into files need it."""
     package: str | None = None
     """The optional package that the format imports, one of shardlab.extras; None: it needs none."""
-    follow: Callable[[str, TrackedRun, Path], OpenRun] | None = None
+    follow: Callable[[str, TrackedRun, Path], OpenTrackerRun] | None = None
     """Only for experiment trackers: the function that opens a run in the tracker while the run is still going on. Its arguments
     are the name of the experiment, the run, and a folder that several runs share. If the folder already contains files of this
     run, they are replaced."""
 
 
-def export_formats() -> dict[str, Export]:
+def load_export_formats() -> dict[str, Export]:
     """All export formats: {name: format}."""
     return {module.EXPORT.name: module.EXPORT for module in registry.load_plugins("collect.exports")}
 
@@ -64,40 +64,40 @@ def find_export_format(name: str) -> Export:
     Raises UnknownName, with a list of all formats, if there is no format of this name, and MissingExtra if the package that the
     format needs is not installed.
     """
-    formats = export_formats()
+    formats = load_export_formats()
     if name not in formats:
         raise UnknownName("export format", name, formats, summaries={name: entry.summary for name, entry in formats.items()})
-    export_format = formats[name]
-    if export_format.package and importlib.util.find_spec(export_format.package) is None:
-        raise MissingExtra(f"collect export --to {name}", export_format.package)
-    return export_format
+    entry = formats[name]
+    if entry.package and importlib.util.find_spec(entry.package) is None:
+        raise MissingExtra(f"collect export --to {name}", entry.package)
+    return entry
 
 
-def import_package(name: str) -> ModuleType:
+def import_package(module_name: str) -> ModuleType:
     """Import a module of an optional package by the name of the module.
 
     The module is imported only when a format needs it, because all other commands must work without the package. Because of
     this late import, mypy does not know the types of the module.
     """
-    return importlib.import_module(name)
+    return importlib.import_module(module_name)
 
 
 @contextlib.contextmanager
-def set_environment(**values: str) -> Iterator[None]:
+def set_environment_variables(**value_by_variable: str) -> Iterator[None]:
     """Set environment variables inside a `with` block, and restore their earlier values at its end.
 
     Some libraries of experiment trackers read options only from environment variables.
     """
-    earlier_values = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    earlier_value_by_variable = {variable_name: os.environ.get(variable_name) for variable_name in value_by_variable}
+    os.environ.update(value_by_variable)
     try:
         yield
     finally:
-        for name, value in earlier_values.items():
-            if value is None:
-                del os.environ[name]
+        for variable_name, earlier_value in earlier_value_by_variable.items():
+            if earlier_value is None:
+                del os.environ[variable_name]
             else:
-                os.environ[name] = value
+                os.environ[variable_name] = earlier_value
 
 
 def write_export(export_format: Export, loaded: LoadedMatrix, summary: Summary, folder: Path) -> list[Path]:

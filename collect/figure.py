@@ -15,7 +15,7 @@ from collect.findings.columns import make_row_labels
 from collect.findings.row import CellRow
 from collect.loading.loaded_run import LoadedRun
 from collect.reading.load import LoadedCell, LoadedMatrix
-from collect.strategy_style import COLOURS, Look, strategy_look, variant_looks
+from collect.strategy_style import COLOURS, Look, choose_looks, make_strategy_look
 from collect.summary import Summary
 from shardlab.matrix.cell import AnyCell
 
@@ -48,8 +48,8 @@ class Figure(msgspec.Struct):
     @property
     def cells(self) -> list[str]:
         """The ids of the cells that the figure shows, each once, in the order in which they are drawn."""
-        metas = [trace["meta"] for trace in self.data if "meta" in trace]
-        return list(dict.fromkeys(cell for meta in metas for cell in ([meta] if isinstance(meta, str) else meta)))
+        trace_metas = [trace["meta"] for trace in self.data if "meta" in trace]
+        return list(dict.fromkeys(cell_id for meta in trace_metas for cell_id in ([meta] if isinstance(meta, str) else meta)))
 
 
 class CellMark(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class CellMark(msgspec.Struct, frozen=True):
 
     label: str
     """Name of the cell in the figure, HTML-escaped because plotly interprets some HTML tags in every text."""
-    strategy: int
+    strategy_number: int
     """Number of the cell's strategy in the list of all strategies of the report, from 0."""
     look: Look
     """Colour, shape and dash."""
@@ -95,8 +95,8 @@ class WorkloadGroup(msgspec.Struct, frozen=True):
     @property
     def pairs_with_baselines(self) -> list[tuple[CellMark, CellMark]]:
         """(cell, its baseline) for each cell that has another cell of the group as its baseline."""
-        by_id = {mark.row.id: mark for mark in self.marks}
-        pairs = [(mark, by_id.get(mark.row.baseline or "")) for mark in self.marks]
+        mark_by_id = {mark.row.id: mark for mark in self.marks}
+        pairs = [(mark, mark_by_id.get(mark.row.baseline or "")) for mark in self.marks]
         return [(mark, baseline) for mark, baseline in pairs if baseline is not None and baseline is not mark]
 
 
@@ -105,12 +105,12 @@ def escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def count_left_out(count: int, noun: str = "cells") -> str:
+def describe_rest(left_out_count: int, noun: str = "cells") -> str:
     """A sentence for a caption about things that the figure does not draw; "" if there are none."""
-    return f" {count} more {noun} are not drawn." if count > 0 else ""
+    return f" {left_out_count} more {noun} are not drawn." if left_out_count > 0 else ""
 
 
-def played_note(labels: Sequence[str]) -> str:
+def note_played(labels: Sequence[str]) -> str:
     """A sentence for a caption that names the cells whose GPU values a stub of NVML made up; "" if `labels` is empty.
 
     labels: the labels of these cells.
@@ -123,9 +123,9 @@ def group_by_workload(loaded: LoadedMatrix, summary: Summary) -> list[WorkloadGr
 
     A strategy has the same colour and shape in all groups. Inside a group, the cells of one strategy differ in fill and dash.
     """
-    number_of_strategy: dict[str, int] = {}
+    number_by_strategy: dict[str, int] = {}
     for row in summary.rows:
-        number_of_strategy.setdefault(row.cell["strategy"], len(number_of_strategy))
+        number_by_strategy.setdefault(row.cell["strategy"], len(number_by_strategy))
     entries_by_workload: dict[str, list[tuple[CellRow, LoadedCell]]] = {}
     for row, cell in zip(summary.rows, loaded.cells, strict=True):
         entries_by_workload.setdefault(cell.cell.workload, []).append((row, cell))
@@ -133,17 +133,19 @@ def group_by_workload(loaded: LoadedMatrix, summary: Summary) -> list[WorkloadGr
     for workload, workload_entries in entries_by_workload.items():
         # cells with values first, in the order of the matrix
         by_values = sorted(range(len(workload_entries)), key=lambda index: not workload_entries[index][1].completed_runs)
-        entries = [workload_entries[index] for index in sorted(by_values[:MOST_CELLS])]
-        labels = [escape(label) for label in make_row_labels([row for row, _ in entries])]
-        strategy_numbers = [number_of_strategy[cell.cell.strategy] for _, cell in entries]
+        drawn_entries = [workload_entries[index] for index in sorted(by_values[:MOST_CELLS])]
+        cell_labels = [escape(label) for label in make_row_labels([row for row, _ in drawn_entries])]
+        strategy_numbers = [number_by_strategy[cell.cell.strategy] for _, cell in drawn_entries]
         marks = [
-            CellMark(label, strategy_number, strategy_look(strategy_number), row, cell)
-            for label, strategy_number, (row, cell) in zip(labels, strategy_numbers, entries, strict=True)
+            CellMark(label, strategy_number, make_strategy_look(strategy_number), row, cell)
+            for label, strategy_number, (row, cell) in zip(cell_labels, strategy_numbers, drawn_entries, strict=True)
         ]
         ordered = [mark for mark, _ in order_by_visibility(marks)]  # visible cells first: they get the simplest looks
-        looks = dict(zip((mark.label for mark in ordered), variant_looks([mark.strategy for mark in ordered]), strict=True))
-        marks = [msgspec.structs.replace(mark, look=looks[mark.label]) for mark in marks]
-        workload_groups.append(WorkloadGroup(workload, summary.baseline, marks, len(workload_entries) - len(entries)))
+        look_by_label = dict(
+            zip((mark.label for mark in ordered), choose_looks([mark.strategy_number for mark in ordered]), strict=True)
+        )
+        marks = [msgspec.structs.replace(mark, look=look_by_label[mark.label]) for mark in marks]
+        workload_groups.append(WorkloadGroup(workload, summary.baseline, marks, len(workload_entries) - len(drawn_entries)))
     return workload_groups
 
 
@@ -169,7 +171,7 @@ def order_by_visibility(marks: Sequence[CellMark]) -> list[tuple[CellMark, bool 
     return [(mark, True) for mark in visible] + [(mark, "legendonly") for mark in marks if mark.label not in visible_labels]
 
 
-def image_layout(figure: Figure, title: str, is_wide: bool) -> dict[str, Any]:
+def make_image_layout(figure: Figure, title: str, is_wide: bool) -> dict[str, Any]:
     """The additional layout of a figure that is written as an image file: title, background, and size in pixels.
 
     If the figure has a legend, the title is set as the title of the legend, because plotly reserves space only for the legend.
@@ -180,9 +182,9 @@ def image_layout(figure: Figure, title: str, is_wide: bool) -> dict[str, Any]:
     image_settings: dict[str, Any] = {"paper_bgcolor": "var(--raised)", "width": PICTURE_PX[is_wide], "height": height_px}
     image_settings |= {"margin": {"l": figure.layout["margin"]["l"] + 8, "r": 24, "t": TITLE_PX, "b": 48, "pad": 4}}
     if figure.layout["showlegend"]:
-        legend_lines = -(-len(legend_traces) * LEGEND_PX // PICTURE_PX[is_wide])
-        legend = figure.layout["legend"] | {"title": title_style | {"side": "top"}, "maxheight": 1}
-        return image_settings | {"legend": legend, "height": height_px + LINE_PX * legend_lines}
+        legend_line_count = -(-len(legend_traces) * LEGEND_PX // PICTURE_PX[is_wide])
+        legend_settings = figure.layout["legend"] | {"title": title_style | {"side": "top"}, "maxheight": 1}
+        return image_settings | {"legend": legend_settings, "height": height_px + LINE_PX * legend_line_count}
     title_position = {"x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
     return image_settings | {"title": title_style | title_position | {"pad": {"t": 12, "l": 16}}}
 

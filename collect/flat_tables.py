@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from shardlab.files import files
@@ -38,32 +38,31 @@ def write_csv(table: pl.DataFrame, path: Path) -> None:
     """
     is_formula = pl.col(pl.String).str.contains(r"^\s*[=+\-@]")
     guarded_text = pl.when(is_formula).then(pl.lit("'") + pl.col(pl.String)).otherwise(pl.col(pl.String))
-    _write_file(clean_texts(table).with_columns(guarded_text.name.keep()).write_csv, path)
+    _write_file(clean_table_texts(table).with_columns(guarded_text.name.keep()).write_csv, path)
 
 
 def write_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write a table as a new Parquet file. Raises WorkspaceError if the file cannot be written."""
-    _write_file(clean_texts(table).write_parquet, path)
+    _write_file(clean_table_texts(table).write_parquet, path)
 
 
 def _write_file(write_to: Callable[[io.BytesIO], Any], path: Path) -> None:
     """Write a new file at `path`. write_to: a write function of polars, which writes the bytes of the file into memory first.
 
-    If polars wrote into the file itself and the disk were full, its error would not name the reason.
-    """
-    buffer = io.BytesIO()
-    write_to(buffer)
-    files.write_new(path, buffer.getbuffer())
+    If polars wrote into the file itself and the disk were full, its error would not name the reason."""
+    byte_buffer = io.BytesIO()
+    write_to(byte_buffer)
+    files.write_new(path, byte_buffer.getbuffer())
 
 
-def clean_texts(table: pl.DataFrame) -> pl.DataFrame:
+def clean_table_texts(table: pl.DataFrame) -> pl.DataFrame:
     """The table with every text converted by `printable.clean_to_one_line`. Equal texts of a column are converted only once."""
-    for name, column_type in table.schema.items():
+    for column_name, column_type in table.schema.items():
         if column_type == pl.String:
-            texts = table[name].unique().drop_nulls().to_list()
+            texts = table[column_name].unique().drop_nulls().to_list()
             replacements = {text: clean_text for text in texts if (clean_text := printable.clean_to_one_line(text)) != text}
             if replacements:
-                table = table.with_columns(pl.col(name).replace(replacements))
+                table = table.with_columns(pl.col(column_name).replace(replacements))
     return table
 
 
@@ -75,18 +74,18 @@ def make_summary_frame(summary: Summary) -> pl.DataFrame:
     """
     text, number = pl.String, pl.Float64
     schema: dict[str, Any] = {"matrix": text, "cell": text, "state": text, "n": pl.Int64} | _make_key_schema()
-    for metric in all_metrics():
+    for metric in load_metrics():
         name = metric.name
         schema |= {name: number, f"{name}_low": number, f"{name}_high": number, f"{name}_unit": text, f"{name}_kind": text}
     schema["rehearsal"] = pl.Boolean
     rows = []
     for row in summary.rows:
-        fields: dict[str, Any] = {"matrix": summary.matrix, "cell": row.id, "state": row.state, "n": row.n}
-        fields |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat_cell.get("fault")}
+        row_fields: dict[str, Any] = {"matrix": summary.matrix, "cell": row.id, "state": row.state, "n": row.n}
+        row_fields |= {key: row.cell[key] for key in CELL_KEYS} | {"fault": row.flat_cell.get("fault")}
         for name, estimate in row.metrics.items():
-            fields |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-            fields |= {f"{name}_unit": estimate.unit, f"{name}_kind": estimate.kind}
-        rows.append(fields | {"rehearsal": summary.rehearsal})
+            row_fields |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            row_fields |= {f"{name}_unit": estimate.unit, f"{name}_kind": estimate.kind}
+        rows.append(row_fields | {"rehearsal": summary.rehearsal})
     # Most of the hundreds of columns have no value. For speed, such a column is not looked up row by row.
     keys = {key for row in rows for key in row}
     return pl.DataFrame({key: [row.get(key) for row in rows] if key in keys else [None] * len(rows) for key in schema}, schema)
@@ -97,22 +96,22 @@ def make_runs_frame(summary: Summary) -> pl.DataFrame:
     column, in the unit that the summary frame names."""
     text, count = pl.String, pl.Int64
     schema: dict[str, Any] = {"matrix": text, "cell": text, "run": text, "repeat": count, "attempt": count, "state": text}
-    schema |= {"why": text} | _make_key_schema() | {metric.name: pl.Float64 for metric in all_metrics() if metric.of_run}
-    rows = [
+    schema |= {"why": text} | _make_key_schema() | {metric.name: pl.Float64 for metric in load_metrics() if metric.of_run}
+    table_rows = [
         {"matrix": summary.matrix, "cell": row.id, "run": run.run_id, "repeat": run.repeat, "attempt": run.attempt}
         | {"state": run.state, "why": run.why, "fault": row.flat_cell.get("fault"), **run.metrics}
         | {key: row.cell[key] for key in CELL_KEYS}
         for row in summary.rows
         for run in row.runs
     ]
-    return pl.DataFrame([[row.get(key) for key in schema] for row in rows], schema, orient="row")
+    return pl.DataFrame([[row.get(key) for key in schema] for row in table_rows], schema, orient="row")
 
 
 def _make_key_schema() -> dict[str, Any]:
     """The columns of the keys of a cell, with their types."""
     number_keys = {"gpus", "nnodes", "seq_len", "steps", "epochs", "warmup_steps", "seed"}
-    type_of_key = {key: pl.Int64 if key in number_keys or key.endswith(("_size", "_steps")) else pl.String for key in CELL_KEYS}
-    return {**type_of_key, "fault": pl.String}  # of a fault on purpose, in words
+    type_by_key = {key: pl.Int64 if key in number_keys or key.endswith(("_size", "_steps")) else pl.String for key in CELL_KEYS}
+    return {**type_by_key, "fault": pl.String}  # of a fault on purpose, in words
 
 
 def make_steps_frame(loaded: LoadedMatrix) -> pl.DataFrame:
@@ -133,10 +132,10 @@ def make_samples_frame(loaded: LoadedMatrix) -> pl.DataFrame:
 def _concatenate_runs(loaded: LoadedMatrix, get_frame: Callable[[LoadedRun], pl.DataFrame]) -> pl.DataFrame:
     id_schema = {"cell": pl.String, "run": pl.String, "rehearsal": pl.Boolean}
     cell_runs = [(cell.id, run) for cell in loaded.cells for run in (*cell.runs, *cell.earlier_attempts)]
-    run_of_ids = {(cell_id, run.run_id, run.is_rehearsal): run for cell_id, run in cell_runs}
-    if not run_of_ids:
+    run_by_ids = {(cell_id, run.run_id, run.is_rehearsal): run for cell_id, run in cell_runs}
+    if not run_by_ids:
         return pl.DataFrame(schema=id_schema)
-    frames = [get_frame(run) for run in run_of_ids.values()]
-    id_rows = pl.DataFrame(list(run_of_ids), schema=id_schema, orient="row")
-    run_indexes = np.repeat(np.arange(len(frames)), [rows.height for rows in frames])
+    frames = [get_frame(run) for run in run_by_ids.values()]
+    id_rows = pl.DataFrame(list(run_by_ids), schema=id_schema, orient="row")
+    run_indexes = np.repeat(np.arange(len(frames)), [run_frame.height for run_frame in frames])
     return pl.concat([id_rows[run_indexes], pl.concat(frames, rechunk=True)], how="horizontal")

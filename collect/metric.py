@@ -134,39 +134,39 @@ _workspace_metrics: list[Metric] = []  # metrics that the current workspace defi
 
 
 def compute_quantities(run: LoadedRun) -> dict[str, Quantity]:
-    """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `all_metrics`.
+    """All metrics of shardlab that have a known value for this run: {name: value}, in the order of `load_metrics`.
 
     The values are computed once and stored in the run. `collect.reading.own_metrics` adds metrics that the workspace defines
     itself."""
     if run.quantities is None:
         values = (
-            (metric.name, metric.of_run(run)) for metric in _shipped_metrics() if metric.of_run and metric.applies_to(run)
+            (metric.name, metric.of_run(run)) for metric in _load_shipped_metrics() if metric.of_run and metric.applies_to(run)
         )
-        known_values = run_guard.run_guarded(lambda: {name: quantity for name, quantity in values if quantity is not None})
-        if isinstance(known_values, ShardlabError):
-            run.verdict, known_values = JudgedState("unknown", str(known_values)), {}
-        run.quantities = known_values
+        quantity_by_name = run_guard.run_guarded(lambda: {name: quantity for name, quantity in values if quantity is not None})
+        if isinstance(quantity_by_name, ShardlabError):
+            run.verdict, quantity_by_name = JudgedState("unknown", str(quantity_by_name)), {}
+        run.quantities = quantity_by_name
     return run.quantities
 
 
-def all_metrics() -> tuple[Metric, ...]:
+def load_metrics() -> tuple[Metric, ...]:
     """All metrics: first those of shardlab, in the order of the files in `collect/metrics`, then those of the workspace."""
-    return (*_shipped_metrics(), *_workspace_metrics)
+    return (*_load_shipped_metrics(), *_workspace_metrics)
 
 
-def set_workspace_metrics(metrics: Sequence[Metric]) -> None:
-    """Put metrics that the workspace defines at the end of `all_metrics`. They replace the metrics of an earlier call.
+def set_workspace_metrics(workspace_metrics: Sequence[Metric]) -> None:
+    """Put metrics that the workspace defines at the end of `load_metrics`. They replace the metrics of an earlier call.
 
-    metrics: the metrics without their functions, because another process computes the values.
+    workspace_metrics: the metrics without their functions, because another process computes the values.
     """
-    _workspace_metrics[:] = metrics
+    _workspace_metrics[:] = workspace_metrics
 
 
-def is_workspace_metric(name: str) -> bool:
+def is_workspace_metric(metric_name: str) -> bool:
     """Whether the workspace defines the metric, as the last call of `set_workspace_metrics` says."""
-    return any(metric.name == name for metric in _workspace_metrics)
+    return any(metric.name == metric_name for metric in _workspace_metrics)
 
 
 @cache
-def _shipped_metrics() -> tuple[Metric, ...]:
+def _load_shipped_metrics() -> tuple[Metric, ...]:
     return tuple(metric for module in registry.load_plugins("collect.metrics") for metric in module.METRICS)

@@ -49,12 +49,12 @@ class MatrixResults:
     def cells(self) -> pl.DataFrame:
         """A data frame (polars) with one row per cell: its keys and states, and each metric with its interval, unit and kind. A
         metric without a value is null."""
-        return flat_tables.clean_texts(flat_tables.make_summary_frame(self._summarize()))
+        return flat_tables.clean_table_texts(flat_tables.make_summary_frame(self._summarize()))
 
     def runs(self) -> pl.DataFrame:
         """A data frame (polars) with one row per repeat, which is its latest attempt: cell, keys, state, and the value of each
         metric in the unit that `cells` names. A metric without a value is null."""
-        return flat_tables.clean_texts(flat_tables.make_runs_frame(self._summarize()))
+        return flat_tables.clean_table_texts(flat_tables.make_runs_frame(self._summarize()))
 
     def compare(self, a: str | Path, b: str | Path, matrix: str | None = None) -> ComparedResults:
         """Compare two sets of results, as `collect compare A B`. Raises shardlab.errors.InputError.
@@ -70,12 +70,12 @@ class MatrixResults:
         name: the name of the figure, as `collect summarize --images` names its file. Raises UnknownName, which lists the
         figures that have data.
         """
-        figures = {figure.name: figure for figure in page.draw_figures(self._loaded, self._summarize())}
-        if name not in figures:
-            raise UnknownName("figure", name, figures)
-        spec = palette.resolve_colours(figures[name].spec, palette.LIGHT)
-        layout = spec["layout"] | spec["picture"] | {"meta": figures[name].caption}
-        return plotly.graph_objects.Figure({"data": spec["data"], "layout": layout})
+        figure_by_name = {figure.name: figure for figure in page.draw_figures(self._loaded, self._summarize())}
+        if name not in figure_by_name:
+            raise UnknownName("figure", name, figure_by_name)
+        figure_spec = palette.resolve_colours(figure_by_name[name].spec, palette.LIGHT)
+        layout = figure_spec["layout"] | figure_spec["picture"] | {"meta": figure_by_name[name].caption}
+        return plotly.graph_objects.Figure({"data": figure_spec["data"], "layout": layout})
 
     def _repr_html_(self) -> str:
         output = RecordedOutput()
@@ -94,7 +94,7 @@ class MatrixResults:
     def _summary(self) -> Summary:
         self._own_metrics.add_to_runs(self._loaded)
         summary = summarize(self._loaded, self._loaded.expansion.baseline)
-        summary.remarks.extend(self._own_metrics.remarks())
+        summary.remarks.extend(self._own_metrics.list_remarks())
         return summary
 
     def _summarize(self) -> Summary:
@@ -113,11 +113,11 @@ class ComparedResults:
     def metrics(self) -> pl.DataFrame:
         """A data frame (polars) with one row per cell and metric: the means, their ratio b / a and its 95 % interval."""
         rows = [
-            {"cell": pair.label, **{name: getattr(metric, name) for name in metric.__struct_fields__}}
+            {"cell": pair.label, **{field_name: getattr(metric, field_name) for field_name in metric.__struct_fields__}}
             for pair in self.comparison.pairs
             for metric in pair.metrics
         ]
-        return flat_tables.clean_texts(pl.DataFrame(rows, infer_schema_length=None))
+        return flat_tables.clean_table_texts(pl.DataFrame(rows, infer_schema_length=None))
 
     def _repr_html_(self) -> str:
         output = RecordedOutput()

@@ -56,30 +56,30 @@ class Look(msgspec.Struct, frozen=True):
         return self.marks(6) | {"maxdisplayed": MARKS_A_LINE}
 
 
-def strategy_look(strategy: int, variant: int = 0) -> Look:
+def make_strategy_look(strategy_number: int, variant_number: int = 0) -> Look:
     """The look of a variant of a strategy.
 
-    strategy: number of the strategy in the report, from 0. variant: number of the variant among the variants of the strategy,
-    from 0.
+    strategy_number: number of the strategy in the report, from 0. variant_number: number of the variant among the variants of
+    the strategy, from 0.
 
     After 8 strategies the colours repeat, and the shapes and dashes are shifted so that no look repeats. After 12 variants the
     pairs of fill and dash would repeat (there are 4 fills and 6 dashes, and both numbers divide 12), so the dash is shifted
     by one.
     """
-    colour_cycle = strategy // COLOURS
-    shape = SHAPES[(strategy + colour_cycle) % len(SHAPES)]
-    dash = DASHES[(variant + variant // 12 + colour_cycle) % len(DASHES)]
-    return Look(f"var(--series-{strategy % COLOURS + 1})", shape + FILLS[variant % len(FILLS)], dash)
+    colour_cycle = strategy_number // COLOURS
+    shape_name = SHAPES[(strategy_number + colour_cycle) % len(SHAPES)]
+    line_dash = DASHES[(variant_number + variant_number // 12 + colour_cycle) % len(DASHES)]
+    return Look(f"var(--series-{strategy_number % COLOURS + 1})", shape_name + FILLS[variant_number % len(FILLS)], line_dash)
 
 
-def variant_looks(strategies: Sequence[int]) -> list[Look]:
-    """A look for each cell of a figure. strategies: for each cell, the number of its strategy.
+def choose_looks(strategy_numbers: Sequence[int]) -> list[Look]:
+    """A look for each cell of a figure. strategy_numbers: for each cell, the number of its strategy.
 
     The n-th cell of a strategy gets the look of the n-th variant of this strategy.
     """
-    counts: Counter[int] = Counter()
+    count_by_strategy: Counter[int] = Counter()
     looks = []
-    for strategy in strategies:
-        looks.append(strategy_look(strategy, counts[strategy]))
-        counts[strategy] += 1
+    for strategy_number in strategy_numbers:
+        looks.append(make_strategy_look(strategy_number, count_by_strategy[strategy_number]))
+        count_by_strategy[strategy_number] += 1
     return looks

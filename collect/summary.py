@@ -44,7 +44,7 @@ from collect.findings.traffic import RunTraffic, measure_run_traffic
 from collect.loading.loaded_run import Quantity
 from collect.loading.records import NO_FOLDER_STATE
 from collect.loading.telemetry import Coverage
-from collect.metric import MeanPair, Metric, all_metrics, compute_quantities
+from collect.metric import MeanPair, Metric, compute_quantities, load_metrics
 from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.verdicts.claims import Verdict, is_illustrative, judge_claims
 from collect.verdicts.reported import ReportedResult, compare_reported_numbers
@@ -60,15 +60,15 @@ from shardlab.workspace import handles
 SCHEMA = 1
 MOST_NAMED = 20  # the most cells or runs that a remark lists by name
 INSTRUMENTS_DIFFER_NOTE = (
-    "compared cells have different instruments; throughput, step time and memory do not include the steps that an instrument "
-    "observed: {}"
+    "compared cells have different instruments; throughput, step time and memory do not include "
+    "the steps that an instrument observed: {}"
 )
 DEVIATIONS_NOTE = "changed matrix: {} changes by --adapt, to fit the cluster, or by --set; the report lists each as a deviation"
 NO_KERNELS = "the study used HolisticTraceAnalysis, which finds no GPU kernels in {}; metrics of these traces are exact instead"
 PLAYED = "played GPUs: a stub of NVML made up the GPU telemetry of {}; figures mark it, and no metric and no ranking uses it"
 IMPORTED_NOTE = (
-    "made from logs of other programs: nothing proves which work was done, strategy and ranks are labels, and no ranking uses "
-    "these runs"
+    "made from logs of other programs: nothing proves which work was done, strategy and ranks are labels, "
+    "and no ranking uses these runs"
 )
 SYNTHETIC = "synthetic data in {}: losses and accuracies say nothing about real data"
 
@@ -238,7 +238,7 @@ def summarize(loaded: LoadedMatrix, baseline: str) -> Summary:
         deviations=loaded.expansion.deviations,
         outliers=[outlier for row in rows for outlier in _find_outliers(row)],
         failures=[failure for cell in loaded.cells for failure in _list_failures(cell)],
-        telemetry=[entry for run in loaded.runs for entry in run.coverage],
+        telemetry=[coverage for run in loaded.runs for coverage in run.coverage],
         traffic=[traffic for cell in loaded.cells for run in cell.runs if (traffic := measure_run_traffic(run)) is not None],
         losses=equal_losses.compare_losses(loaded, baseline),
         instruments=instrument_cost.compute_instrument_costs(loaded),
@@ -290,10 +290,10 @@ def _list_synthetic_workloads(loaded: LoadedMatrix) -> list[str]:
 def _describe_artificial_runs(loaded: LoadedMatrix) -> list[str]:
     """Remarks on rehearsals, on imported runs and on synthetic data."""
     remarks = []
-    rehearsals = [run.is_rehearsal for run in loaded.runs if run.run]
-    if any(rehearsals):
-        prefix = "" if all(rehearsals) else f"{sum(rehearsals)} of {len(rehearsals)} runs are a "
-        remarks.append(prefix + REHEARSAL_NOTE)
+    is_rehearsal_by_run = [run.is_rehearsal for run in loaded.runs if run.run]
+    if any(is_rehearsal_by_run):
+        count_text = "" if all(is_rehearsal_by_run) else f"{sum(is_rehearsal_by_run)} of {len(is_rehearsal_by_run)} runs are a "
+        remarks.append(count_text + REHEARSAL_NOTE)
     imported_runs = [f"{run.run_id} ({run.verdict.why})" for run in loaded.runs if run.verdict.state == IMPORTED]
     if imported_runs:
         remarks.append(f"{IMPORTED_NOTE}: {_join_ids(imported_runs)}")
@@ -320,7 +320,7 @@ def _describe_different_work(rows: list[CellRow]) -> list[str]:
 def _describe_doubtful_numbers(loaded: LoadedMatrix, rows: list[CellRow]) -> list[str]:
     """Remarks on numbers that another program, an interruption, missing telemetry or a wrong measurement may have changed."""
     runs = [run for cell in loaded.cells for run in cell.runs]
-    places_of_remark = {
+    places_by_remark = {
         "not compared, because GPUs were shared, throttled or faulty while steps were timed": [
             row.gpu_trouble for row in rows if row.gpu_trouble
         ],
@@ -332,7 +332,7 @@ def _describe_doubtful_numbers(loaded: LoadedMatrix, rows: list[CellRow]) -> lis
             run.run_id for run in runs if run.was_suspended
         ],
         "telemetry covers only a part of the timed window, and so do its means": [
-            f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _incomplete_telemetry(loaded)
+            f"{entry.run} on {entry.host} ({entry.incomplete})" for entry in _list_incomplete_telemetry(loaded)
         ],
         "trouble of telemetry": [
             f"{entry.run} on {entry.host} ({entry.trouble})" for run in loaded.runs for entry in run.coverage if entry.trouble
@@ -340,7 +340,7 @@ def _describe_doubtful_numbers(loaded: LoadedMatrix, rows: list[CellRow]) -> lis
         **trace_lacks.list_trace_lacks(loaded),
         "bytes that were measured differ from the theory by more than the tolerance": bytes_disputed.list_disputes(rows),
     }
-    return [f"{remark}: {_join_ids(places)}" for remark, places in places_of_remark.items() if places]
+    return [f"{remark}: {_join_ids(places)}" for remark, places in places_by_remark.items() if places]
 
 
 def _describe_instruments(loaded: LoadedMatrix) -> list[str]:
@@ -356,10 +356,10 @@ def _describe_instruments(loaded: LoadedMatrix) -> list[str]:
     return remarks
 
 
-def _incomplete_telemetry(loaded: LoadedMatrix) -> list[Coverage]:
+def _list_incomplete_telemetry(loaded: LoadedMatrix) -> list[Coverage]:
     """The coverage of telemetry that is incomplete, for runs that completed. Other runs are not used to compute means."""
     completed = {run.run_id for run in loaded.runs if run.completed}
-    return [entry for run in loaded.runs for entry in run.coverage if entry.incomplete and entry.run in completed]
+    return [coverage for run in loaded.runs for coverage in run.coverage if coverage.incomplete and coverage.run in completed]
 
 
 def _join_ids(ids: list[str]) -> str:
@@ -367,37 +367,37 @@ def _join_ids(ids: list[str]) -> str:
     return ", ".join([*ids[:MOST_NAMED], *([f"and {len(ids) - MOST_NAMED:,} more"] if len(ids) > MOST_NAMED else [])])
 
 
-def _build_rows(cells: list[LoadedCell], baseline: str) -> list[CellRow]:
-    """The rows of all cells, compared with their baselines. baseline: as for `summarize`."""
-    same_work = weight_checksums.judge_same_work(cells)
-    rows = [_build_row(cell, same_work.get(cell.id)) for cell in cells]
-    _add_comparisons(cells, rows, baseline)
-    return rows
+def _build_rows(cells: list[LoadedCell], baseline_strategy: str) -> list[CellRow]:
+    """The rows of all cells, compared with their baselines. baseline_strategy: as for `summarize`."""
+    same_work_by_cell = weight_checksums.judge_same_work(cells)
+    cell_rows = [_build_cell_row(cell, same_work_by_cell.get(cell.id)) for cell in cells]
+    _add_comparisons(cells, cell_rows, baseline_strategy)
+    return cell_rows
 
 
-def _build_row(cell: LoadedCell, compared_work: SameWork | None) -> CellRow:
+def _build_cell_row(cell: LoadedCell, compared_work: SameWork | None) -> CellRow:
     """The row of a cell. compared_work: the verdict of the comparison with other cells; None: that of the runs counts."""
-    measured_quantities: dict[str, list[Quantity]] = {}
+    quantities_by_metric: dict[str, list[Quantity]] = {}
     runs = []
     for run in cell.runs:
         run_quantities = compute_quantities(run)
         for name, quantity in run_quantities.items():
-            measured_quantities.setdefault(name, []).append(quantity)
+            quantities_by_metric.setdefault(name, []).append(quantity)
         values = {name: quantity.value for name, quantity in run_quantities.items()}
         gpu_trouble_text = describe_gpu_trouble(run) if run.completed else ""
         runs.append(RunRow(run.run_id, run.repeat, run.attempt, run.verdict.state, run.verdict.why, values, gpu_trouble_text))
     state_order = list(STATE_MEANINGS)
-    states = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
+    count_by_state = Counter(sorted((run.verdict.state for run in cell.runs), key=state_order.index))
     return CellRow(
         id=cell.id,
         cell=_describe_cell(cell.cell),
         n=len(cell.completed_runs),
-        states=dict(states),
-        expected=states.keys() <= {"completed", *cell.cell.expect},
+        states=dict(count_by_state),
+        expected=count_by_state.keys() <= {"completed", *cell.cell.expect},
         same_work=compared_work
         or next((run.result.same_work for run in cell.runs if run.result and run.result.same_work), None),
         baseline=None,
-        metrics={name: mean for name, values in measured_quantities.items() if (mean := _estimate_over_repeats(values))},
+        metrics={name: mean for name, values in quantities_by_metric.items() if (mean := _estimate_over_repeats(values))},
         runs=runs,
     )
 
@@ -409,11 +409,11 @@ def _describe_cell(cell: AnyCell) -> dict[str, Any]:
     return {key: value if key in known_keys or not cell.imported else None for key, value in plain_cell.items()}
 
 
-def _estimate_over_repeats(values: list[Quantity]) -> Estimate | None:
+def _estimate_over_repeats(quantities: list[Quantity]) -> Estimate | None:
     """The mean of a metric over repeats; None if the values have different kinds or units, so that they have no common mean."""
-    if len({(quantity.unit, quantity.kind) for quantity in values}) > 1:
+    if len({(quantity.unit, quantity.kind) for quantity in quantities}) > 1:
         return None
-    return estimate_mean([quantity.value for quantity in values], values[0].unit, values[0].kind)
+    return estimate_mean([quantity.value for quantity in quantities], quantities[0].unit, quantities[0].kind)
 
 
 def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str) -> None:
@@ -422,13 +422,13 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
     Two values are compared only if they have the same unit and kind.
     """
     row_of = {row.id: row for row in rows}
-    comparing_metrics = [metric for metric in all_metrics() if metric.of_cells is not None]
-    for cell, family in ((cell, family_cells) for family_cells in group_families(cells) for cell in family_cells):
-        row, baseline_cell = row_of[cell.id], find_baseline(cell, family, baseline)
+    comparing_metrics = [metric for metric in load_metrics() if metric.of_cells is not None]
+    for cell, cell_family in ((cell, family_cells) for family_cells in group_families(cells) for cell in family_cells):
+        row, baseline_cell = row_of[cell.id], find_baseline(cell, cell_family, baseline)
         if baseline_cell is None or cell.cell.imported:
             continue
         for metric in comparing_metrics:
-            if reason_not_compared(metric, row, row_of[baseline_cell.id]):
+            if explain_why_not_compared(metric, row, row_of[baseline_cell.id]):
                 continue
             cell_estimate, baseline_estimate = (other.metrics[metric.compares] for other in (row, row_of[baseline_cell.id]))
             assert metric.of_cells is not None
@@ -439,13 +439,14 @@ def _add_comparisons(cells: list[LoadedCell], rows: list[CellRow], baseline: str
                 row.metrics[metric.name] = Estimate(ratio, quantity.unit, row.n, ratio, kind=quantity.kind)
 
 
-def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> str:
+def explain_why_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> str:
     """Why a metric that compares two cells has no value for these two rows, as a clause; '' if the rows may be compared."""
-    for other in (row, baseline_row):
-        if other.does_other_work:
-            return f"{other.id} does other work, so its speed is not compared"
-        if other.gpu_trouble:
-            return f"GPUs of {other.id} were shared, throttled or faulty, so its speed is not compared ({other.gpu_trouble})"
+    for compared_row in (row, baseline_row):
+        if compared_row.does_other_work:
+            return f"{compared_row.id} does other work, so its speed is not compared"
+        if compared_row.gpu_trouble:
+            trouble = compared_row.gpu_trouble
+            return f"GPUs of {compared_row.id} were shared, throttled or faulty, so its speed is not compared ({trouble})"
     row_estimate, baseline_estimate = row.metrics.get(metric.compares), baseline_row.metrics.get(metric.compares)
     if row_estimate is None or baseline_estimate is None:
         return f"{(row if row_estimate is None else baseline_row).id} has no value of {metric.compares}"
@@ -456,21 +457,21 @@ def reason_not_compared(metric: Metric, row: CellRow, baseline_row: CellRow) -> 
 
 def _find_outliers(row: CellRow) -> list[Outlier]:
     outliers = []
-    for name, metric in row.metrics.items():
-        runs = [run for run in row.runs if name in run.metrics]
-        for index in find_outlier_indexes([run.metrics[name] for run in runs]):
-            run = runs[index]
-            outliers.append(Outlier(run.run_id, row.id, name, run.metrics[name], metric.median))
+    for metric_name, estimate in row.metrics.items():
+        runs_with_value = [run for run in row.runs if metric_name in run.metrics]
+        for index in find_outlier_indexes([run.metrics[metric_name] for run in runs_with_value]):
+            run = runs_with_value[index]
+            outliers.append(Outlier(run.run_id, row.id, metric_name, run.metrics[metric_name], estimate.median))
     return outliers
 
 
 def _list_failures(cell: LoadedCell) -> list[Failure]:
     """All runs of a cell that ended without completing, or whose state is not known. Runs that are running or waiting do not
     count."""
-    other_states = {"planned", "pending", "running", "completed", IMPORTED}
+    unfailed_states = {"planned", "pending", "running", "completed", IMPORTED}
     return [
-        Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, superseded)
-        for runs, superseded in ((cell.runs, False), (cell.earlier_attempts, True))
+        Failure(run.run_id, cell.id, run.verdict.state, run.verdict.why, is_superseded)
+        for runs, is_superseded in ((cell.runs, False), (cell.earlier_attempts, True))
         for run in runs
-        if run.verdict.state not in other_states and run.verdict != NO_FOLDER_STATE
+        if run.verdict.state not in unfailed_states and run.verdict != NO_FOLDER_STATE
     ]

@@ -63,13 +63,13 @@ def get_experiment_name(loaded: LoadedMatrix) -> str:
 
 def list_tracked_runs(loaded: LoadedMatrix, summary: Summary) -> list[TrackedRun]:
     """All runs of the matrix that have a run folder, including earlier attempts."""
-    labels = summary.labels_by_cell
-    metrics = {
+    label_by_cell = summary.labels_by_cell
+    metrics_by_run = {
         run.run_id: {name: float(value) for name, value in run.metrics.items()} for row in summary.rows for run in row.runs
     }
     runs_with_folder = {run.run_id for run in loaded.runs}
     return [
-        _build_tracked_run(loaded.expansion.name, cell.cell, run, labels[cell.id], metrics.get(run.run_id, {}))
+        _build_tracked_run(loaded.expansion.name, cell.cell, run, label_by_cell[cell.id], metrics_by_run.get(run.run_id, {}))
         for cell in loaded.cells
         for run in (*cell.runs, *cell.earlier_attempts)
         if run.run_id in runs_with_folder
@@ -90,9 +90,9 @@ def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, Tracke
     return printable.clean_to_one_line(expansion.name), _build_tracked_run(expansion.name, cell, run, label, metrics)
 
 
-def _build_tracked_run(matrix: str, cell: AnyCell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
+def _build_tracked_run(matrix_name: str, cell: AnyCell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
     config = cell_names.values_by_name(msgspec.to_builtins(cell)) | {
-        "matrix": matrix,
+        "matrix": matrix_name,
         "cell": cell.name(),
         "repeat": run.repeat,
         "attempt": run.attempt,
@@ -100,26 +100,28 @@ def _build_tracked_run(matrix: str, cell: AnyCell, run: LoadedRun, label: str, m
         "rehearsal": run.is_rehearsal,
         "git_commit": run.run.git_commit if run.run else None,
     }
-    tags = [matrix, cell.strategy, run.verdict.state, *(["rehearsal"] if run.is_rehearsal else [])]
+    tags = [matrix_name, cell.strategy, run.verdict.state, *(["rehearsal"] if run.is_rehearsal else [])]
     began_s, ended_s = run.steps.select(began=pl.col("wall_s").min(), ended=pl.col("wall_s").max()).row(0)
-    hosts = ", ".join(dict.fromkeys(host.host for host in run.hosts))
-    label, tags, config, hosts = printable.map_texts([label, tags, config, hosts], printable.clean_to_one_line)
-    return TrackedRun(run.run_id, label, run.verdict.state, tags, config, _list_steps(run), metrics, began_s, ended_s, hosts)
+    host_names = ", ".join(dict.fromkeys(host.host for host in run.hosts))
+    label, tags, config, host_names = printable.map_texts([label, tags, config, host_names], printable.clean_to_one_line)
+    return TrackedRun(
+        run.run_id, label, run.verdict.state, tags, config, _list_tracked_steps(run), metrics, began_s, ended_s, host_names
+    )
 
 
-def _list_steps(run: LoadedRun) -> list[TrackedStep]:
+def _list_tracked_steps(run: LoadedRun) -> list[TrackedStep]:
     """The timed steps of a run. A step that an instrument slowed down has a loss, but no step time and no throughput."""
     step_losses = steps.join_world_steps(run.timed_steps).select("step", "wall_s", "loss")
-    step_times = steps.join_world_steps(steps.select_unwatched(run.timed_steps)).select(
+    step_times = steps.join_world_steps(steps.select_unwatched_steps(run.timed_steps)).select(
         "step", "step_ms", throughput_per_s=1000 * pl.col("units") / pl.col("step_ms")
     )
-    validation = {
+    validation_by_step = {
         record.step: {"validation_loss": record.loss, "validation_accuracy_pct": 100 * record.accuracy}
         for record in run.validation
     }
     tracked_steps = []
     for row in step_losses.join(step_times, on="step", how="left").sort("step").iter_rows(named=True):
         step, wall_s = row.pop("step"), row.pop("wall_s")
-        values = {name: value for name, value in row.items() if value is not None}
-        tracked_steps.append(TrackedStep(step, wall_s, values | validation.get(step, {})))
+        value_by_name = {name: value for name, value in row.items() if value is not None}
+        tracked_steps.append(TrackedStep(step, wall_s, value_by_name | validation_by_step.get(step, {})))
     return tracked_steps

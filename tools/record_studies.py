@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from jobs.planning.claim_lint import has_instrument
 from jobs.planning.resolve import resolve_cells
 from shardlab.matrix import cell_names, matrix, metric_names
@@ -117,7 +117,7 @@ def count_claims(study: Matrix, cells: list[Cell], rehearsal: dict[str, Any]) ->
     claims = study.file.claims
     measurable = [claim for claim in claims if all(is_measured(cells, *call) for call in Expression(claim.test).call_arguments)]
     others = [claim for claim in measurable if claim.id not in rehearsal["decided"]]
-    exact_metrics = {metric.name for metric in all_metrics() if metric.exact}
+    exact_metrics = {metric.name for metric in load_metrics() if metric.exact}
     causes = Counter(metric for claim in others for metric in Expression(claim.test).calls - exact_metrics)
     reasons = [f"{len(others)} compare {list_counts(causes)}; a rehearsal does not decide them"] * bool(others)
     not_run = rehearsal.get("verdicts", {}).get(NOT_RUN, 0)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from collect.traces.calls import bytes_sent_for_message
+from collect.traces.calls import compute_sent_bytes
 from shardlab.files import files
 from shardlab.hardware.nccl_log import TIMED_STEPS_BEGIN, TIMED_STEPS_END
 
@@ -78,7 +78,7 @@ def _count_bytes(log: bytes) -> LoggedBytes:
         operation, is_part = _OPERATIONS.get(name, ("", False))
         element_bytes = ELEMENT_BYTES[int(kind)] if int(kind) < len(ELEMENT_BYTES) else None
         message_bytes = int(count) * (element_bytes or 0) * (int(ranks) if is_part else 1)
-        call_bytes = bytes_sent_for_message(operation, message_bytes, int(ranks)) if element_bytes else None
+        call_bytes = compute_sent_bytes(operation, message_bytes, int(ranks)) if element_bytes else None
         sent_bytes += call_bytes or 0.0
         unread_lines += call_bytes is None
     return LoggedBytes(sent_bytes, unread_lines)

@@ -79,8 +79,8 @@ class Pseudonyms:
                 continue
             if name in RESERVED_WORDS or name in words:
                 raise InputError(
-                    f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it cannot be "
-                    "replaced. Allowed: other names, or an archive without --anonymous."
+                    f"--anonymous: the {kind} {name!r} has the same name as a key or value in the records, so it "
+                    "cannot be replaced. Allowed: other names, or an archive without --anonymous."
                 )
             if name.lower().encode() in pseudonym_by_spelling:
                 continue
@@ -291,6 +291,6 @@ FORMAT_WORDS = frozenset((
 ))  # fmt: skip
 # A name that equals one of these words is refused, because texts and expressions contain these words too.
 RESERVED_WORDS = _list_record_keys(expansion, host, record, run, study, matrix) | FORMAT_WORDS
-RESERVED_WORDS |= {known_metric.name for known_metric in metric.all_metrics()}
+RESERVED_WORDS |= {known_metric.name for known_metric in metric.load_metrics()}
 # Further keys of JSON files. A name may equal such a key, which stays in place.
 KEPT_WORDS = RESERVED_WORDS | _list_record_keys(cluster_file, event)

@@ -30,8 +30,8 @@ from shardlab.workspace.workspace import Workspace
 
 # Why cluster.yaml is left out: the values that the archived cluster file lacks, because they may be secret.
 MISSING_VALUES_REASON = (
-    f"{archive.CLUSTER_FILE} has its content without ssh.identity, slurm.setup, slurm.extra, the bindings and the portal_url "
-    "of cloudlab, and without users, passwords and queries of URLs"
+    f"{archive.CLUSTER_FILE} has its content without ssh.identity, slurm.setup, slurm.extra, the "
+    "bindings and the portal_url of cloudlab, and without users, passwords and queries of URLs"
 )
 
 
@@ -131,7 +131,7 @@ def write_matrix_report(workspace: Workspace, matrix_name: str, original_workspa
     workspace_metrics = own_metrics.compute_own_metrics(workspace, matrix_name, original_workspace=original_workspace)
     workspace_metrics.add_to_runs(loaded)
     summary = summarize(loaded, loaded.expansion.baseline)
-    summary.remarks.extend(workspace_metrics.remarks())
+    summary.remarks.extend(workspace_metrics.list_remarks())
     write_report.write_report(workspace.report, workspace, loaded, summary)
     return summary
 

@@ -13,7 +13,7 @@ from collect.comparison.ratio import DifferenceWord, Mean
 from collect.findings import comparability
 from collect.findings.row import CellRow
 from collect.findings.statistics import compute_standard_error
-from collect.metric import Metric, all_metrics
+from collect.metric import Metric, load_metrics
 from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.summary import Summary
 from collect.verdicts.selection import Measurements
@@ -257,7 +257,7 @@ def _make_pair_remarks(results_a: _CellResults, results_b: _CellResults) -> list
 
 
 def _compare_metrics(results_a: _CellResults, results_b: _CellResults) -> list[MetricComparison]:
-    comparisons = (_compare_metric(metric, results_a, results_b) for metric in all_metrics() if metric.of_run)
+    comparisons = (_compare_metric(metric, results_a, results_b) for metric in load_metrics() if metric.of_run)
     return [comparison for comparison in comparisons if comparison]
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from collect.comparison import ratio
 from collect.comparison.compare import ComparedCell, Comparison, Gate, GatedCell, MetricComparison
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from shardlab.errors import InputError, UnknownName
 from shardlab.terminal import notation
 
@@ -40,7 +40,7 @@ def parse_condition(condition_text: str) -> Condition:
             f"--fail-if: found {condition_text!r}. Allowed: a metric, one of < <= > >=, and a ratio B / A above 0, such as "
             '"throughput < 0.95".'
         )
-    metric_names = [metric.name for metric in all_metrics() if metric.of_run]
+    metric_names = [metric.name for metric in load_metrics() if metric.of_run]
     full_names = [name for name in metric_names if name in (match[1], *(match[1] + unit for unit in _UNIT_SUFFIXES))]
     if not full_names:
         raise UnknownName("metric of a run", match[1], metric_names, place="--fail-if")
@@ -103,6 +103,6 @@ def _describe_deciding_repeats(threshold: float, metric: MetricComparison) -> st
     repeat_count = ratio.count_deciding_repeats(relative_deviations, metric.b / metric.a, threshold, least_repeats)
     number_text = f"more than {ratio.MOST_REPEATS}" if repeat_count is None else f"about {repeat_count}"
     return (
-        f"{number_text} repeats in A and in B would decide, if the ratio and the scatter stay as they are "
-        f"(n = {metric.n_a} and {metric.n_b})"
+        f"{number_text} repeats in A and in B would decide, if the ratio and the scatter stay as they are (n = "
+        f"{metric.n_a} and {metric.n_b})"
     )

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from collect.loading.telemetry import GAP_PERIODS
+from collect.loading.telemetry import LEAST_GAP_PERIODS
 from collect.metrics.network import MIN_COVERED_SHARE
 
 STRETCHES = 200  # the most stretches of a run: a screen cannot show more points per line if there are a dozen lines
@@ -103,7 +103,7 @@ def _select_valid_readings(readings: pl.DataFrame) -> pl.DataFrame:
     elapsed_s = pl.col("until_s") - pl.col("since_s")
     usual_period_s = elapsed_s.quantile(0.5, "higher").over("run", "device")
     readings = readings.with_columns(devices=pl.col("device").n_unique().over("run"), usual_s=usual_period_s)
-    readings = readings.filter(pl.col("value").is_not_null(), elapsed_s > 0, elapsed_s <= GAP_PERIODS * pl.col("usual_s"))
+    readings = readings.filter(pl.col("value").is_not_null(), elapsed_s > 0, elapsed_s <= LEAST_GAP_PERIODS * pl.col("usual_s"))
     total_s = (pl.col("until_s").max() - pl.col("since_s").min()).over("run")
     return readings.with_columns(width_s=pl.max_horizontal(total_s / STRETCHES, pl.col("usual_s").max().over("run")))
 

@@ -15,7 +15,7 @@ from collect.drawing.panel_grid import HEAD_PX, MARGINS_PX, arrange_panels, grid
 from collect.drawing.traces import make_points, thin_points
 from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, WorkloadGroup, escape, order_by_visibility
 from collect.findings import columns
-from collect.strategy_style import MOST_STRATEGIES, Look, strategy_look
+from collect.strategy_style import MOST_STRATEGIES, Look, make_strategy_look
 
 KEYS = {"strategy": "strategy", "gpus": "number of ranks", "global_batch_size": "batch size"}  # a panel for each value of one
 MOST_PANELS = 24
@@ -108,7 +108,7 @@ def split_lines(figure: Figure, place_by_line: Mapping[str, PanelPlace]) -> Figu
         return figure
     titles = list(dict.fromkeys(place.panel for place in place_by_line.values()))
     variants = list(dict.fromkeys(place.variant for place in place_by_line.values()))
-    looks = {name: strategy_look(index % MOST_STRATEGIES, index // MOST_STRATEGIES) for index, name in enumerate(variants)}
+    looks = {name: make_strategy_look(index % MOST_STRATEGIES, index // MOST_STRATEGIES) for index, name in enumerate(variants)}
     y_axes = [figure.layout[name] for name in sorted(figure.layout) if name.startswith("yaxis")]
     grid = arrange_panels([PLOT_PX] * len(titles), COLUMNS, len(y_axes), head_px=HEAD_PX)
     traces: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from collect.drawing.axes import make_axis, make_layout, name_axis
 from collect.drawing.panel_rows import MIN_ROWS_PER_PANEL, split_rows
 from collect.drawing.small_multiples import divide_cells
 from collect.drawing.traces import make_horizontal_bars, make_points
-from collect.figure import INK, MOST_ROWS, CellMark, Figure, WorkloadGroup, count_left_out
+from collect.figure import INK, MOST_ROWS, CellMark, Figure, WorkloadGroup, describe_rest
 from shardlab.terminal import notation
 
 MOST_BARS = 60  # the most cells that a figure draws in one plot: nobody compares more cells at once
@@ -106,7 +106,7 @@ def limit_entries(entries: list[Entry], get_mark: Callable[[Entry], CellMark]) -
     """
     if len(entries) <= MOST_BARS or divide_cells([get_mark(entry) for entry in entries], MOST_ROWS, MIN_ROWS_PER_PANEL):
         return entries, ""
-    return entries[:MOST_BARS], count_left_out(len(entries) - MOST_BARS)
+    return entries[:MOST_BARS], describe_rest(len(entries) - MOST_BARS)
 
 
 def make_labelled_rows_layout(row_labels: Sequence[str], label_px: int, row_px: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collect.explain import explanation
 from collect.explain.explanation import ExplainedRun, Explanation, TimedWindow
 from collect.explain.read_file import EventPlace, ReadFile
 from collect.findings import comparability
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.reading import own_metrics
 from collect.reading.load import load_matrix
 from collect.report import verdict_text
@@ -31,7 +31,7 @@ def show_explanation(
     Raises InputError if there is no such row.
     """
     loaded = load_matrix(workspace, matrix_name)
-    shipped_names = {metric.name for metric in all_metrics()}
+    shipped_names = {metric.name for metric in load_metrics()}
     workspace_metrics = own_metrics.OwnMetrics()
     if metric_name not in shipped_names:
         workspace_metrics = own_metrics.compute_own_metrics(workspace, loaded.expansion.name)
@@ -115,7 +115,7 @@ def print_metrics(workspace: Workspace, output: Output) -> int:
     """Print all metrics, also those of the workspace. Returns the exit code: 1 if a file of the workspace defines no metric."""
     workspace_metrics = own_metrics.compute_own_metrics(workspace, None)
     workspace_metrics.add_to_menu()
-    metrics = all_metrics()
+    metrics = load_metrics()
     files = {entry.name: entry.file for entry in workspace_metrics.metrics}
     rows = [[entry.name, entry.unit, entry.direction, entry.definition, files.get(entry.name, "ships")] for entry in metrics]
     output.print_table("", ["Metric", "Unit", "Direction", "Definition", "From"], rows, priorities={"Direction": 1})

@@ -12,10 +12,10 @@ from collect.findings.comparability import find_baseline, group_families
 from collect.findings.row import CellRow, RunRow
 from collect.findings.statistics import Estimate
 from collect.loading.loaded_run import LoadedRun
-from collect.metric import Metric, Reads, all_metrics, compute_quantities
+from collect.metric import Metric, Reads, compute_quantities, load_metrics
 from collect.reading.load import LoadedMatrix
 from collect.report import verdict_text
-from collect.summary import Summary, reason_not_compared
+from collect.summary import Summary, explain_why_not_compared
 from shardlab.errors import InputError, UnknownName
 
 NO_WINDOW_REASON = "the run has no two timed steps, so it has no timed window"
@@ -141,7 +141,7 @@ def find_metric(metric_name: str) -> Metric:
     """The metric of this name. Raises UnknownName, which lists the allowed names, if rows have no such metric."""
     allowed_metrics = {
         metric.name: metric
-        for metric in all_metrics()
+        for metric in load_metrics()
         if metric.of_run_at is None and not (metric.of_cells and metric.argument)
     }
     if metric_name not in allowed_metrics:
@@ -158,7 +158,7 @@ def explain_value(
     if metric.of_cells is not None:
         baseline_row, unknown_reason = _find_baseline_row(loaded, summary, row, metric)
         explained_rows += [baseline_row] if baseline_row is not None and baseline_row.id != row.id else []
-        run_metric = next(candidate for candidate in all_metrics() if candidate.name == metric.compares)
+        run_metric = next(candidate for candidate in load_metrics() if candidate.name == metric.compares)
         for other in [row, *([baseline_row] if baseline_row is not None else [])]:
             estimate_of_row = other.metrics.get(metric.compares)
             value_and_unit = (estimate_of_row.value, estimate_of_row.unit) if estimate_of_row else (None, run_metric.unit)
@@ -197,7 +197,7 @@ def _find_baseline_row(loaded: LoadedMatrix, summary: Summary, row: CellRow, met
         for cell in cell_family:
             if cell.id == row.id and (baseline := find_baseline(cell, cell_family, summary.baseline)) is not None:
                 baseline_row = next(candidate for candidate in summary.rows if candidate.id == baseline.id)
-                reason = reason_not_compared(metric, row, baseline_row)
+                reason = explain_why_not_compared(metric, row, baseline_row)
                 return baseline_row, reason or "the definition of the metric does not apply to these two rows"
     return None, f"no completed row of the baseline strategy {summary.baseline} does the same work"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from collect import tracked_run
-from collect.export import Export, import_package, set_environment
+from collect.export import Export, import_package, set_environment_variables
 from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
@@ -35,7 +35,7 @@ def write_experiment(loaded: LoadedMatrix, summary: Summary, folder: Path, final
     final_path: the final path of `folder`, which MLflow writes into its files, because `folder` is renamed when it is complete.
     """
     (folder / STORE_FOLDER).mkdir()  # if the folder exists, MLflow does not add its default experiment to it
-    with set_environment(**_ENVIRONMENT):
+    with set_environment_variables(**_ENVIRONMENT):
         client = import_package("mlflow.tracking").MlflowClient((folder / STORE_FOLDER).as_uri())
         experiment_id = client.create_experiment(
             tracked_run.get_experiment_name(loaded), artifact_location=(final_path / STORE_FOLDER / "artifacts").as_uri()

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from collect import atomic_folder, tracked_run
-from collect.export import Export, import_package, set_environment
+from collect.export import Export, import_package, set_environment_variables
 from collect.reading.load import LoadedMatrix
 from collect.summary import Summary
 from collect.tracked_run import TrackedRun, TrackedStep
@@ -23,7 +23,7 @@ WANDB_FOLDER = "wandb"  # the folder into which the library wandb writes runs
 def write_offline_runs(loaded: LoadedMatrix, summary: Summary, folder: Path, _final_path: Path) -> None:
     """Write one offline run of Weights & Biases for each run of the matrix."""
     # The library sends reports of its own errors over the network unless this variable is `false` when it is imported.
-    with set_environment(WANDB_ERROR_REPORTING="false"), _silence_logging_errors():
+    with set_environment_variables(WANDB_ERROR_REPORTING="false"), _silence_logging_errors():
         wandb = import_package("wandb")
         try:
             for run in tracked_run.list_tracked_runs(loaded, summary):

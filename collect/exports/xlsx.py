@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from collect.export import Export, import_package
 from collect.findings.row import CellRow, RunRow
 from collect.flat_tables import CELL_KEYS
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.reading.load import LoadedMatrix
 from collect.report import summary_tables, verdict_text
 from collect.summary import Summary
@@ -70,7 +70,7 @@ def _make_cells_sheet(summary: Summary) -> Sheet:
         [label_by_cell[row.id], row.id, *(row.cell[key] for key in CELL_KEYS), row.state, row.n, summary.rehearsal]
         for row in summary.rows
     ]
-    for metric in all_metrics():
+    for metric in load_metrics():
         estimates = [row.metrics.get(metric.name) for row in summary.rows]
         distinct_units = sorted({estimate.unit for estimate in estimates if estimate})
         distinct_kinds = sorted({estimate.kind for estimate in estimates if estimate and estimate.kind})
@@ -99,7 +99,7 @@ def _make_runs_sheet(summary: Summary) -> Sheet:
     rows: list[list[Field]] = [
         [run.run_id, labels[row.id], run.repeat, run.attempt, run.state, run.why, summary.rehearsal] for row, run in row_runs
     ]
-    for metric in all_metrics():
+    for metric in load_metrics():
         distinct_units = sorted({row.metrics[metric.name].unit for row in summary.rows if metric.name in row.metrics})
         if not distinct_units:
             continue

@@ -61,13 +61,13 @@ class ExpectedRun(msgspec.Struct):
     """What is on this machine already, by name of the file."""
 
     @property
-    def bytes(self) -> int:
+    def expected_bytes(self) -> int:
         """The number of bytes that the cluster will send, if all copies on this machine are as on the cluster."""
         cluster_manifest = self.offered.manifest
         files_bytes = (
             self.offered.bytes
             if cluster_manifest is None
-            else sum(cluster_manifest.files[name].bytes for name in self.wanted_names or ())
+            else sum(cluster_manifest.files[file_name].bytes for file_name in self.wanted_names or ())
         )
         return max(0, files_bytes - sum(copy.file.bytes for copy in self.held_copies.values()))
 
@@ -81,22 +81,22 @@ def download_runs(
 ) -> dict[str, DownloadedRun]:
     """Download every run whose id matches one of the patterns, or all runs if there are no patterns.
 
-    conversation: as `fetch_command._ask_for_runs` yields it for these patterns.
+    conversation: as `fetch_command._open_conversation` yields it for these patterns.
     Returns {run id: result}. A run that is equal on this machine and on the cluster is not transferred. Raises ShardlabError if
     the cluster does not answer or the transfer stops.
     """
     cluster = conversation.remote
-    conversation.must_stop = progress.while_waiting(f"{cluster.host}: the cluster reads the files of its runs.")
+    conversation.must_stop = progress.make_wait_check(f"{cluster.host}: the cluster reads the files of its runs.")
     with gc_pause.pause_collector():
         offers = conversation.receive(RunOffers)
         offered_runs = [conversation.receive(OfferedRun) for _ in range(offers.runs)]
         conversation.must_stop = progress.is_stopped  # the progress of the transfer now says what the command waits for
-        staging = _make_staging_folder(workspace)
+        staging_folder = _make_staging_folder(workspace)
         with files.as_workspace_error("read"):
-            result_of_run, expected_runs = _compare_offers(
-                workspace, staging, list({run.run: run for run in offered_runs}.values())
+            result_by_run, expected_runs = _compare_offers(
+                workspace, staging_folder, list({run.run: run for run in offered_runs}.values())
             )
-        is_shared = sees_workspace(cluster)
+        is_shared = is_workspace_shared(cluster)
         conversation.send(WantedRuns([run.wanted_run for run in expected_runs], is_shared))
         report_bytes = _begin_progress(cluster, expected_runs, progress)
         remaining_runs = deque(expected_runs)
@@ -104,17 +104,17 @@ def download_runs(
         try:
             with files.as_workspace_error("write"):
                 while remaining_runs:
-                    _receive_run(workspace, cluster, arrival, remaining_runs[0], result_of_run[remaining_runs[0].offered.run])
+                    _receive_run(workspace, cluster, arrival, remaining_runs[0], result_by_run[remaining_runs[0].offered.run])
                     remaining_runs.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_stopped_text(cluster, error.why, result_of_run, remaining_runs)) from None
-        fetch_matrices.store_matrices(workspace, offers.descriptions)
+            raise ShardlabError(_describe_stopped_transfer(cluster, error.why, result_by_run, remaining_runs)) from None
+        fetch_matrices.store_matrix_descriptions(workspace, offers.descriptions)
         if not patterns:
-            shutil.rmtree(staging, ignore_errors=True)
-    return result_of_run
+            shutil.rmtree(staging_folder, ignore_errors=True)
+    return result_by_run
 
 
-def sees_workspace(cluster: RemoteWorkspace) -> bool:
+def is_workspace_shared(cluster: RemoteWorkspace) -> bool:
     """Whether this machine sees the workspace of the cluster under the same path, e.g. on shared storage."""
     try:
         return files.read(Path(cluster.workspace) / remote_workspace.MARK_FILE).decode() == cluster.mark
@@ -124,14 +124,14 @@ def sees_workspace(cluster: RemoteWorkspace) -> bool:
 
 def _make_staging_folder(workspace: Workspace) -> Path:
     """Make the staging folder, into which files are transferred. Files that an interrupted download left there stay."""
-    staging = workspace.runs / STAGING_FOLDER
+    staging_folder = workspace.runs / STAGING_FOLDER
     with files.as_workspace_error("write"):
         with contextlib.suppress(FileExistsError):
-            staging.mkdir(mode=0o700)
-        if not files.is_folder(staging):
-            raise InputError(f"{staging}: is not a folder; remove it and run the same command again.")
-        shutil.rmtree(staging / "whole", ignore_errors=True)
-    return staging
+            staging_folder.mkdir(mode=0o700)
+        if not files.is_folder(staging_folder):
+            raise InputError(f"{staging_folder}: is not a folder; remove it and run the same command again.")
+        shutil.rmtree(staging_folder / "whole", ignore_errors=True)
+    return staging_folder
 
 
 def _compare_offers(
@@ -139,54 +139,54 @@ def _compare_offers(
 ) -> tuple[dict[str, DownloadedRun], list[ExpectedRun]]:
     """Compare the runs that the cluster offers with the runs on this machine. Returns ({run id: result so far}, the runs that
     are wanted)."""
-    result_of_run: dict[str, DownloadedRun] = {}
-    to_fetch = []
+    result_by_run: dict[str, DownloadedRun] = {}
+    expected_runs = []
     for run in offered_runs:
-        state = run.state if run.state in STATE_MEANINGS else "unknown"
-        result_of_run[run.run] = result = DownloadedRun(state, not_regular=run.not_regular, parts=run.parts)
+        offered_state = run.state if run.state in STATE_MEANINGS else "unknown"
+        result_by_run[run.run] = downloaded_run = DownloadedRun(offered_state, not_regular=run.not_regular, parts=run.parts)
         cluster_problems = [f"on the cluster: {problem}" for problem in run.problems]
         wanted_names = None
         if run.manifest is not None:
             try:
                 missing_files = _find_missing_files(workspace, run.run, run.manifest)
             except (InputError, NotRegular) as error:
-                result.problems = [_problem_text(workspace, error), *cluster_problems]
+                downloaded_run.problems = [_describe_problem(workspace, error), *cluster_problems]
                 continue
-            result.hashed, wanted_names = missing_files.hashed_files, missing_files.names
+            downloaded_run.hashed, wanted_names = missing_files.hashed_files, missing_files.names
             if missing_files.is_run_here:
                 continue
         if run.problems and wanted_names != []:
-            result.problems = cluster_problems
+            downloaded_run.problems = cluster_problems
         elif run.pruned and wanted_names:
-            result.problems = [_pruned_text(wanted_names)]
+            downloaded_run.problems = [_describe_pruned_files(wanted_names)]
         else:
-            to_fetch.append(
+            expected_runs.append(
                 ExpectedRun(
                     run, wanted_names, _find_held_files(workspace.runs / run.run, staging / "files" / run.run, wanted_names)
                 )
             )
-    return result_of_run, to_fetch
+    return result_by_run, expected_runs
 
 
-def _find_held_files(run_path: Path, staging: Path, names: Sequence[str] | None) -> dict[str, HeldCopy]:
+def _find_held_files(run_path: Path, staging_folder: Path, searched_names: Sequence[str] | None) -> dict[str, HeldCopy]:
     """Find the files, or the beginnings of files, that are on this machine: in the run folder, or in the staging folder, where
-    an interrupted transfer left them. names: the wanted files; None: all files."""
-    own_manifest = None
+    an interrupted transfer left them. searched_names: the wanted files; None: all files."""
+    local_manifest = None
     with contextlib.suppress(InputError, NotRegular):
-        own_manifest = (
+        local_manifest = (
             manifest.read_manifest(RunDir(run_path)) if manifest.regular_file_status(run_path, manifest.MANIFEST_FILE) else None
         )
     held_copies: dict[str, HeldCopy] = {}
-    wanted_names = None if names is None else set(names)
-    for folder, folder_manifest in ((run_path, own_manifest), (staging, None)):
+    wanted_name_set = None if searched_names is None else set(searched_names)
+    for folder, folder_manifest in ((run_path, local_manifest), (staging_folder, None)):
         if not files.is_folder(folder):
             continue
-        for name, status in manifest.list_files(folder).regular.items():
-            if (wanted_names is None or name in wanted_names) and status.st_size:
-                old_file = folder_manifest.files.get(name) if folder_manifest else None
-                is_unchanged = old_file is not None and manifest.is_unchanged(old_file, status)
-                held_file = old_file if old_file and is_unchanged else manifest.hash_file(folder / name, status)
-                held_copies[name] = HeldCopy(folder / name, HeldFile(held_file.bytes, held_file.sha256))
+        for file_name, file_status in manifest.list_files(folder).regular.items():
+            if (wanted_name_set is None or file_name in wanted_name_set) and file_status.st_size:
+                old_file = folder_manifest.files.get(file_name) if folder_manifest else None
+                is_unchanged = old_file is not None and manifest.is_unchanged(old_file, file_status)
+                held_file = old_file if old_file and is_unchanged else manifest.hash_file(folder / file_name, file_status)
+                held_copies[file_name] = HeldCopy(folder / file_name, HeldFile(held_file.bytes, held_file.sha256))
     return held_copies
 
 
@@ -194,21 +194,21 @@ def _begin_progress(
     cluster: RemoteWorkspace, expected_runs: Sequence[ExpectedRun], progress: TransferProgress
 ) -> Callable[[int], None]:
     """Say how much will be transferred. Returns the function that is called with the number of bytes that have come."""
-    expected_bytes = sum(run.bytes for run in expected_runs)
+    expected_bytes = sum(run.expected_bytes for run in expected_runs)
     if not expected_runs:
         return lambda _count: None
-    progress.say(f"{cluster.host}: {len(expected_runs):,} run(s), {expected_bytes / 2**20:,.1f} MiB")
-    return progress.begin(expected_bytes)
+    progress.print_remark(f"{cluster.host}: {len(expected_runs):,} run(s), {expected_bytes / 2**20:,.1f} MiB")
+    return progress.begin_transfer(expected_bytes)
 
 
 def _receive_run(
-    workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: ExpectedRun, result: DownloadedRun
+    workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: ExpectedRun, downloaded_run: DownloadedRun
 ) -> None:
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
-    `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
+    `downloaded_run`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
     written."""
-    run_id, staging = run.offered.run, workspace.runs / STAGING_FOLDER
-    folder = staging / "files" / run_id
+    run_id, staging_folder = run.offered.run, workspace.runs / STAGING_FOLDER
+    folder = staging_folder / "files" / run_id
     try:
         arrived_run = arrival.receive(run_id, folder, run.held_copies)
     except InputError as error:
@@ -218,7 +218,7 @@ def _receive_run(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if arrived_run.end.problems:
-        result.problems = [f"on the cluster: {problem}" for problem in arrived_run.end.problems]
+        downloaded_run.problems = [f"on the cluster: {problem}" for problem in arrived_run.end.problems]
         return
     cluster_manifest = run.offered.manifest or arrived_run.end.manifest
     try:
@@ -226,22 +226,22 @@ def _receive_run(
             raise InputError("the cluster has no manifest of this run")
         missing_files = _find_missing_files(workspace, run_id, cluster_manifest)
     except (InputError, NotRegular) as error:
-        result.problems = [_problem_text(workspace, error)]
+        downloaded_run.problems = [_describe_problem(workspace, error)]
         return
-    result.hashed += len(arrived_run.files)
+    downloaded_run.hashed += len(arrived_run.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
     arrived_digests = {name: copy.file.sha256 for name, copy in run.held_copies.items() if copy.path.is_relative_to(folder)}
     arrived_digests |= {name: file.sha256 for name, file in arrived_run.files.items()}
     differing_names = [name for name in missing_files.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
     if differing_names:
-        result.problems = [
+        downloaded_run.problems = [
             f"{name}: the file that arrived is not the file in the cluster's manifest" for name in differing_names
         ]
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing_files.is_run_here:
         is_whole = arrived_run.is_alone and bool(arrived_run.files) and arrived_run.files == cluster_manifest.files
-        if _put_run_in_place(workspace, staging, missing_files, is_complete=is_whole) and is_whole:
-            result.new_manifest = cluster_manifest
+        if _put_run_in_place(workspace, staging_folder, missing_files, is_complete=is_whole) and is_whole:
+            downloaded_run.new_manifest = cluster_manifest
 
 
 def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: RunManifest) -> MissingFiles:
@@ -251,35 +251,35 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
     """
     manifest.check_received_manifest(cluster_manifest, run_id)
     run = RunDir(workspace.runs / run_id)
-    own_manifest = None
+    local_manifest = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
-        own_manifest = manifest.read_manifest(run) if manifest.regular_file_status(run.path, manifest.MANIFEST_FILE) else None
+        local_manifest = manifest.read_manifest(run) if manifest.regular_file_status(run.path, manifest.MANIFEST_FILE) else None
     missing_files = MissingFiles(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
         missing_files.names = list(cluster_manifest.files)
         return missing_files
-    for name, file in cluster_manifest.files.items():
-        file_status = manifest.regular_file_status(run.path, name)
+    for file_name, manifest_file in cluster_manifest.files.items():
+        file_status = manifest.regular_file_status(run.path, file_name)
         if file_status is None:
-            missing_files.names.append(name)
+            missing_files.names.append(file_name)
             continue
-        own_file = own_manifest.files.get(name) if own_manifest else None
-        if own_file is None or not manifest.is_unchanged(own_file, file_status):
-            current_file = manifest.hash_file(run.path / name, file_status)
+        local_file = local_manifest.files.get(file_name) if local_manifest else None
+        if local_file is None or not manifest.is_unchanged(local_file, file_status):
+            current_file = manifest.hash_file(run.path / file_name, file_status)
             missing_files.hashed_files += 1
             if (
-                own_manifest is not None
-                and own_manifest.complete
-                and own_file is not None
-                and _was_changed_here(run.path / name, current_file, own_file)
+                local_manifest is not None
+                and local_manifest.complete
+                and local_file is not None
+                and _was_changed_here(run.path / file_name, current_file, local_file)
             ):
                 # The file is not overwritten. `fetch_run` compares the run with its manifest and reports the difference.
-                return MissingFiles(own_manifest, [], missing_files.hashed_files, True)
-            own_file = current_file
-        if own_file.sha256 != file.sha256:
-            missing_files.names.append(name)
+                return MissingFiles(local_manifest, [], missing_files.hashed_files, True)
+            local_file = current_file
+        if local_file.sha256 != manifest_file.sha256:
+            missing_files.names.append(file_name)
     missing_files.is_run_here = (
-        not missing_files.names and own_manifest is not None and own_manifest.has_same_content(cluster_manifest)
+        not missing_files.names and local_manifest is not None and local_manifest.has_same_content(cluster_manifest)
     )
     return missing_files
 
@@ -296,7 +296,7 @@ def _was_changed_here(path: Path, current_file: ManifestFile, old_file: Manifest
     )
 
 
-def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: MissingFiles, *, is_complete: bool) -> bool:
+def _put_run_in_place(workspace: Workspace, staging_folder: Path, missing_files: MissingFiles, *, is_complete: bool) -> bool:
     """Move the transferred files of a run into its folder in runs/, then write its manifest.
 
     If the run has no folder in runs/ yet, all files are first put together, and the folder appears in runs/ when it is
@@ -305,24 +305,24 @@ def _put_run_in_place(workspace: Workspace, staging: Path, missing_files: Missin
     is_complete: whether the folder in which the files arrived has exactly the files of the manifest, with their times and
     modes."""
     run_id = missing_files.manifest.run_id
-    run, arrived_folder = workspace.runs / run_id, staging / "files" / run_id
-    is_new = not run.exists()
+    run_folder, arrived_folder = workspace.runs / run_id, staging_folder / "files" / run_id
+    is_new = not run_folder.exists()
     if is_new and is_complete:
         files.write_json(arrived_folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
-        arrived_folder.rename(run)
+        arrived_folder.rename(run_folder)
         return True
-    folder = staging / "whole" / run_id if is_new else run
-    files.make_folder(folder)
-    for name in missing_files.names:
-        manifest.put_in_place(arrived_folder / name, folder / name, missing_files.manifest.files[name])
-    files.write_json(folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
+    target_folder = staging_folder / "whole" / run_id if is_new else run_folder
+    files.make_folder(target_folder)
+    for file_name in missing_files.names:
+        manifest.put_in_place(arrived_folder / file_name, target_folder / file_name, missing_files.manifest.files[file_name])
+    files.write_json(target_folder / manifest.MANIFEST_FILE, missing_files.manifest, sync=False)
     if is_new:
-        folder.rename(run)
+        target_folder.rename(run_folder)
     shutil.rmtree(arrived_folder, ignore_errors=True)
     return False
 
 
-def _problem_text(workspace: Workspace, error: Exception) -> str:
+def _describe_problem(workspace: Workspace, error: Exception) -> str:
     if not isinstance(error, NotRegular):
         return str(error)
     run_path = Path(error.filename).relative_to(workspace.runs)
@@ -332,14 +332,14 @@ def _problem_text(workspace: Workspace, error: Exception) -> str:
     )
 
 
-def _pruned_text(names: Sequence[str]) -> str:
-    rest_text = f" and {len(names) - 1} more files are" if names[1:] else " is"
-    return f"{names[0]}{rest_text} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
+def _describe_pruned_files(file_names: Sequence[str]) -> str:
+    rest_text = f" and {len(file_names) - 1} more files are" if file_names[1:] else " is"
+    return f"{file_names[0]}{rest_text} not here, and `collect fetch --prune` has removed the files of this run on the cluster"
 
 
-def _stopped_text(
-    cluster: RemoteWorkspace, reason: str, result_of_run: Mapping[str, DownloadedRun], remaining_runs: Sequence[ExpectedRun]
+def _describe_stopped_transfer(
+    cluster: RemoteWorkspace, reason: str, result_by_run: Mapping[str, DownloadedRun], remaining_runs: Sequence[ExpectedRun]
 ) -> str:
-    done_count = sum(not run.problems for run in result_of_run.values()) - len(remaining_runs)
-    progress_text = f"{done_count} of {len(result_of_run)} runs are on this machine and were checked"
+    done_count = sum(not run.problems for run in result_by_run.values()) - len(remaining_runs)
+    progress_text = f"{done_count} of {len(result_by_run)} runs are on this machine and were checked"
     return f"{cluster.host}: the transfer stopped: {reason}. {progress_text}; run the same command again to continue."

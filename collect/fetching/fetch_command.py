@@ -42,7 +42,7 @@ def fetch_and_print(
         prune.must_be_stored_elsewhere(workspace)
         if not is_confirmed and not sys.stdin.isatty():
             raise InputError("--prune was not confirmed. Allowed: the option --yes, or the answer `yes` on a terminal.")
-    with _ask_for_runs(workspace, patterns, output) as conversation:
+    with _open_conversation(workspace, patterns, output) as conversation:
         from collect.fetching import progress
 
         with progress.show_progress(output) as transfer_progress:
@@ -51,22 +51,23 @@ def fetch_and_print(
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     run_rows = [
         [handles.run_handle(run.run, cell_handles), run.run, run.state]
-        + [f"{count:,}" for count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)]
+        + [f"{shown_count:,}" for shown_count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)]
         for run in fetched_runs
     ]
     output.print_table("", [handles.HEADING, *headings], run_rows)
     for run in fetched_runs:
         if run.damage:
             output.print_remark(f"{run.run}: damaged records: {run.damage}", style="yellow")
-        for name in run.added:
-            output.print_detail(f"{run.run}: {name}: the file is new since the run was fetched")
+        for file_name in run.added:
+            output.print_detail(f"{run.run}: {file_name}: the file is new since the run was fetched")
         for problem in run.problems:
             output.print_remark(f"{run.run}: {problem}", style="red")
-        for sentence in run.parts:
-            output.print_remark(f"{run.run}: {sentence}", style="red")
-        for name, kind in run.not_regular.items():
+        for part_sentence in run.parts:
+            output.print_remark(f"{run.run}: {part_sentence}", style="red")
+        for file_name, entry_kind in run.not_regular.items():
             output.print_remark(
-                f"{run.run}: {name} is {kind}; only regular files and folders with names in UTF-8 are fetched", style="red"
+                f"{run.run}: {file_name} is {entry_kind}; only regular files and folders with names in UTF-8 are fetched",
+                style="red",
             )
     changed_count = sum(bool(run.problems) for run in fetched_runs)
     if changed_count:
@@ -96,7 +97,8 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence
         verified_places = prune.verify_files(workspace, fetched_runs, transfer_progress)
     for place in verified_places:
         if place.runs:
-            files_text = f"{place.file_count:,} files of {len(place.runs):,} run(s), {place.files_bytes / 2**20:,.1f} MiB"
+            files_text = f"{place.file_count:,} files of {len(place.runs):,} run(s)"
+            files_text += f", {place.files_bytes / 2**20:,.1f} MiB"
             output.print_remark(f"{place.where}: {files_text}: their checksums are those of the files on this machine.")
     if not any(place.runs for place in verified_places):
         output.print_remark("There is nothing to remove.")
@@ -110,18 +112,18 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence
     for freed_place in freed_places:
         if freed_place.why:
             output.print_remark(f"{freed_place.where}: files of {freed_place.run} stay: {freed_place.why}", style="red")
-    for where in dict.fromkeys(freed_place.where for freed_place in freed_places if freed_place.files):
-        removed_in_place = [freed_place for freed_place in freed_places if freed_place.where == where]
+    for place_name in dict.fromkeys(freed_place.where for freed_place in freed_places if freed_place.files):
+        removed_in_place = [freed_place for freed_place in freed_places if freed_place.where == place_name]
         file_count, files_bytes = (
             sum(freed_place.files for freed_place in removed_in_place),
             sum(freed_place.bytes for freed_place in removed_in_place),
         )
-        output.print_remark(f"{where}: {file_count:,} files removed, {files_bytes / 2**20:,.1f} MiB freed")
+        output.print_remark(f"{place_name}: {file_count:,} files removed, {files_bytes / 2**20:,.1f} MiB freed")
     return not any(freed_place.why for freed_place in freed_places)
 
 
 @contextmanager
-def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output) -> Iterator[RemoteConversation | None]:
+def _open_conversation(workspace: Workspace, patterns: Sequence[str], output: Output) -> Iterator[RemoteConversation | None]:
     """During the block, the cluster executes collect.fetching.sender, which sends runs, and no other `collect fetch`
     transfers files to this workspace.
 
@@ -129,15 +131,15 @@ def _ask_for_runs(workspace: Workspace, patterns: Sequence[str], output: Output)
     Yields the conversation with the program, or None if the cluster is local, because its runs are already in this workspace.
     Raises ShardlabError if the login fails.
     """
-    cluster = remote_workspace.read_remote_workspace(workspace)
-    if cluster is None:
+    remote_cluster = remote_workspace.read_remote_workspace(workspace)
+    if remote_cluster is None:
         yield None
         return
-    workspace_trust.must_be_allowed(workspace, f"log in to {cluster.host}")
+    workspace_trust.must_be_allowed(workspace, f"log in to {remote_cluster.host}")
     files.make_folder(workspace.runs)
     with (
         files.hold_lock(workspace.shardlab_folder / "fetch.lock", lambda _descriptor: output.print_remark(WAITING_REMARK)),
-        RemoteConversation(cluster, "collect.fetching.sender", "collect fetch") as conversation,
+        RemoteConversation(remote_cluster, "collect.fetching.sender", "collect fetch") as conversation,
     ):
         conversation.send(AskedRuns(list(patterns)))
         yield conversation
@@ -151,7 +153,7 @@ def _fetch_runs(
     The runs of a local cluster are already in the workspace, so only their manifests are written. The runs of a remote cluster
     are downloaded first. If each node has its own part of a run's folder, the first node gathers the parts.
 
-    conversation: as `_ask_for_runs` yields it for these patterns. Raises InputError if a pattern matches no run.
+    conversation: as `_open_conversation` yields it for these patterns. Raises InputError if a pattern matches no run.
     """
     from collect.fetching import fetched_run, node_parts, side_by_side
 
@@ -160,16 +162,16 @@ def _fetch_runs(
         from collect.fetching import download
 
         downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
-    all_ids = sorted({*workspace.run_ids(), *downloads_by_run})
-    matching_ids = workspace.match_runs(patterns, run_ids=all_ids) if patterns else all_ids
-    parts_of_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
-    parts_of_run |= node_parts.gather_if_needed(
-        workspace, [run_id for run_id in matching_ids if run_id not in downloads_by_run], progress
+    all_run_ids = sorted({*workspace.run_ids(), *downloads_by_run})
+    matching_run_ids = workspace.match_runs(patterns, run_ids=all_run_ids) if patterns else all_run_ids
+    part_sentences_by_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
+    part_sentences_by_run |= node_parts.gather_parts_if_needed(
+        workspace, [run_id for run_id in matching_run_ids if run_id not in downloads_by_run], progress
     )
 
     def fetch_one_run(run_id: str) -> FetchedRun:
         return fetched_run.fetch_run(
-            RunDir(workspace.runs / run_id), downloads_by_run.get(run_id), parts_of_run.get(run_id, [])
+            RunDir(workspace.runs / run_id), downloads_by_run.get(run_id), part_sentences_by_run.get(run_id, [])
         )
 
-    return list(side_by_side.map_in_threads(fetch_one_run, matching_ids))
+    return list(side_by_side.map_in_threads(fetch_one_run, matching_run_ids))

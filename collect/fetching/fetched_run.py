@@ -108,11 +108,11 @@ def check_run(
     the caller hashes the files later.
     """
     records = RunRecords.read(run_dir, "open" if is_offer else "read")
-    state, record_damage = records.verdict.state, records.damage
+    judged_state, record_damage = records.verdict.state, records.damage
     fetched_run = FetchedRun(
         run=run_dir.run_id,
-        state=downloaded_run.state if downloaded_run and records.verdict == NO_FOLDER_STATE else state,
-        complete=state in FINAL_STATES and not records.was_requeued and not part_sentences,
+        state=downloaded_run.state if downloaded_run and records.verdict == NO_FOLDER_STATE else judged_state,
+        complete=judged_state in FINAL_STATES and not records.was_requeued and not part_sentences,
         parts=list(part_sentences),
         files=0,
         bytes=0,
@@ -148,7 +148,7 @@ def check_run(
             current_manifest, difference = manifest.compare_with_manifest(run_dir, run_listing, earlier_manifest)
             fetched_run.hashed += difference.hashed
             if fetched_run.pruned:
-                difference.vanished = [name for name in difference.vanished if pruning.is_kept(name)]
+                difference.vanished = [name for name in difference.vanished if pruning.is_kept_by_cluster(name)]
             fetched_run.added, fetched_run.problems = difference.added, difference.problems
         _set_totals(fetched_run, current_manifest)
         if current_manifest == earlier_manifest or fetched_run.problems or fetched_run.pruned:

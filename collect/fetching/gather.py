@@ -47,9 +47,9 @@ class NodeParts(msgspec.Struct):
     """The parts of runs that one node has. A file is named RUN_ID/NAME."""
 
     node: str
-    remote: RemoteWorkspace | None
+    remote_workspace: RemoteWorkspace | None
     """The workspace on the node; None: the node did not answer."""
-    sentences: list[tuple[str, list[str]]]
+    sentences_by_run: list[tuple[str, list[str]]]
     """(run id, sentences about the node's part of this run, as `gather` returns them)."""
     manifests: dict[str, RunManifest] = {}
     """Run id -> the files of the node's part."""
@@ -59,13 +59,13 @@ class NodeParts(msgspec.Struct):
     """The files of `missing` that are copied from this node."""
     arrived: set[str] = set()
     """The files of `copied` whose copy is equal to the file on the node."""
-    error: str = ""
+    transfer_error: str = ""
     """Why the transfer from this node failed, or ended early; empty if it did not."""
 
-    def find_file(self, run_path: str) -> ManifestFile:
+    def get_file(self, run_path: str) -> ManifestFile:
         """The size and the digest that a file has on the node. run_path: RUN_ID/NAME of the file."""
-        run_id, _, name = run_path.partition("/")
-        return self.manifests[run_id].files[name]
+        run_id, _, file_name = run_path.partition("/")
+        return self.manifests[run_id].files[file_name]
 
 
 def gather_parts(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
@@ -75,32 +75,32 @@ def gather_parts(workspace: Workspace, run_ids: Sequence[str], progress: Transfe
     on this machine. If this machine is not the first node of a run, nothing is gathered for the run, and the sentence names the
     first node.
     """
-    is_copy = remote_workspace.read_remote_workspace(workspace) is not None
+    is_workspace_copy = remote_workspace.read_remote_workspace(workspace) is not None
     # Name of a node -> (name of its cluster, runs of which it has a part).
     runs_by_node: dict[str, tuple[str, list[RunDir]]] = {}
-    sentences_of_run: dict[str, list[str]] = {}
-    refusals_of_run: dict[str, list[str]] = {}
-    for run in (RunDir(workspace.runs / run_id) for run_id in run_ids):
-        if (cluster_and_placement := _find_ungathered_placement(run)) is None:
+    sentences_by_run: dict[str, list[str]] = {}
+    refusals_by_run: dict[str, list[str]] = {}
+    for run_dir in (RunDir(workspace.runs / run_id) for run_id in run_ids):
+        if (cluster_and_placement := _find_ungathered_placement(run_dir)) is None:
             continue
-        cluster, run_placement = cluster_and_placement
-        if is_copy or run_placement.first_node != gethostname():
-            refusal = f"the parts of its nodes are gathered on {run_placement.first_node}, and this machine is another one"
-            refusals_of_run[run.run_id] = [f"{refusal}; run `collect fetch` on {run_placement.first_node}"]
+        cluster_name, run_placement = cluster_and_placement
+        if is_workspace_copy or run_placement.first_node != gethostname():
+            refusal_text = f"the parts of its nodes are gathered on {run_placement.first_node}, and this machine is another one"
+            refusals_by_run[run_dir.run_id] = [f"{refusal_text}; run `collect fetch` on {run_placement.first_node}"]
             continue
         for node in run_placement.nodes:
-            runs_by_node.setdefault(node, (cluster, []))[1].append(run)
-            sentences_of_run[run.run_id] = []
+            runs_by_node.setdefault(node, (cluster_name, []))[1].append(run_dir)
+            sentences_by_run[run_dir.run_id] = []
     if not runs_by_node:
-        return refusals_of_run
+        return refusals_by_run
     workspace_trust.must_be_allowed(workspace, f"log in to {', '.join(runs_by_node)}")
-    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.say(WAITING_REMARK)):
+    with files.hold_lock(workspace.shardlab_folder / "gather.lock", lambda _descriptor: progress.print_remark(WAITING_REMARK)):
         for run_id, run_sentences in _gather_from_nodes(workspace, runs_by_node, progress):
-            sentences_of_run[run_id] += run_sentences
-    for run_id, run_sentences in sentences_of_run.items():
+            sentences_by_run[run_id] += run_sentences
+    for run_id, run_sentences in sentences_by_run.items():
         if not run_sentences:
             RunDir(workspace.runs / run_id).write_event("collect", GATHERED_EVENT)
-    return sentences_of_run | refusals_of_run
+    return sentences_by_run | refusals_by_run
 
 
 def _gather_from_nodes(
@@ -114,10 +114,10 @@ def _gather_from_nodes(
     """
 
     def try_to_list(node_name: str) -> NodeParts:
-        cluster, runs = runs_by_node[node_name]
-        run_ids = [run.run_id for run in runs]
+        cluster_name, node_runs = runs_by_node[node_name]
+        run_ids = [run.run_id for run in node_runs]
         try:
-            return _list_node_parts(workspace, find_node(workspace, cluster, node_name), run_ids, progress)
+            return _list_node_parts(workspace, find_node(workspace, cluster_name, node_name), run_ids, progress)
         except ShardlabError as error:
             return NodeParts(
                 node_name, None, [(run_id, [f"the part of {node_name} is missing: {error}"]) for run_id in run_ids]
@@ -125,19 +125,19 @@ def _gather_from_nodes(
 
     with ThreadPoolExecutor(max_workers=min(len(runs_by_node), MOST_NODES_AT_ONCE)) as pool:
         try:
-            all_parts = list(pool.map(try_to_list, runs_by_node))
+            parts_of_nodes = list(pool.map(try_to_list, runs_by_node))
             claimed_contents: set[tuple[str, str]] = set()
-            for parts in all_parts:
-                content_keys = {run_path: (run_path, parts.find_file(run_path).sha256) for run_path in parts.missing}
-                parts.copied = [run_path for run_path in parts.missing if content_keys[run_path] not in claimed_contents]
-                claimed_contents |= {content_keys[run_path] for run_path in parts.copied}
-            list(pool.map(lambda parts: _copy_files(workspace, parts, progress), all_parts))
+            for parts in parts_of_nodes:
+                content_key_by_file = {run_path: (run_path, parts.get_file(run_path).sha256) for run_path in parts.missing}
+                parts.copied = [run_path for run_path in parts.missing if content_key_by_file[run_path] not in claimed_contents]
+                claimed_contents |= {content_key_by_file[run_path] for run_path in parts.copied}
+            list(pool.map(lambda parts: _copy_files(workspace, parts, progress), parts_of_nodes))
         except BaseException:
             progress.stop()  # else the pool would wait until the threads have ended their transfers
             raise
-    for parts in all_parts:
+    for parts in parts_of_nodes:
         _store_files(workspace, parts)
-    return [run_sentences for parts in all_parts for run_sentences in parts.sentences]
+    return [run_sentences for parts in parts_of_nodes for run_sentences in parts.sentences_by_run]
 
 
 def _find_ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
@@ -152,10 +152,10 @@ def _find_ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
         return None
 
 
-def find_node(workspace: Workspace, cluster: str, node_name: str) -> InventoryNode:
+def find_node(workspace: Workspace, cluster_name: str, node_name: str) -> InventoryNode:
     """The node of this name in the inventory. Raises InputError if the inventory has no node of this name with shardlab
     installed."""
-    node = next((node for node in inventory.read_inventory(workspace, cluster).nodes if node.name == node_name), None)
+    node = next((node for node in inventory.read_inventory(workspace, cluster_name).nodes if node.name == node_name), None)
     if node is None or node.python is None:
         raise InputError(f"{inventory.inventory_path(workspace)}: lists no node {node_name} with shardlab.")
     return node
@@ -167,34 +167,34 @@ def _list_node_parts(workspace: Workspace, node: InventoryNode, run_ids: list[st
 
     Raises ShardlabError if the node does not answer.
     """
-    remote = remote_workspace.find_node_workspace(workspace, node)
-    listed_parts = list_parts(remote, run_ids, progress)
-    node_parts = NodeParts(node.name, remote, [], {run_id: part.manifest for run_id, part in listed_parts.items()})
+    node_workspace = remote_workspace.find_node_workspace(workspace, node)
+    listed_parts = request_parts(node_workspace, run_ids, progress)
+    node_parts = NodeParts(node.name, node_workspace, [], {run_id: part.manifest for run_id, part in listed_parts.items()})
     for run_id in run_ids:
-        sentences = []
+        run_sentences = []
         if run_id not in listed_parts:
-            sentences.append(f"the part of {node.name} is missing: the node has no folder of this run")
+            run_sentences.append(f"the part of {node.name} is missing: the node has no folder of this run")
         elif listed_parts[run_id].in_use:
-            sentences.append(f"the part of {node.name} may grow: a process on the node still works in its folder")
-        for name, part_file in node_parts.manifests[run_id].files.items() if run_id in listed_parts else ():
-            if has_content(workspace.runs / run_id, name, part_file):
+            run_sentences.append(f"the part of {node.name} may grow: a process on the node still works in its folder")
+        for file_name, part_file in node_parts.manifests[run_id].files.items() if run_id in listed_parts else ():
+            if has_file_content(workspace.runs / run_id, file_name, part_file):
                 continue
-            if part_files.is_of_first_node(name):
-                sentences.append(f"{name} of {node.name} is not stored: only the first node writes this file")
+            if part_files.is_of_first_node(file_name):
+                run_sentences.append(f"{file_name} of {node.name} is not stored: only the first node writes this file")
             else:
-                node_parts.missing.append(f"{run_id}/{name}")
-        node_parts.sentences.append((run_id, sentences))
+                node_parts.missing.append(f"{run_id}/{file_name}")
+        node_parts.sentences_by_run.append((run_id, run_sentences))
     return node_parts
 
 
-def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
+def request_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, ListedPart]:
     """Ask a node for its parts of these runs, and check the answer. run_ids: the run ids. Returns {run id: part}.
 
     Raises ShardlabError if the node does not answer or the answer is not valid.
     """
-    must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(run_ids):,} run(s).")
+    must_stop = progress.make_wait_check(f"{remote.mark}: the node reads the files of its parts of {len(run_ids):,} run(s).")
     request_json = msgspec.json.encode(run_ids)
-    listed = remote.ask(
+    answered_parts = remote.ask(
         "collect.fetching.part_manifest",
         [],
         list[ListedPart],
@@ -202,7 +202,7 @@ def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: Transf
         limit_s=ANSWER_LIMIT_S,
         must_stop=must_stop,
     )
-    listed_parts = {part.manifest.run_id: part for part in listed if part.manifest.run_id in run_ids}
+    listed_parts = {part.manifest.run_id: part for part in answered_parts if part.manifest.run_id in run_ids}
     for run_id, part in listed_parts.items():
         manifest.check_received_manifest(part.manifest, run_id)
     return listed_parts
@@ -210,54 +210,54 @@ def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: Transf
 
 def _copy_files(workspace: Workspace, node_parts: NodeParts, progress: TransferProgress) -> None:
     """Copy the files in `parts.copied` from a node into a staging folder, and set `parts.arrived` and `parts.error`."""
-    staging = _find_staging_folder(workspace, node_parts.node)
+    staging_folder = _find_staging_folder(workspace, node_parts.node)
     try:
         with files.as_workspace_error("write"):
-            if node_parts.remote is not None and node_parts.copied:
-                staging.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _receive_files(node_parts.remote, node_parts, staging, progress)
+            if node_parts.remote_workspace is not None and node_parts.copied:
+                staging_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _receive_files(node_parts.remote_workspace, node_parts, staging_folder, progress)
     except ShardlabError as error:
-        node_parts.error = str(error)
-        node_parts.arrived = _read_staged_files(node_parts, staging)[0]
+        node_parts.transfer_error = str(error)
+        node_parts.arrived = _read_staged_files(node_parts, staging_folder)[0]
 
 
-def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging: Path, progress: TransferProgress) -> None:
-    node_parts.arrived, held_copies = _read_staged_files(node_parts, staging)
-    asked_names = [name for name in node_parts.copied if name not in node_parts.arrived]
-    if not asked_names:
+def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging_folder: Path, progress: TransferProgress) -> None:
+    node_parts.arrived, held_copies = _read_staged_files(node_parts, staging_folder)
+    asked_files = [name for name in node_parts.copied if name not in node_parts.arrived]
+    if not asked_files:
         return
     held_files = {name: copy.file for name, copy in held_copies.items()}
-    most_bytes = {name: node_parts.find_file(name).bytes for name in asked_names}
-    expected_bytes = sum(most_bytes.values()) - sum(file.bytes for file in held_files.values())
-    run_ids = {name.partition("/")[0] for name in asked_names}
-    files_text = f"{len(asked_names):,} files of {len(run_ids):,} run(s)"
-    progress.say(f"{node_parts.node}: {files_text}, {expected_bytes / 2**20:,.1f} MiB")
-    report_bytes = progress.begin(expected_bytes)
+    bytes_by_file = {name: node_parts.get_file(name).bytes for name in asked_files}
+    expected_bytes = sum(bytes_by_file.values()) - sum(file.bytes for file in held_files.values())
+    run_ids = {name.partition("/")[0] for name in asked_files}
+    files_text = f"{len(asked_files):,} files of {len(run_ids):,} run(s)"
+    progress.print_remark(f"{node_parts.node}: {files_text}, {expected_bytes / 2**20:,.1f} MiB")
+    report_bytes = progress.begin_transfer(expected_bytes)
     with RemoteConversation(remote, "shardlab.transfer.node_files", "collect fetch") as conversation:
         conversation.must_stop = progress.is_stopped
-        conversation.send(AskedFiles({**most_bytes}, held_files))
-        arrived = Arrival(conversation, None, report_bytes, most_bytes).receive("", staging, held_copies)
-    node_parts.error = next(iter(arrived.end.problems), "")
-    node_parts.arrived |= {name for name, file in arrived.files.items() if file.sha256 == node_parts.find_file(name).sha256}
+        conversation.send(AskedFiles({**bytes_by_file}, held_files))
+        arrived_run = Arrival(conversation, None, report_bytes, bytes_by_file).receive("", staging_folder, held_copies)
+    node_parts.transfer_error = next(iter(arrived_run.end.problems), "")
+    node_parts.arrived |= {name for name, file in arrived_run.files.items() if file.sha256 == node_parts.get_file(name).sha256}
 
 
-def _read_staged_files(node_parts: NodeParts, staging: Path) -> tuple[set[str], dict[str, HeldCopy]]:
+def _read_staged_files(node_parts: NodeParts, staging_folder: Path) -> tuple[set[str], dict[str, HeldCopy]]:
     """Find what an interrupted transfer left. Returns (the files of `parts.copied` that are complete, the beginnings of
     others)."""
     arrived_names, held_copies = set[str](), dict[str, HeldCopy]()
-    for name in node_parts.copied:
+    for run_path in node_parts.copied:
         try:
-            status = manifest.regular_file_status(staging, name)
+            file_status = manifest.regular_file_status(staging_folder, run_path)
         except NotRegular:  # a file has the name of a folder that an interrupted transfer left, or a folder that of a file
-            shutil.rmtree(staging)
+            shutil.rmtree(staging_folder)
             return set(), {}
-        if status is None or status.st_size > (file := node_parts.find_file(name)).bytes:
+        if file_status is None or file_status.st_size > (file := node_parts.get_file(run_path)).bytes:
             continue
-        sha256 = manifest.compute_digest(staging / name)
+        sha256 = manifest.compute_digest(staging_folder / run_path)
         if sha256 == file.sha256:
-            arrived_names.add(name)
-        elif status.st_size:
-            held_copies[name] = HeldCopy(staging / name, HeldFile(status.st_size, sha256))
+            arrived_names.add(run_path)
+        elif file_status.st_size:
+            held_copies[run_path] = HeldCopy(staging_folder / run_path, HeldFile(file_status.st_size, sha256))
     return arrived_names, held_copies
 
 
@@ -267,64 +267,64 @@ def _store_files(workspace: Workspace, node_parts: NodeParts) -> None:
     Adds a sentence to `parts.sentences` for each file that did not arrive, and for each file that differs from a file on this
     machine.
     """
-    sentences_of_run, staging, has_all_files = (
-        dict(node_parts.sentences),
+    sentences_by_run, staging_folder, has_all_files = (
+        dict(node_parts.sentences_by_run),
         _find_staging_folder(workspace, node_parts.node),
         True,
     )
     for run_path in node_parts.missing:
         run_id, _, name = run_path.partition("/")
-        run, file = RunDir(workspace.runs / run_id), node_parts.find_file(run_path)
-        if has_content(run.path, name, file):  # the file was already stored, because another node had the same file
+        run_dir, file = RunDir(workspace.runs / run_id), node_parts.get_file(run_path)
+        if has_file_content(run_dir.path, name, file):  # the file was already stored, because another node had the same file
             continue
         if run_path not in node_parts.arrived:
             has_all_files = False
-            error_clause = f" ({node_parts.error})" if node_parts.error else ""
-            sentences_of_run[run_id].append(f"{name} of {node_parts.node} did not arrive as the node has it{error_clause}")
-        elif refusal := _put_file_in_place(run, staging / run_id, name, file):
-            sentences_of_run[run_id].append(f"{name} of {node_parts.node} {refusal}")
+            error_clause = f" ({node_parts.transfer_error})" if node_parts.transfer_error else ""
+            sentences_by_run[run_id].append(f"{name} of {node_parts.node} did not arrive as the node has it{error_clause}")
+        elif refusal := _put_file_in_place(run_dir, staging_folder / run_id, name, file):
+            sentences_by_run[run_id].append(f"{name} of {node_parts.node} {refusal}")
     # if files did not arrive, the next command uses the files that did arrive
-    if has_all_files and node_parts.remote is not None:
-        shutil.rmtree(staging, ignore_errors=True)
+    if has_all_files and node_parts.remote_workspace is not None:
+        shutil.rmtree(staging_folder, ignore_errors=True)
 
 
 def _find_staging_folder(workspace: Workspace, node_name: str) -> Path:
     return workspace.runs / STAGING_FOLDER / node_name
 
 
-def has_content(run_path: Path, file_name: str, manifest_file: ManifestFile) -> bool:
+def has_file_content(run_path: Path, file_name: str, manifest_file: ManifestFile) -> bool:
     """Whether a run folder has a file of this name and content.
 
     A file that can grow may also be longer, if it begins with this content.
     """
     try:
-        status = manifest.regular_file_status(run_path, file_name)
+        file_status = manifest.regular_file_status(run_path, file_name)
     except NotRegular:
         return False
     compared_bytes = manifest_file.bytes if part_files.is_growing(file_name) else None
     return (
-        status is not None
-        and status.st_size >= manifest_file.bytes
+        file_status is not None
+        and file_status.st_size >= manifest_file.bytes
         and manifest.compute_digest(run_path / file_name, compared_bytes) == manifest_file.sha256
     )
 
 
-def _put_file_in_place(run: RunDir, staging: Path, file_name: str, manifest_file: ManifestFile) -> str:
+def _put_file_in_place(run_dir: RunDir, staging_folder: Path, file_name: str, manifest_file: ManifestFile) -> str:
     """Move a file that arrived into the run folder.
 
     Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
     """
     try:
-        status = manifest.regular_file_status(run.path, file_name)
+        file_status = manifest.regular_file_status(run_dir.path, file_name)
     except NotRegular as error:
         return f"is not stored: {error.filename} is {error.kind}"
     is_longer = (
         part_files.is_growing(file_name)
-        and status is not None
-        and part_files.is_beginning(run.path / file_name, staging / file_name)
+        and file_status is not None
+        and part_files.is_beginning(run_dir.path / file_name, staging_folder / file_name)
     )
-    if status is not None and not is_longer:
+    if file_status is not None and not is_longer:
         return "is not stored: the file of this name on the first node has other content"
     with files.as_workspace_error("write"):
-        manifest.put_in_place(staging / file_name, run.path / file_name, manifest_file)
+        manifest.put_in_place(staging_folder / file_name, run_dir.path / file_name, manifest_file)
     return ""

@@ -11,16 +11,16 @@ from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
 
-def gather_if_needed(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
+def gather_parts_if_needed(workspace: Workspace, run_ids: Sequence[str], progress: TransferProgress) -> dict[str, list[str]]:
     """Do what `gather.gather_parts` does, if any of these runs has parts on other nodes. Returns what it returns."""
-    if not any(_has_parts(RunDir(workspace.runs / run_id)) for run_id in run_ids):
+    if not any(_has_node_parts(RunDir(workspace.runs / run_id)) for run_id in run_ids):
         return {}
     from collect.fetching import gather  # imported only if it is needed: its imports take longer than a small transfer
 
     return gather.gather_parts(workspace, run_ids, progress)
 
 
-def _has_parts(run_dir: RunDir) -> bool:
+def _has_node_parts(run_dir: RunDir) -> bool:
     try:
         return placement.read_placement(run_dir.events()) is not None
     except ShardlabError:  # the events cannot be read: `fetched_run.check_run` reports this

@@ -16,7 +16,7 @@ import msgspec
 from collect.fetching import gather
 from collect.fetching.fetched_run import FetchedRun, Freed
 from collect.fetching.progress import TransferProgress
-from collect.fetching.pruning import is_kept
+from collect.fetching.pruning import is_kept_by_cluster
 from collect.fetching.removal import RemovalRequest, RemovedFiles
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
@@ -34,7 +34,7 @@ NOTHING_TO_REMOVE = (
 )
 
 
-class RemotelyFetched(msgspec.Struct):
+class RemoteFetchResult(msgspec.Struct):
     """One run in the output of `collect fetch --prune --json` on the cluster, with only the fields that this module needs."""
 
     run: str
@@ -49,11 +49,11 @@ class VerifiedFiles(msgspec.Struct):
     remote: RemoteWorkspace
     is_part: bool
     """Whether the files are a node's parts of runs, and not whole runs on the cluster."""
-    with_parts: list[str] = []
+    run_ids_with_parts: list[str] = []
     """Ids of the runs whose parts are also on nodes, and were gathered on the cluster."""
     runs: list[RunManifest] = []
     """The files that may be removed, by run."""
-    refused: list[Freed] = []
+    refusals: list[Freed] = []
     """One entry for each run whose files are not removed, with the reason."""
 
     @property
@@ -85,16 +85,16 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
     the workspace of the cluster, e.g. on shared storage.
     """
-    cluster = remote_workspace.read_for_changes(workspace)
-    if cluster is None:
+    remote_cluster = remote_workspace.read_for_changes(workspace)
+    if remote_cluster is None:
         if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
             raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
         return
     try:
-        is_same = files.read(workspace.path / remote_workspace.MARK_FILE).decode() == cluster.mark
+        is_same_workspace = files.read(workspace.path / remote_workspace.MARK_FILE).decode() == remote_cluster.mark
     except (OSError, UnicodeDecodeError):
-        is_same = False
-    if is_same:
+        is_same_workspace = False
+    if is_same_workspace:
         raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
 
 
@@ -104,21 +104,21 @@ def verify_files(workspace: Workspace, fetched_runs: Sequence[FetchedRun], progr
     Raises InputError if there is no other place (`must_be_stored_elsewhere`).
     """
     must_be_stored_elsewhere(workspace)
-    removable_ids = []
+    removable_run_ids = []
     for run in fetched_runs:
         if run.complete and run.is_sound:
-            removable_ids.append(run.run)
+            removable_run_ids.append(run.run)
         else:
-            refusal = (
+            refusal_reason = (
                 "it is not whole on this machine" if run.complete or not run.is_sound else f"it has not ended ({run.state})"
             )
-            progress.say(f"{run.run}: its files stay: {refusal}.")
-    places = _find_places(workspace, removable_ids)
-    if not places:
+            progress.print_remark(f"{run.run}: its files stay: {refusal_reason}.")
+    prune_places = _find_prune_places(workspace, removable_run_ids)
+    if not prune_places:
         return []
-    with ThreadPoolExecutor(max_workers=min(len(places), gather.MOST_NODES_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(max_workers=min(len(prune_places), gather.MOST_NODES_AT_ONCE)) as pool:
         try:
-            return list(pool.map(lambda place: _verify_place(workspace, place, progress), places))
+            return list(pool.map(lambda prune_place: _verify_place(workspace, prune_place, progress), prune_places))
         except BaseException:
             progress.stop()
             raise
@@ -135,7 +135,7 @@ def remove_verified_files(places: Sequence[VerifiedFiles], progress: TransferPro
         try:
             return [
                 freed
-                for freed_in_place in pool.map(lambda place: _remove_from_place(place, progress), places)
+                for freed_in_place in pool.map(lambda verified_place: _remove_from_place(verified_place, progress), places)
                 for freed in freed_in_place
             ]
         except BaseException:
@@ -143,69 +143,69 @@ def remove_verified_files(places: Sequence[VerifiedFiles], progress: TransferPro
             raise
 
 
-def _find_places(workspace: Workspace, run_ids: Sequence[str]) -> list[PrunePlace]:
-    remote = remote_workspace.read_remote_workspace(workspace)
-    if remote is not None:
-        return [PrunePlace(remote.host, remote, list(run_ids), False)] if run_ids else []
-    ids_by_node: dict[tuple[str, str], list[str]] = {}
+def _find_prune_places(workspace: Workspace, run_ids: Sequence[str]) -> list[PrunePlace]:
+    remote_cluster = remote_workspace.read_remote_workspace(workspace)
+    if remote_cluster is not None:
+        return [PrunePlace(remote_cluster.host, remote_cluster, list(run_ids), False)] if run_ids else []
+    run_ids_by_node: dict[tuple[str, str], list[str]] = {}
     for run_id in run_ids:
-        run = RunDir(workspace.runs / run_id)
-        run_placement = placement.read_placement(run.events())
+        run_dir = RunDir(workspace.runs / run_id)
+        run_placement = placement.read_placement(run_dir.events())
         if run_placement is not None and run_placement.first_node == gethostname():
             for node_name in run_placement.nodes:
-                ids_by_node.setdefault((run.read_run().cluster["name"], node_name), []).append(run_id)
+                run_ids_by_node.setdefault((run_dir.read_run().cluster["name"], node_name), []).append(run_id)
     return [
         PrunePlace(
             node_name,
-            remote_workspace.find_node_workspace(workspace, gather.find_node(workspace, cluster, node_name)),
-            ids_of_node,
+            remote_workspace.find_node_workspace(workspace, gather.find_node(workspace, cluster_name, node_name)),
+            node_run_ids,
             True,
         )
-        for (cluster, node_name), ids_of_node in ids_by_node.items()
+        for (cluster_name, node_name), node_run_ids in run_ids_by_node.items()
     ]
 
 
-def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
-    verified_files = VerifiedFiles(place.where, place.remote, place.is_part)
+def _verify_place(workspace: Workspace, prune_place: PrunePlace, progress: TransferProgress) -> VerifiedFiles:
+    verified_files = VerifiedFiles(prune_place.where, prune_place.remote, prune_place.is_part)
     try:
-        listed_parts = gather.list_parts(place.remote, place.run_ids, progress)
+        listed_parts = gather.request_parts(prune_place.remote, prune_place.run_ids, progress)
     except ShardlabError as error:
-        verified_files.refused = [Freed(run_id, place.where, why=str(error)) for run_id in place.run_ids]
+        verified_files.refusals = [Freed(run_id, prune_place.where, why=str(error)) for run_id in prune_place.run_ids]
         return verified_files
     for run_id, part in listed_parts.items():
-        if part.has_claim and place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
+        if part.has_claim and prune_place.is_part:  # the run folder of the first node, not a part: nothing is removed from it
             continue
         place_manifest = part.manifest
-        removable_names = [name for name in place_manifest.files if place.is_part or not is_kept(name)]
+        removable_names = [name for name in place_manifest.files if prune_place.is_part or not is_kept_by_cluster(name)]
         differing_names = [
             name
             for name in removable_names
-            if not gather.has_content(workspace.runs / run_id, name, place_manifest.files[name])
+            if not gather.has_file_content(workspace.runs / run_id, name, place_manifest.files[name])
         ]
         if differing_names:
-            refusal = f"{differing_names[0]} there is not the same as on this machine" + (
+            refusal_reason = f"{differing_names[0]} there is not the same as on this machine" + (
                 f", and {len(differing_names) - 1} more" if differing_names[1:] else ""
             )
-            verified_files.refused.append(Freed(run_id, place.where, why=refusal))
+            verified_files.refusals.append(Freed(run_id, prune_place.where, why=refusal_reason))
         elif removable_names:
             place_manifest.files = {name: place_manifest.files[name] for name in removable_names}
             verified_files.runs.append(place_manifest)
-            if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
-                verified_files.with_parts.append(run_id)
+            if not prune_place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
+                verified_files.run_ids_with_parts.append(run_id)
     return verified_files
 
 
 def _remove_from_place(verified_place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
-    refused_runs = [*verified_place.refused]
+    refused_runs = [*verified_place.refusals]
     # the parts are removed first, because the cluster compares them with its own files of the runs
-    if verified_place.with_parts:
-        refused_runs += _free_parts(verified_place, progress)
+    if verified_place.run_ids_with_parts:
+        refused_runs += _free_node_parts(verified_place, progress)
     staying_ids = {freed.run for freed in refused_runs if freed.why}
-    runs = [run for run in verified_place.runs if run.run_id not in staying_ids]
-    if not runs:
+    removed_manifests = [run for run in verified_place.runs if run.run_id not in staying_ids]
+    if not removed_manifests:
         return refused_runs
-    request_json = msgspec.json.encode(RemovalRequest(runs, verified_place.is_part))
-    stop_waiting = progress.while_waiting(f"{verified_place.where}: files are removed.")
+    request_json = msgspec.json.encode(RemovalRequest(removed_manifests, verified_place.is_part))
+    stop_waiting = progress.make_wait_check(f"{verified_place.where}: files are removed.")
     try:
         removed_runs = verified_place.remote.ask(
             "collect.fetching.removal",
@@ -216,22 +216,22 @@ def _remove_from_place(verified_place: VerifiedFiles, progress: TransferProgress
             must_stop=stop_waiting,
         )
     except ShardlabError as error:
-        return refused_runs + [Freed(run.run_id, verified_place.where, why=str(error)) for run in runs]
+        return refused_runs + [Freed(run.run_id, verified_place.where, why=str(error)) for run in removed_manifests]
     return refused_runs + [Freed(run.run, verified_place.where, run.files, run.bytes, run.why) for run in removed_runs]
 
 
-def _free_parts(verified_place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
+def _free_node_parts(verified_place: VerifiedFiles, progress: TransferProgress) -> list[Freed]:
     """Make the cluster remove the parts of runs from its nodes. The runs are those in `place.with_parts`."""
-    run_options = [word for run_id in verified_place.with_parts for word in ("--run", run_id)]
-    stop_waiting = progress.while_waiting(f"{verified_place.where}: the cluster verifies the parts of its nodes.")
+    run_options = [option_word for run_id in verified_place.run_ids_with_parts for option_word in ("--run", run_id)]
+    stop_waiting = progress.make_wait_check(f"{verified_place.where}: the cluster verifies the parts of its nodes.")
     try:
         fetched_runs = verified_place.remote.ask(
             "collect",
             ["fetch", "--prune", "--yes", *run_options],
-            list[RemotelyFetched],
+            list[RemoteFetchResult],
             limit_s=ANSWER_LIMIT_S,
             must_stop=stop_waiting,
         )
     except ShardlabError as error:
-        return [Freed(run_id, verified_place.where, why=str(error)) for run_id in verified_place.with_parts]
+        return [Freed(run_id, verified_place.where, why=str(error)) for run_id in verified_place.run_ids_with_parts]
     return [freed for run in fetched_runs for freed in run.freed]

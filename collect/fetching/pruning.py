@@ -13,7 +13,7 @@ _KEPT_FILES = re.compile(r"run\.json|result\.json|job\.[^/]*|claim/.*|events\.[^
 PRUNED_MARK = ".pruned"
 
 
-def is_kept(file_name: str) -> bool:
+def is_kept_by_cluster(file_name: str) -> bool:
     """Whether the cluster keeps the file of this name when the other files of a run are removed."""
     return _KEPT_FILES.fullmatch(file_name) is not None
 

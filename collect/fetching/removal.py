@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from collect.fetching.part_manifest import is_in_use
-from collect.fetching.pruning import PRUNED_MARK, is_kept
+from collect.fetching.pruning import PRUNED_MARK, is_kept_by_cluster
 from collect.loading.records import RunRecords
 from shardlab.errors import InputError
 from shardlab.files import files, json_file
@@ -34,7 +34,7 @@ class RemovalRequest(msgspec.Struct):
 
     runs: list[RunManifest]
     is_part: bool
-    """Whether the files are a node's parts of runs; then all files are removed, and `is_kept` is not used."""
+    """Whether the files are a node's parts of runs; then all files are removed, and `is_kept_by_cluster` is not used."""
 
 
 class RemovedFiles(msgspec.Struct):
@@ -51,35 +51,36 @@ class RemovedFiles(msgspec.Struct):
 
 
 def _remove_run_files(
-    workspace: Workspace, run_manifest: RunManifest, resuming_runs: dict[str, str], *, is_part: bool
+    workspace: Workspace, run_manifest: RunManifest, resuming_run_by_id: dict[str, str], *, is_part: bool
 ) -> RemovedFiles:
-    run, removed_files = RunDir(workspace.runs / run_manifest.run_id), RemovedFiles(run_manifest.run_id)
-    removed_files.why = _refusal_reason(run, resuming_runs, is_part=is_part)
+    run_dir, removed_files = RunDir(workspace.runs / run_manifest.run_id), RemovedFiles(run_manifest.run_id)
+    removed_files.why = _find_refusal_reason(run_dir, resuming_run_by_id, is_part=is_part)
     if removed_files.why:
         return removed_files
     with files.as_workspace_error("write"):
         if not is_part:
-            # The file MARK is written first. Otherwise, after an interruption, the removed files would look like lost files.
-            files.write_atomic(run.path / PRUNED_MARK, b"")
-        for file_name, file in run_manifest.files.items():
+            # The file PRUNED_MARK is written first. Otherwise, after an interruption, the removed files would look like lost
+            # files.
+            files.write_atomic(run_dir.path / PRUNED_MARK, b"")
+        for file_name, manifest_file in run_manifest.files.items():
             try:
-                file_status = manifest.regular_file_status(run.path, file_name)
+                file_status = manifest.regular_file_status(run_dir.path, file_name)
             except NotRegular:
                 file_status = None
-            if is_kept(file_name) and not is_part:
+            if is_kept_by_cluster(file_name) and not is_part:
                 continue
-            if file_status is None or not manifest.is_unchanged(file, file_status):
+            if file_status is None or not manifest.is_unchanged(manifest_file, file_status):
                 removed_files.why = f"{file_name} changed after it was verified"
                 continue
-            (run.path / file_name).unlink()
-            removed_files.files, removed_files.bytes = removed_files.files + 1, removed_files.bytes + file.bytes
-        if is_part and not manifest.list_files(run.path).regular:
-            (run.path / ".part").unlink(missing_ok=True)
-        _remove_empty_folders(run.path, including_root=is_part)
+            (run_dir.path / file_name).unlink()
+            removed_files.files, removed_files.bytes = removed_files.files + 1, removed_files.bytes + manifest_file.bytes
+        if is_part and not manifest.list_files(run_dir.path).regular:
+            (run_dir.path / ".part").unlink(missing_ok=True)
+        _remove_empty_folders(run_dir.path, removes_root=is_part)
     return removed_files
 
 
-def _refusal_reason(run_dir: RunDir, resuming_runs: dict[str, str], *, is_part: bool) -> str:
+def _find_refusal_reason(run_dir: RunDir, resuming_runs: dict[str, str], *, is_part: bool) -> str:
     """The reason, as a clause, why no file of a run may be removed on this machine; '' if files may be removed.
 
     resuming_runs: the result of `_find_resumed_runs`.
@@ -102,19 +103,19 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
     A run that has ended does not resume any more, so it is not considered.
     """
     resuming_runs: dict[str, str] = {}
-    for run in workspace.all_runs():
+    for run_dir in workspace.all_runs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
-            if resumed_ids := run.read_run().resume:
-                resuming_runs |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL_STATES else {}
+            if resumed_ids := run_dir.read_run().resume:
+                resuming_runs |= dict.fromkeys(resumed_ids, run_dir.run_id) if run_dir.judge().state not in FINAL_STATES else {}
     return resuming_runs
 
 
-def _remove_empty_folders(folder: Path, *, including_root: bool) -> None:
+def _remove_empty_folders(folder: Path, *, removes_root: bool) -> None:
     for entry_path in sorted(folder.rglob("*"), reverse=True):
         if entry_path.is_dir() and not entry_path.is_symlink():
             with contextlib.suppress(OSError):  # a folder that still has files stays
                 entry_path.rmdir()
-    if including_root:
+    if removes_root:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
@@ -126,9 +127,9 @@ def main() -> int:
     removal_request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
     for run_manifest in removal_request.runs:
         manifest.check_received_manifest(run_manifest, run_manifest.run_id)
-    resuming_runs = {} if removal_request.is_part else _find_resumed_runs(workspace)
+    resuming_run_by_id = {} if removal_request.is_part else _find_resumed_runs(workspace)
     removed_files = [
-        _remove_run_files(workspace, run_manifest, resuming_runs, is_part=removal_request.is_part)
+        _remove_run_files(workspace, run_manifest, resuming_run_by_id, is_part=removal_request.is_part)
         for run_manifest in removal_request.runs
     ]
     console.Output.from_arguments(arguments).print_document(removed_files)

@@ -28,43 +28,44 @@ from shardlab.transfer.messages import AskedRuns, OfferedRun, RunEnd, RunOffers,
 from shardlab.workspace.workspace import Workspace
 
 
-class Sender(FileSender):
+class RunSender(FileSender):
     """Sends runs of one workspace. The messages are in shardlab.transfer.messages."""
 
-    def __init__(self, workspace: Workspace, source: BufferedIOBase, target: BinaryIO) -> None:
-        """source, target: the stream from which messages are read, and the stream to which messages are written."""
-        super().__init__(lambda content: (target.write(content), target.flush()))
-        self._workspace, self._source = workspace, StandardInput(source)
+    def __init__(self, workspace: Workspace, input_stream: BufferedIOBase, output_stream: BinaryIO) -> None:
+        """source, output_stream: the stream from which messages are read, and the stream to which messages are written."""
+        super().__init__(lambda content: (output_stream.write(content), output_stream.flush()))
+        self._workspace, self._input = workspace, StandardInput(input_stream)
 
-    def serve(self) -> None:
+    def serve_requests(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
         valid."""
-        offered_runs = self._offer_runs(self._source.receive(AskedRuns).patterns)
-        wanted_runs = self._source.receive(WantedRuns)
-        for run in wanted_runs.runs:
-            if run.run not in offered_runs:
-                raise InputError(f"{run.run!r} was not offered.")
-            self.send_run(offered_runs[run.run], run, is_shared=wanted_runs.is_shared)
+        offered_runs = self._offer_runs(self._input.receive(AskedRuns).patterns)
+        wanted_runs = self._input.receive(WantedRuns)
+        for wanted_run in wanted_runs.runs:
+            if wanted_run.run not in offered_runs:
+                raise InputError(f"{wanted_run.run!r} was not offered.")
+            self.send_run(offered_runs[wanted_run.run], wanted_run, is_shared=wanted_runs.is_shared)
         self.flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
         matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.run_ids()
-        part_sentences = node_parts.gather_if_needed(self._workspace, matching_ids, TransferProgress())
-        self.send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrices(self._workspace)))
+        part_sentences = node_parts.gather_parts_if_needed(self._workspace, matching_ids, TransferProgress())
+        self.send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrix_descriptions(self._workspace)))
 
         def offer_run(run_id: str) -> OfferedRun:
-            run, run_manifest = fetched_run.check_run(
-                self._run_folder(run_id), None, part_sentences.get(run_id, []), is_offer=True
+            checked_run, run_manifest = fetched_run.check_run(
+                self._get_run_dir(run_id), None, part_sentences.get(run_id, []), is_offer=True
             )
             return OfferedRun(
-                run=run_id, state=run.state, complete=run.complete, bytes=run.bytes, manifest=run_manifest,
-                problems=run.problems, not_regular=run.not_regular, parts=run.parts, pruned=run.pruned,
+                run=run_id, state=checked_run.state, complete=checked_run.complete, bytes=checked_run.bytes,
+                manifest=run_manifest, problems=checked_run.problems, not_regular=checked_run.not_regular,
+                parts=checked_run.parts, pruned=checked_run.pruned,
             )  # fmt: skip
 
         offered_runs = {}
-        for run in side_by_side.map_in_threads(offer_run, matching_ids):
-            offered_runs[run.run] = run
-            self.send_message(run)
+        for checked_run in side_by_side.map_in_threads(offer_run, matching_ids):
+            offered_runs[checked_run.run] = checked_run
+            self.send_message(checked_run)
         self.flush_output()
         return offered_runs
 
@@ -74,31 +75,31 @@ class Sender(FileSender):
 
         is_shared: whether the content of the files is not sent, because the other machine reads it itself.
         """
-        run, problems = self._run_folder(offer.run), list[str]()
+        run, problems = self._get_run_dir(offer.run), list[str]()
         sent_files: dict[str, ManifestFile] = {}
-        listing = Listing()
+        run_listing = Listing()
         try:
-            listing = manifest.list_files(run.path)
+            run_listing = manifest.list_files(run.path)
         except WorkspaceError as error:
             problems.append(str(error))
         problems += [
-            f"{name}: it is {entry_kind}" for name, entry_kind in listing.other.items() if name not in offer.not_regular
+            f"{name}: it is {entry_kind}" for name, entry_kind in run_listing.other.items() if name not in offer.not_regular
         ]
-        for name in listing.regular if wanted_run.names is None else wanted_run.names:
+        for name in run_listing.regular if wanted_run.names is None else wanted_run.names:
             old_file = offer.manifest.files.get(name) if offer.manifest else None
             try:
-                if name not in listing.regular:
+                if name not in run_listing.regular:
                     raise FileNotFoundError
-                status = listing.regular[name]
-                sent_files[name] = file = self.send_file(
+                file_status = run_listing.regular[name]
+                sent_files[name] = sent_file = self.send_file(
                     f"{run.path}/{name}",
                     name,
-                    status.st_size,
-                    status.st_mtime_ns,
+                    file_status.st_size,
+                    file_status.st_mtime_ns,
                     wanted_run.held.get(name),
                     is_shared=is_shared,
                 )
-                if old_file and old_file.sha256 != file.sha256 and not manifest.only_grew(run.path / name, old_file):
+                if old_file and old_file.sha256 != sent_file.sha256 and not manifest.only_grew(run.path / name, old_file):
                     problems.append(f"{name}: its content changed")
             except FileNotFoundError:
                 if old_file:  # else the run is still going on and removed the file
@@ -116,7 +117,7 @@ class Sender(FileSender):
             with contextlib.suppress(WorkspaceError):  # e.g. the disk is full: the run can be sent without a manifest here
                 manifest.write_manifest(run, new_manifest)
 
-    def _run_folder(self, run_id: str) -> RunDir:
+    def _get_run_dir(self, run_id: str) -> RunDir:
         return RunDir(self._workspace.runs / run_id)
 
 
@@ -124,8 +125,8 @@ def main() -> int:
     """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
     arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
-    with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target, gc_pause.pause_collector():
-        Sender(workspace, source, target).serve()
+    with open(0, "rb", closefd=False) as input_stream, open(1, "wb", closefd=False) as target, gc_pause.pause_collector():
+        RunSender(workspace, input_stream, target).serve_requests()
     return 0
 
 

@@ -34,18 +34,20 @@ def draw_active_blocks(group: WorkloadGroup) -> Figure | None:
     """Draw the first cell that has a snapshot: its blocks in use during the observed step, stacked by size."""
     if (first := _find_first_snapshot(group)) is None or (history := first[2]) is None:
         return None
-    point_indexes = pick_points(history.in_use, MOST_POINTS)
-    points_by_curve = {name: (point_indexes, sizes_bytes) for name, sizes_bytes in history.active.items() if any(sizes_bytes)}
+    point_indexes = pick_points(history.in_use_bytes, MOST_POINTS)
+    points_by_curve = {
+        name: (point_indexes, sizes_bytes) for name, sizes_bytes in history.active_bytes_by_class.items() if any(sizes_bytes)
+    }
     style_by_curve: dict[str, dict[str, Any]] = {
         name: {"stackgroup": "blocks", "line": {"width": 0.5, "color": colour, "shape": "hv"}, "fillcolor": colour}
         for name, colour in COLOUR_BY_BLOCK_SIZE.items()
     }
     caption = (
-        f"{_start_caption(*first[:2])} Blocks that were in use, stacked by the size of the block; a block counts until its "
-        "memory is free again. Peaks are kept where points are left out."
+        f"{_start_caption(*first[:2])} Blocks that were in use, stacked by the size of the block; a block "
+        "counts until its memory is free again. Peaks are kept where points are left out."
     )
     figure = Figure("allocator_active", "Blocks of the allocator in use", caption, HISTORY_HEIGHT_PX, [], {})
-    return _add_curves(figure, first[0], points_by_curve, style_by_curve, max(history.in_use))
+    return _add_curves(figure, first[0], points_by_curve, style_by_curve, max(history.in_use_bytes))
 
 
 def draw_reserved_memory(group: WorkloadGroup) -> Figure | None:
@@ -53,16 +55,19 @@ def draw_reserved_memory(group: WorkloadGroup) -> Figure | None:
     much of it was in use."""
     if (first := _find_first_snapshot(group)) is None or (history := first[2]) is None:
         return None
-    sizes_by_name, colours = {"reserved": history.reserved, "in use": history.in_use}, {"reserved": MUTED} | COLOUR_BY_BLOCK_USE
+    sizes_by_name, colours = (
+        {"reserved": history.reserved_bytes, "in use": history.in_use_bytes},
+        {"reserved": MUTED} | COLOUR_BY_BLOCK_USE,
+    )
     points_by_curve = {curve: (pick_points(sizes, MOST_POINTS), sizes) for curve, sizes in sizes_by_name.items()}
     line_style = {"width": 1.5, "shape": "hv"}
     style_by_curve = {curve: {"fill": "tozeroy", "line": line_style | {"color": colours[curve]}} for curve in points_by_curve}
     caption = (
-        f"{_start_caption(*first[:2])} Reserved: all segments that the allocator took from the GPU. What is reserved and not "
-        "in use is free for later, or lost to fragmentation."
+        f"{_start_caption(*first[:2])} Reserved: all segments that the allocator took from the GPU. What is "
+        "reserved and not in use is free for later, or lost to fragmentation."
     )
     figure = Figure("allocator_segments", "Segments of the allocator", caption, HISTORY_HEIGHT_PX, [], {})
-    return _add_curves(figure, first[0], points_by_curve, style_by_curve, max(history.reserved))
+    return _add_curves(figure, first[0], points_by_curve, style_by_curve, max(history.reserved_bytes))
 
 
 def _add_curves(
@@ -105,8 +110,8 @@ def draw_segment_blocks(group: WorkloadGroup) -> Figure | None:
     left_out_count = len(sorted_segments) - len(drawn_segments)
     left_out_note = f" {left_out_count} smaller segments are not drawn." if left_out_count else ""
     caption = (
-        f"{_start_caption(*first[:2])} After the step: one row per segment, the largest at the top, with its blocks in the "
-        f"order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
+        f"{_start_caption(*first[:2])} After the step: one row per segment, the largest at the top, with its "
+        f"blocks in the order of their addresses. Free blocks between blocks in use are fragments.{left_out_note}"
     )
     y_axis = make_axis("segment", range=[len(drawn_segments) - 0.5, -0.5], showticklabels=False, showgrid=False)
     layout = make_layout(make_axis(unit, rangemode="tozero"), y_axis, showlegend=True, barmode="overlay", bargap=0.15)

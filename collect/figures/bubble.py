@@ -8,7 +8,7 @@ from collect.drawing.axes import make_axis, make_layout
 from collect.drawing.traces import make_error_bars, make_points
 from collect.figure import INK, CellMark, Figure, WorkloadGroup
 from collect.metrics.bubble import compute_theoretical_bubble_pct
-from collect.strategy_style import DASHES, strategy_look
+from collect.strategy_style import DASHES, make_strategy_look
 
 BUBBLE_METRIC = "bubble_pct"
 CURVE_POINTS = 40
@@ -64,7 +64,7 @@ def _make_measured_marks(legend_name: str, marks: list[CellMark], fill_index: in
     fill_index: the index of this number of ranks in the sorted list of all numbers of ranks. It determines the fill of the
     marks.
     """
-    mark_look = strategy_look(marks[0].strategy, fill_index)
+    mark_look = make_strategy_look(marks[0].strategy_number, fill_index)
     estimates = [mark.row.metrics[BUBBLE_METRIC] for mark in marks]
     return make_points(
         "markers",

@@ -12,7 +12,7 @@ from collect.drawing.panel_rows import split_rows
 from collect.drawing.traces import make_error_bars, make_horizontal_bars, make_points, make_states
 from collect.figure import INK, MUTED, CellMark, Figure, WorkloadGroup
 from collect.findings.statistics import Estimate
-from collect.sources.steps import select_undisturbed
+from collect.sources.steps import select_undisturbed_steps
 from shardlab.terminal import notation
 
 THROUGHPUT, PEAK_MEMORY = "throughput_per_s", "peak_memory_bytes"
@@ -101,7 +101,7 @@ def draw_step_time(group: WorkloadGroup) -> Figure | None:
     for mark in group.marks:
         if mark.cell.completed_runs:
             runs = mark.cell.completed_runs
-            step_times_ms = pl.concat(select_undisturbed(run.timed_steps, run.world_steps) for run in runs)["step_ms"]
+            step_times_ms = pl.concat(select_undisturbed_steps(run.timed_steps, run.world_steps) for run in runs)["step_ms"]
             box_style = {"line": {"color": mark.look.colour, "width": 1.5}, "fillcolor": "rgba(0,0,0,0)", "width": 0.45}
             box_trace = {"type": "box", "orientation": "h", "y": [mark.label], "name": mark.label, "meta": mark.row.id}
             quantiles = {quantile_name: [step_times_ms.quantile(share, "linear")] for quantile_name, share in QUANTILES.items()}
@@ -156,8 +156,8 @@ def draw_utilization(group: WorkloadGroup) -> Figure | None:
             point = _make_interval_mark(mark, estimate, marker | colour_style, f"{legend_name}: %{{x:.3~g}} %")
             data.append(point | {"legendgroup": legend_name, "showlegend": False})
     caption = (
-        "While steps were timed. GPUs: mean over the GPUs of the run. GPU memory: the highest share of any of these GPUs. "
-        "Processors: mean over all processors of the hosts. Means over repeats with their 95 % intervals."
+        "While steps were timed. GPUs: mean over the GPUs of the run. GPU memory: the highest share of any of "
+        "these GPUs. Processors: mean over all processors of the hosts. Means over repeats with their 95 % intervals."
     )
     layout = make_rows_layout(group, "%") | {"showlegend": True}
     layout["xaxis"] |= {"range": [-2, 102]}

@@ -15,7 +15,7 @@ from collect.figures.cell_rows import CUT_NOTE, MAX_INTERVAL_MULTIPLE
 from collect.figures.memory_parts import find_tensor_memory
 from collect.findings.statistics import Estimate
 from collect.metrics.memory import KIND_BY_MEMORY_COLUMN
-from collect.strategy_style import variant_looks
+from collect.strategy_style import choose_looks
 from shardlab.terminal import notation
 
 THROUGHPUT, MEMORY = "throughput_per_s", "peak_memory_bytes"
@@ -43,7 +43,9 @@ def draw(group: WorkloadGroup) -> Figure | None:
     memory_unit, unit_bytes = notation.bytes_unit([estimate.value for estimate in memory_by_cell.values()])
     name_by_cell = {contender.cell: escape(contender.name) for contender in list_contenders([mark.row for mark in drawn_marks])}
     drawn_marks = [marks[cell] for cell in name_by_cell]
-    looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks
+    looks = choose_looks(
+        [mark.strategy_number for mark in drawn_marks]
+    )  # no lines here: cells of a strategy must differ in marks
     drawn_marks = [msgspec.structs.replace(mark, look=look) for mark, look in zip(drawn_marks, looks, strict=True)]
     front_trace = _make_front_trace(drawn_marks, memory_by_cell, unit_bytes)
     labelled_cells = [(mark, memory_by_cell[mark.row.id], name_by_cell[mark.row.id]) for mark in drawn_marks]

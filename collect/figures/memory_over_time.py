@@ -10,11 +10,11 @@ from collect.drawing.axes import make_axis, make_layout, make_panel_title, name_
 from collect.drawing.panels import draw_panels
 from collect.drawing.small_multiples import draw_cell_lines
 from collect.drawing.traces import compute_max_points, make_points, pick_points, thin_points
-from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, WorkloadGroup, count_left_out, order_by_visibility
+from collect.figure import INK, MAX_MARKED, MUTED, SERIES, CellMark, Figure, WorkloadGroup, describe_rest, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.memory import KIND_BY_MEMORY_COLUMN, find_memory_column
 from collect.sources.memory import MemoryCurves
-from collect.sources.steps import find_timed_window, select_unwatched
+from collect.sources.steps import find_timed_window, select_unwatched_steps
 from collect.traces.memory_use import MemoryUse
 from shardlab.terminal import notation
 
@@ -53,8 +53,8 @@ def draw_memory_by_run(group: WorkloadGroup) -> Figure | None:
         traces[mark.label] = [make_points("lines+markers", x, y, marker=marker, connectgaps=False, hovertemplate=template)]
     kinds = " or ".join(sorted({memory_kind for _, (memory_kind, _, _) in drawn_curves}))
     caption = (
-        f"The rank with the most memory at each timed step: {kinds}. A line has a gap at steps that an instrument observed. "
-        "First completed repeat of each cell."
+        f"The rank with the most memory at each timed step: {kinds}. A line has a gap at steps that an "
+        "instrument observed. First completed repeat of each cell."
     )
     x_axis, y_axis = (make_axis("s since the end of the first timed step", showgrid=False), make_axis(unit, rangemode="tozero"))
     return draw_cell_lines("memory_by_run", "Memory over time", caption, group, traces, x_axis, y_axis)
@@ -66,7 +66,10 @@ def _read_memory_curve(run: LoadedRun) -> tuple[str, list[float], list[int | Non
 
     The size at a step is the size on the rank with the most memory. It is None at steps that an instrument observed.
     """
-    memory_column, timed_window = find_memory_column(select_unwatched(run.timed_steps)), find_timed_window(run.timed_steps)
+    memory_column, timed_window = (
+        find_memory_column(select_unwatched_steps(run.timed_steps)),
+        find_timed_window(run.timed_steps),
+    )
     if memory_column is None or timed_window is None:
         return None
     size_at_step = pl.when(~pl.col("watched").any()).then(pl.col(memory_column).max())
@@ -91,9 +94,9 @@ def draw_profiled_memory(group: WorkloadGroup) -> Figure | None:
         line_style = mark.look.line | {"shape": "hv", "width": 1.5}
         traces_by_label[mark.label] = [make_points("lines", x_values, y_values, line=line_style, hovertemplate=hover_template)]
     caption = (
-        "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on the device "
-        "with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all tensors; on a CPU: what "
-        "was allocated since the recording began."
+        "Memory that PyTorch's allocator had allocated, in the profiled steps of the first completed repeat, on "
+        "the device with the highest peak. Each point is the highest of its part of the curve. On a GPU: of all "
+        "tensors; on a CPU: what was allocated since the recording began."
     )
     x_axis, y_axis = (make_axis("ms since the first profiled step began", showgrid=False), make_axis(unit, rangemode="tozero"))
     return draw_cell_lines("profiled_memory", "Memory of the profiled steps", caption, group, traces_by_label, x_axis, y_axis)
@@ -142,8 +145,9 @@ def draw_categories_of_steps(group: WorkloadGroup) -> Figure | None:
     }
     steps_text = " or ".join(str(steps_text) for steps_text in sorted({curves.steps for curves in curves_by_label.values()}))
     caption = (
-        f"{steps_text} consecutive steps on rank 0, recorded by the instrument `memory: categories` with `memory_steps`. First "
-        "completed repeat of each cell. The time between steps is in the curves, and following the memory slows steps down."
+        f"{steps_text} consecutive steps on rank 0, recorded by the instrument `memory: categories` with "
+        "`memory_steps`. First completed repeat of each cell. The time between steps is in the curves, and following "
+        "the memory slows steps down."
     )
     time_title = "s since the first of these steps began"
     return draw_panels("memory_of_categories", "Memory of each category over steps", caption, panels, style_of_line, time_title)
@@ -175,7 +179,7 @@ def draw_memory_timeline(group: WorkloadGroup) -> Figure | None:
     step_counts = sorted({curves.steps for _, curves in drawn_cells})
     steps_text = "One step" if step_counts == [1] else f"{' or '.join(map(str, step_counts))} consecutive steps"
     caption = f"{steps_text} on rank 0, recorded by the instrument `memory: categories`. The areas are stacked."
-    caption += count_left_out(len(observed_cells) - len(drawn_cells))
+    caption += describe_rest(len(observed_cells) - len(drawn_cells))
     return Figure("memory_timeline", "Memory over a step", caption, 92 + PANEL_HEIGHT_PX * len(drawn_cells), traces, layout)
 
 

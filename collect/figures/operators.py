@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from collect.drawing.axes import make_axis
 from collect.drawing.stacked_bars import make_labelled_rows_layout
 from collect.drawing.traces import make_horizontal_bars
-from collect.figure import MUTED, CellMark, Figure, WorkloadGroup, count_left_out, escape
+from collect.figure import MUTED, CellMark, Figure, WorkloadGroup, describe_rest, escape
 from collect.findings.trace_details import LayerOfStep, list_cell_layers
 from collect.traces import gloo, per_step
 from collect.traces.breakdown import Breakdown, EventTally
-from collect.traces.per_step import Use
+from collect.traces.per_step import OperatorUse
 from shardlab.terminal import notation
 
 MOST_NAMES, MOST_LAYERS = 10, 16  # the most operators or kernels, and the most modules
@@ -61,11 +61,11 @@ class BaselinePair(NamedTuple):
 
     cell_mark: CellMark
     """The cell."""
-    cell_uses: dict[str, Use]
+    cell_uses: dict[str, OperatorUse]
     """Name of a kernel or operator -> its calls and time in the cell."""
     baseline_mark: CellMark
     """The baseline."""
-    baseline_uses: dict[str, Use]
+    baseline_uses: dict[str, OperatorUse]
     """Name of a kernel or operator -> its calls and time in the baseline."""
 
 
@@ -91,7 +91,7 @@ def draw_differences(group: WorkloadGroup) -> Figure | None:
         f"Time per step minus that of the cell's baseline ({group.baseline}); bars left of 0: less time than the baseline. "
         f"Mean over profiled ranks and repeats. At most {MOST_NAMES} names, those that differ most. The time of an operator "
         "includes the operators that it calls; autograd's wrappers around operators are not shown."
-    ) + count_left_out(len(pairs) - len(drawn_pairs))
+    ) + describe_rest(len(pairs) - len(drawn_pairs))
     title, x_axis = "Operators against the baseline", x_axis | {"zerolinecolor": MUTED}
     return _draw_name_rows("operator_differences", title, caption, shorten_names(names), [[entry] for entry in bars], x_axis)
 
@@ -108,7 +108,7 @@ def find_most_different_names(pairs: list[BaselinePair]) -> list[str]:
     return sorted(names, key=lambda name: (-most_ms_by_name[name], name))[:MOST_NAMES]
 
 
-def get_uses(mark: CellMark) -> dict[str, Use]:
+def get_uses(mark: CellMark) -> dict[str, OperatorUse]:
     """The calls and times of each kernel or operator in a step of a cell, as the mean over the cell's completed runs.
 
     The wrappers that autograd puts around operators are left out.
@@ -135,8 +135,8 @@ def _compute_difference_ms(name: str, pair: BaselinePair) -> float:
 
     If a cell does not call it, its time is 0.
     """
-    cell_ms = pair.cell_uses[name].ms if name in pair.cell_uses else 0
-    return cell_ms - (pair.baseline_uses[name].ms if name in pair.baseline_uses else 0)
+    cell_ms = pair.cell_uses[name].total_ms if name in pair.cell_uses else 0
+    return cell_ms - (pair.baseline_uses[name].total_ms if name in pair.baseline_uses else 0)
 
 
 def _make_difference_bars(names: list[str], pair: BaselinePair) -> dict[str, Any]:
@@ -152,10 +152,13 @@ def _make_difference_bars(names: list[str], pair: BaselinePair) -> dict[str, Any
     return bars | {"customdata": hover_texts, "marker": {"color": pair.cell_mark.look.colour}} | _make_texts_beside_bars(texts)
 
 
-def _describe_use(mark: CellMark, use_by_name: dict[str, Use], name: str) -> str:
+def _describe_use(mark: CellMark, use_by_name: dict[str, OperatorUse], name: str) -> str:
     if name not in use_by_name:
         return f"{mark.label}: not called"
-    time_text, calls_text = notation.format_number(use_by_name[name].ms), notation.format_number(use_by_name[name].calls, 3)
+    time_text, calls_text = (
+        notation.format_number(use_by_name[name].total_ms),
+        notation.format_number(use_by_name[name].calls, 3),
+    )
     return f"{mark.label}: {time_text} ms in {calls_text} calls per step"
 
 
@@ -193,10 +196,10 @@ def draw_layers(group: WorkloadGroup) -> Figure | None:
     longest_ms = max(_sum_passes_ms(layers[name]) for _, layers in drawn_marks for name in layer_names if name in layers)
     x_axis = make_axis("ms per step", range=[0, longest_ms * (1 + LAYER_FREE_SHARE) or 1], nticks=5)
     caption = (
-        "One profiled step; mean over profiled ranks and repeats. Dark: forward; light: backward. On a GPU: kernels that "
-        "compute and memory operations that the module launched; on a CPU: the time of the host. At most "
+        "One profiled step; mean over profiled ranks and repeats. Dark: forward; light: backward. On a GPU: kernels "
+        "that compute and memory operations that the module launched; on a CPU: the time of the host. At most "
         f"{MOST_LAYERS} modules that call no other module, those that take the longest; all are in the table."
-    ) + count_left_out(len(layers_of_marks) - len(drawn_marks))
+    ) + describe_rest(len(layers_of_marks) - len(drawn_marks))
     bars_of_cells = [_make_layer_bars(layer_names, mark, layers) for mark, layers in drawn_marks]
     return _draw_name_rows("layers", "Modules of the model", caption, layer_names, bars_of_cells, x_axis)
 

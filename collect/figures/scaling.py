@@ -14,7 +14,7 @@ from collect.figure import MOST_SHOWN, MUTED, CellMark, Figure, WorkloadGroup, e
 from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
-from collect.strategy_style import Look, variant_looks
+from collect.strategy_style import Look, choose_looks
 from shardlab.matrix.cell import Cell, Role, keys_with_role
 from shardlab.terminal import notation
 
@@ -44,7 +44,7 @@ def draw_scaling(group: WorkloadGroup) -> Figure | None:
     # Besides the keys of a cell, the name of a line shows the batch size that is constant, and no number of ranks.
     labelled_marks = [(marks[0], {"gpus": 0, "batch": batch_text}) for (_, batch_text), marks in lines_by_key.items()]
     line_names = [line_name.replace(" ×0", "", 1) for line_name in _make_line_labels(labelled_marks, SIZES)]
-    line_looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
+    line_looks = choose_looks([mark.strategy_number for mark, _ in labelled_marks])
     traces: list[dict[str, Any]] = []
     for index, (line_name, ((_, batch_text), marks)) in enumerate(zip(line_names, lines_by_key.items(), strict=True)):
         rank_numbers, y = [mark.cell.cell.gpus for mark in marks], [mark.row.metrics[SPEED_UP].value for mark in marks]
@@ -130,7 +130,7 @@ def draw_batch_sizes(group: WorkloadGroup) -> Figure | None:
     memory_sizes_bytes = [mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics]
     memory_unit, unit_bytes = notation.bytes_unit(memory_sizes_bytes)
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
-    line_looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
+    line_looks = choose_looks([mark.strategy_number for mark, _ in labelled_marks])
     line_names = _make_line_labels(labelled_marks, BATCH_KEYS)
     panels = divide_lines([mark for mark, _ in labelled_marks], line_names, _name_line_variants(labelled_marks, BATCH_KEYS))
     traces: list[dict[str, Any]] = []
@@ -151,8 +151,8 @@ def draw_batch_sizes(group: WorkloadGroup) -> Figure | None:
     memory_axis = make_axis(f"peak memory, {memory_unit}", rangemode="tozero", domain=[0, 0.46], nticks=5)
     layout = make_layout(thin_ticks(x_axis) | {"anchor": "y2"}, throughput_axis, yaxis2=memory_axis, showlegend=True)
     caption = (
-        "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows its state "
-        "instead of a mark."
+        "Means over repeats. The cells of a line differ only in their batch size. A cell without a number shows "
+        "its state instead of a mark."
     )
     return split_lines(Figure("batch_scaling", "Batch sizes", caption, 520, traces, layout), panels)
 
@@ -207,7 +207,7 @@ def draw_pull_interval(group: WorkloadGroup) -> Figure | None:
     rows = [metric for metric in TITLE_BY_PULL_METRIC if any(metric in mark.row.metrics for mark in line_marks)]
     if not rows:
         return None
-    looks = variant_looks([marks[0].strategy for marks in marks_by_line])
+    looks = choose_looks([marks[0].strategy_number for marks in marks_by_line])
     line_names = _make_line_labels([(marks[0], {}) for marks in marks_by_line], (PULL_KEY,))
     data: list[dict[str, Any]] = []
     axis_by_name: dict[str, Any] = {}
@@ -229,8 +229,9 @@ def draw_pull_interval(group: WorkloadGroup) -> Figure | None:
         x | {"anchor": name_axis("y", len(rows)), "showgrid": False}, axis_by_name.pop("yaxis"), **axis_by_name, showlegend=True
     )
     caption = (
-        "A worker pulls parameters once in this many pushes, so the left end is the most frequent communication. Means over "
-        "repeats. The cells of a line differ only in the interval. Accuracy: of the parameters that servers have at the end."
+        "A worker pulls parameters once in this many pushes, so the left end is the most frequent "
+        "communication. Means over repeats. The cells of a line differ only in the interval. Accuracy: of the "
+        "parameters that servers have at the end."
     )
     return Figure("pull_interval", "How often workers pull parameters", caption, MARGIN_PX + PANEL_PX * len(rows), data, layout)
 

@@ -15,7 +15,7 @@ from collect.metrics.rank_times import measure_waiting_by_rank
 from collect.metrics.trace_phases import measure_phase_time
 from collect.traces import per_step
 from collect.traces.breakdown import rename_tallies
-from collect.traces.per_step import Use
+from collect.traces.per_step import OperatorUse
 from collect.traces.run_answers import RunAnswers
 from shardlab.terminal import notation
 
@@ -101,7 +101,7 @@ def compute_communication_parts(mark: CellMark) -> dict[str, float]:
     if not (runs := list_matched_runs(mark)):
         return {}
     ns_divisor = sum(rank.steps for run in runs for rank in run.ranks) * 1e6
-    total_ns = sum(run.ranks[rank_index].calls[call].duration_ns for run in runs for rank_index, call in run.waits.waited)
+    total_ns = sum(run.ranks[rank_index].calls[call].duration_ns for run in runs for rank_index, call in run.waits.waited_ns)
     waited_ns = sum(rank.waited_ns for run in runs for rank in run.waits.ranks)
     lost_ns = sum(rank.lost_ns for run in runs for rank in run.waits.ranks)
     return {
@@ -120,7 +120,7 @@ def _describe_lost_time(mark: CellMark) -> str:
     return f"{notation.format_number(100 * lost_ns / span_ns, 2)} % lost{slowest_text}" if span_ns else ""
 
 
-def compute_collective_uses(mark: CellMark) -> dict[str, Use]:
+def compute_collective_uses(mark: CellMark) -> dict[str, OperatorUse]:
     """The calls and the time of the collectives in a step of a cell, by kind of collective (COLLECTIVES)."""
     runs = (run.traces.exact for run in mark.cell.completed_runs)
     return per_step.compute_uses_per_step(
@@ -147,8 +147,8 @@ def draw_collectives(group: WorkloadGroup) -> Figure | None:
         bars = [{kind: use[index] for kind, use in use_by_kind.items()} for use_by_kind in uses_of_cells]
         panels.append(BarPanel(f"{unit} per step", unit, bars, COLLECTIVES, [_format_count(sum(bar.values())) for bar in bars]))
     caption = (
-        "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the wait for other "
-        f"ranks; if collectives run at the same time, each counts fully.{left_out_note}"
+        "One profiled step; mean over profiled ranks and repeats. Times are sums of durations, including the "
+        f"wait for other ranks; if collectives run at the same time, each counts fully.{left_out_note}"
     )
     return draw_bars("collectives", "Collectives", caption, drawn_group, panels)
 
@@ -209,16 +209,16 @@ def _compute_straggler_parts(mark: CellMark) -> dict[str, float]:
 BREAKDOWN_FIGURE = PartsFigure(
     "breakdown",
     "Where a step's time went",
-    "One profiled step; mean over profiled ranks and repeats. Exposed: while nothing computes. Communication that is hidden "
-    "behind compute counts as compute. Profiling itself makes steps longer.",
+    "One profiled step; mean over profiled ranks and repeats. Exposed: while nothing computes. Communication that is "
+    "hidden behind compute counts as compute. Profiling itself makes steps longer.",
     compute_step_parts,
     {"compute": SERIES[1], "exposed communication": SERIES[2], "exposed memory operations": SERIES[5], "idle": LINE},
 )
 OVERLAP_FIGURE = PartsFigure(
     "overlap",
     "Overlap",
-    "Communication of a profiled step, including the wait for other ranks; mean over profiled ranks and repeats. At the end of "
-    "each bar: the overlap, which is the mean over ranks of the hidden share of their communication.",
+    "Communication of a profiled step, including the wait for other ranks; mean over profiled ranks and repeats. At "
+    "the end of each bar: the overlap, which is the mean over ranks of the hidden share of their communication.",
     compute_overlap_parts,
     {"hidden behind compute": SERIES[1], "exposed": SERIES[2]},
     lambda mark: f"{notation.format_number(mark.row.metrics['overlap_pct'].value, 3)} % hidden",
@@ -227,9 +227,9 @@ OVERLAP_FIGURE = PartsFigure(
 SLOW_RANKS_FIGURE = PartsFigure(
     "slow_ranks",
     "Waiting for slow ranks",
-    "Collectives that wait for all ranks, in a profiled step; mean over profiled ranks and repeats. A rank waits until the "
-    "last rank has started the collective. At the end of each bar: the share of the step that is lost to waiting while nothing "
-    "computes, and the rank that the others wait for the longest.",
+    "Collectives that wait for all ranks, in a profiled step; mean over profiled ranks and repeats. A rank waits "
+    "until the last rank has started the collective. At the end of each bar: the share of the step that is lost to "
+    "waiting while nothing computes, and the rank that the others wait for the longest.",
     compute_communication_parts,
     {"transfer": SERIES[1], "waiting, hidden behind compute": SERIES[3], "waiting, lost": SERIES[2]},
     _describe_lost_time,
@@ -237,8 +237,8 @@ SLOW_RANKS_FIGURE = PartsFigure(
 IDLE_FIGURE = PartsFigure(
     "idle_causes",
     "Idle time by cause",
-    "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: no "
-    "launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.",
+    "Time of a profiled step in which nothing runs; mean over profiled ranks and repeats. The host launched nothing: "
+    "no launched work waits to run. Other: launched work does not start yet, such as while a launch takes effect.",
     compute_idle_parts,
     dict(zip(IDLE_CAUSES.values(), (SERIES[1], SERIES[3], SERIES[2], SERIES[5]), strict=True)),
     x_title="ms of idle time per step",
@@ -255,8 +255,8 @@ PHASES_FIGURE = PartsFigure(
 ATTENTION_FIGURE = PartsFigure(
     "attention",
     "Attention",
-    "One profiled step; mean over profiled ranks and repeats. The time of the kernels of each implementation of attention; on "
-    "a CPU, of its operators. The backward pass of math consists of ordinary operators and is not drawn.",
+    "One profiled step; mean over profiled ranks and repeats. The time of the kernels of each implementation of "
+    "attention; on a CPU, of its operators. The backward pass of math consists of ordinary operators and is not drawn.",
     sum_attention_parts,
     COLOUR_BY_ATTENTION_PASS,
 )

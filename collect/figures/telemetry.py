@@ -7,16 +7,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from collect.drawing.curves import (
-    STRETCHES,
-    Combination,
-    join_devices,
-    make_growth_readings,
-    read_levels,
-    read_rates,
-)
+from collect.drawing.curves import STRETCHES, Combination, join_devices, make_growth_readings, read_levels, read_rates
 from collect.drawing.panels import draw_curves, draw_panels
-from collect.figure import PLAYED, SERIES, Figure, WorkloadGroup, count_left_out, escape, order_by_visibility, played_note
+from collect.figure import PLAYED, SERIES, Figure, WorkloadGroup, describe_rest, escape, note_played, order_by_visibility
 from collect.loading.loaded_run import LoadedRun
 from collect.metrics.network import select_loopback_samples, select_network_samples
 from collect.metrics.utilization import add_memory_shares, find_memory_sizes
@@ -78,15 +71,15 @@ def draw_hosts(group: WorkloadGroup) -> Figure | None:
         for mark, visible in order_by_visibility([mark for mark, _, _ in runs_by_label.values()])
     }
     caption = (
-        f"First completed repeat of each cell. Each point is the mean (for GPU memory the maximum) over 1/{STRETCHES} of the "
-        "run, or over the time between two samples if that is longer. A line has a gap where a host has no samples. GPUs and "
-        "processors: all of the hosts. Dotted: the end of the first timed step."
+        "First completed repeat of each cell. Each point is the mean (for GPU memory the maximum) over "
+        f"1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a gap where a "
+        "host has no samples. GPUs and processors: all of the hosts. Dotted: the end of the first timed step."
     )
     if len(network_panels) > 4:  # one panel for the sum, one for loopback, two per interface: several interfaces
         caption += " Interfaces are distinguished by their names; the records do not say which is the control network."
     if left_out_count:
         caption += f" {left_out_count} more interfaces, which sent less, are not drawn."
-    return draw_panels("telemetry", "Telemetry", caption + played_note(played_labels), panels, lines) if panels else None
+    return draw_panels("telemetry", "Telemetry", caption + note_played(played_labels), panels, lines) if panels else None
 
 
 def _collect_samples(spans: Mapping[str, tuple[LoadedRun, float]]) -> RunSamples:
@@ -236,11 +229,11 @@ def draw_gpus(group: WorkloadGroup) -> Figure | None:
         key: lines[key] | {"visible": True if index < VISIBLE_LINES else "legendonly"} for index, key in enumerate(drawn_keys)
     }
     caption = (
-        "First completed repeat of each cell; one line per GPU that its ranks trained on. Each point is the mean over "
-        f"1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a gap where a GPU gave "
-        "no value. Dotted: the end of the first timed step."
+        "First completed repeat of each cell; one line per GPU that its ranks trained on. Each point is the "
+        f"mean over 1/{STRETCHES} of the run, or over the time between two samples if that is longer. A line has a "
+        "gap where a GPU gave no value. Dotted: the end of the first timed step."
     )
-    caption += count_left_out(left_out_count, "GPUs") + played_note(played_labels)
+    caption += describe_rest(left_out_count, "GPUs") + note_played(played_labels)
     return draw_panels("gpus", "Each GPU", caption, panels, lines) if panels else None
 
 

@@ -12,11 +12,11 @@ import polars as pl
 from collect.drawing.axes import make_axis, make_layout, make_panel_title, name_axis
 from collect.drawing.panels import PANEL_PX, add_panel
 from collect.drawing.traces import make_points, make_span_bars, thin_points
-from collect.figure import MUTED, PLAYED, SERIES, CellMark, Figure, WorkloadGroup, count_left_out, escape, played_note
+from collect.figure import MUTED, PLAYED, SERIES, CellMark, Figure, WorkloadGroup, describe_rest, escape, note_played
 from collect.loading.loaded_run import LoadedRun
 from collect.timeline import timeline
-from collect.timeline.straggler import PHASES
-from collect.timeline.timeline import CounterTrack, RunTimeline, Spans
+from collect.timeline.straggler import PHASE_COLUMNS
+from collect.timeline.timeline import CounterTrack, RowSpans, RunTimeline
 from shardlab.runs import instrument_span
 from shardlab.runs.instrument_span import InstrumentAct
 
@@ -126,7 +126,7 @@ def draw_steps(group: WorkloadGroup) -> Figure | None:
         "one after the other, also where gradient accumulation repeats them; collectives are within them. "
         f"{instrument_note}Drag along the axis to zoom in, double-click to see all. "
         + (f"The others wait for: {'; '.join(late_ranks)}." if late_ranks else "No rank is found for which the others wait.")
-        + count_left_out(len(panels) - len(drawn_panels))
+        + describe_rest(len(panels) - len(drawn_panels))
     )
     return Figure("step_timeline", "Steps of the ranks on one clock", caption, 80 + height_px, data, layout) if panels else None
 
@@ -139,7 +139,7 @@ def _build_step_panel(mark: CellMark) -> StepPanel | None:
     row_names = [name for name in (f"rank {rank}" for rank in range(MOST_RANKS)) if any(bar.row_name == name for bar in bars)]
     late_rank = ""
     if straggler is not None:
-        host = timeline.compare_host_clocks(run).host_of(straggler.rank) or timeline.UNKNOWN
+        host = timeline.compare_host_clocks(run).find_host(straggler.rank) or timeline.UNKNOWN_HOST
         late_rank = f"rank {straggler.rank} on {host}, {straggler.phase}"
     return StepPanel(mark, bars, row_names, late_rank) if len(row_names) > 1 else None
 
@@ -160,7 +160,7 @@ def _make_phase_bars(run: LoadedRun) -> list[TimeBar]:
     for span in acts_between_steps:
         end_s = float(host_clocks.correct_times(span.host, np.array([span.end_s]))[0])
         start_ms = 1000 * (end_s - span.act.seconds - origin_s)
-        act_text, duration_ms = timeline.act_label(span.act), 1000 * span.act.seconds
+        act_text, duration_ms = timeline.label_act(span.act), 1000 * span.act.seconds
         act_bars.append(TimeBar(f"rank {span.rank}", INSTRUMENT_BAR, start_ms, duration_ms, act_text))
     return [
         bar
@@ -190,11 +190,11 @@ def _is_inside(act: InstrumentAct, step_numbers: Sequence[int]) -> bool:
     return act.step in (step_numbers[:-1] if act.when == "after" else step_numbers[1:])
 
 
-def _make_rank_bars(spans: Spans, steps: pl.DataFrame, origin_s: float) -> list[TimeBar]:
+def _make_rank_bars(spans: RowSpans, steps: pl.DataFrame, origin_s: float) -> list[TimeBar]:
     phase_bars = []
     for step_name, start_s, step_record in zip(spans.names, spans.start_s.tolist(), steps.iter_rows(named=True), strict=True):
         start_ms, remaining_ms = 1000 * (start_s - origin_s), step_record["step_ms"]
-        for phase in PHASES:
+        for phase in PHASE_COLUMNS:
             duration_ms = step_record[phase]
             if duration_ms is not None:
                 phase_bars.append(TimeBar(spans.row_name, phase.removesuffix("_ms"), start_ms, duration_ms, step_name))
@@ -229,13 +229,13 @@ def draw_run(group: WorkloadGroup) -> Figure | None:
     if not panels and len(row_names) < 2:
         return None
     caption = (
-        f"{mark.label}: its first completed repeat, all hosts on the clock of rank 0's host. Where steps are many, a bar "
-        "has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline RUN --perfetto FILE` "
-        "has every step of any run, and the profiled operators."
+        f"{mark.label}: its first completed repeat, all hosts on the clock of rank 0's host. Where steps are "
+        "many, a bar has several of them. Drag along the axis to zoom in, double-click to see all. `collect timeline "
+        "RUN --perfetto FILE` has every step of any run, and the profiled operators."
     )
     if run_timeline.uncorrected_hosts:
         caption += f" Not compared with the other clocks: {', '.join(escape(host) for host in run_timeline.uncorrected_hosts)}."
-    caption += played_note([mark.label] * run.plays_gpus)
+    caption += note_played([mark.label] * run.plays_gpus)
     rows_px = RUN_HEAD_PX + RUN_ROW_PX * len(row_names)
     total_px = rows_px + PANEL_PX * len(panels)
     steps_bottom = 1 - rows_px / total_px
@@ -252,7 +252,7 @@ def draw_run(group: WorkloadGroup) -> Figure | None:
     return Figure("run_timeline", "One run on one clock", caption, 110 + total_px, traces, layout)
 
 
-def _make_step_bars(spans: Spans, origin_s: float) -> list[TimeBar]:
+def _make_step_bars(spans: RowSpans, origin_s: float) -> list[TimeBar]:
     """The bars of the steps of one rank. If the rank has more than MOST_BARS steps, consecutive steps of the same kind are
     merged.
 
@@ -276,7 +276,7 @@ def _make_step_bars(spans: Spans, origin_s: float) -> list[TimeBar]:
     return bars
 
 
-def _make_instrument_bars(spans: Spans, row_name: str, origin_s: float) -> list[TimeBar]:
+def _make_instrument_bars(spans: RowSpans, row_name: str, origin_s: float) -> list[TimeBar]:
     act_times = zip(spans.names, spans.start_s.tolist(), spans.end_s.tolist(), strict=True)
     return [
         TimeBar(row_name, "instruments between steps", start_s - origin_s, end_s - start_s, act_name)

@@ -8,9 +8,9 @@ from typing import Any
 from collect.drawing.axes import make_axis, make_layout, name_axis
 from collect.drawing.small_multiples import draw_cell_lines
 from collect.drawing.traces import compute_max_points, make_points, thin_points
-from collect.figure import MOST_SHOWN, Figure, WorkloadGroup, count_left_out
+from collect.figure import MOST_SHOWN, Figure, WorkloadGroup, describe_rest
 from collect.loading.loaded_run import LoadedRun
-from collect.sources.steps import sum_training_seconds
+from collect.sources.steps import sum_training_time_s
 
 MOST_TICKS = 10  # up to so many epochs, each has its tick: else plotly would write fractions such as 1.5
 MIN_EPOCHS = 5  # the fewest epochs for which a cell gets a histogram
@@ -47,8 +47,8 @@ def draw_accuracy(group: WorkloadGroup) -> Figure | None:
             hover = "%{y:.3~g} % after %{x:.3~g} s"
             traces_by_label[mark.label] = [make_points("lines+markers", x, y, marker=mark.look.marks(7), hovertemplate=hover)]
     caption = (
-        "Share of correct predictions on the validation split, over the training time: the sum of the slowest rank's step "
-        "times, without warm-up steps and without the validation itself. First completed repeat of each cell."
+        "Share of correct predictions on the validation split, over the training time: the sum of the slowest "
+        "rank's step times, without warm-up steps and without the validation itself. First completed repeat of each cell."
     )
     x_axis, y_axis = make_axis("seconds of training", showgrid=False), make_axis("accuracy, %", rangemode="tozero")
     return draw_cell_lines("accuracy", "Validation accuracy", caption, group, traces_by_label, x_axis, y_axis)
@@ -62,7 +62,7 @@ def _list_validation_points(run: LoadedRun) -> list[tuple[float, float]]:
     """
     if run.was_suspended:
         return []
-    seconds = sum_training_seconds(run.timed_steps)
+    seconds = sum_training_time_s(run.timed_steps)
     return [(seconds[record.step], 100 * record.accuracy) for record in run.validation if record.step in seconds]
 
 
@@ -83,8 +83,8 @@ def draw_epoch_time(group: WorkloadGroup) -> Figure | None:
             trace = make_points(mode, x_values, y_values, **mark_style, hovertemplate=f"%{{y:.4~g}} s, {hover_subject} %{{x}}")
             traces_by_label.setdefault(label, []).append(trace)
     caption = (
-        "Dots: the time of an epoch, as the sum of the step times of the slowest rank in each step. Lines: the mean of all "
-        "epochs so far. First completed repeat of each cell."
+        "Dots: the time of an epoch, as the sum of the step times of the slowest rank in each step. Lines: the "
+        "mean of all epochs so far. First completed repeat of each cell."
     )
     most_epochs = max((len(epoch_times_s) for _, epoch_times_s in epochs.values()), default=1)
     x_axis = make_axis("epoch", showgrid=False, **({"dtick": 1} if most_epochs <= MOST_TICKS else {}))
@@ -118,6 +118,6 @@ def draw_epoch_histogram(group: WorkloadGroup) -> Figure | None:
         bar_style = {"nbinsx": 30, "marker": {"color": mark.look.colour}, "hovertemplate": "%{y} epochs of %{x} s"}
         traces.append(histogram | bar_style)
     caption = "Number of epochs by duration, over all completed repeats of a cell. Each cell has its own scale."
-    caption += count_left_out(len(times_of_cells) - len(drawn_cells), "cells with epochs")
+    caption += describe_rest(len(times_of_cells) - len(drawn_cells), "cells with epochs")
     height_px = MARGIN_PX + ROW_PX * len(drawn_cells)
     return Figure("epoch_histogram", "Times of epochs", caption, height_px, traces, layout) if traces else None

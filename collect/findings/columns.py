@@ -13,7 +13,7 @@ import msgspec
 
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
-from collect.metric import MetricColumn, all_metrics, is_workspace_metric
+from collect.metric import MetricColumn, is_workspace_metric, load_metrics
 from shardlab.terminal import notation
 from shardlab.terminal.table import Column, Table, Text
 
@@ -256,7 +256,9 @@ def _make_same_work_column(rows: Sequence[CellRow]) -> Column[CellRow]:
 def _make_metric_columns(rows: Sequence[CellRow], table_name: str) -> list[Column[CellRow]]:
     """The columns for the metrics of one table, without columns that have no value. table_name: name of the table
     (`MetricColumn.table`)."""
-    table_metrics = [(metric.column, metric) for metric in all_metrics() if metric.column and metric.column.table == table_name]
+    table_metrics = [
+        (metric.column, metric) for metric in load_metrics() if metric.column and metric.column.table == table_name
+    ]
     table_metrics.sort(key=lambda pair: pair[0].place)
     return [
         _make_column(metric.name, column, estimates, _WORKSPACE_METRIC_PRIORITY if is_workspace_metric(metric.name) else place)
@@ -290,12 +292,13 @@ def _make_column(metric_name: str, metric_column: MetricColumn, estimates: Seque
 
 
 _MEMORY_NOTE = (
-    "The largest size of each category during the observed step. Categories reach it at different moments, so the sizes need "
-    "not add up to the peak."
+    "The largest size of each category during the observed step. Categories reach it at different moments, "
+    "so the sizes need not add up to the peak."
 )
 _SENT_NOTE = (
-    "Per step: counted from the collectives that ran in the same-work proof; computed with the strategy's own formula; and as "
-    "in textbooks. All timed steps: everything that the hosts' network interfaces sent in this time, other traffic included."
+    "Per step: counted from the collectives that ran in the same-work proof; computed with the strategy's "
+    "own formula; and as in textbooks. All timed steps: everything that the hosts' network interfaces sent in this "
+    "time, other traffic included."
 )
 _FURTHER_TABLES = (  # name, title and note of each table besides the summary
     ("times", "Times and energy", ""),

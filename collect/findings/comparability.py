@@ -17,7 +17,7 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun
 from collect.metric import MeanPair
 from collect.reading.load import LoadedCell, LoadedMatrix
-from collect.sources.samples import select_real_gpus, select_window
+from collect.sources.samples import select_in_window, select_real_gpus
 from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
 from shardlab.hardware.nvml import POWER_CAP
@@ -184,7 +184,9 @@ def describe_gpu_trouble(run: LoadedRun) -> str:
     timed_window = find_timed_window(run.timed_steps)
     if run.result is None or run.run is None or not run.result.gpus or timed_window is None:
         return ""
-    gpu_samples = select_window(select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window)
+    gpu_samples = select_in_window(
+        select_real_gpus(run.samples.gpus).filter(pl.col("uuid").is_in(run.result.gpus)), timed_window
+    )
     ranks_per_gpu = -(-run.run.cell.gpus // len(run.result.gpus))  # ranks of this run on each GPU; a rank is one process
     clauses = []
     if shared_gpus := _list_affected_gpus(gpu_samples.filter(pl.col("processes") > ranks_per_gpu), gpu_samples):

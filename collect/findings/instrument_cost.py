@@ -10,7 +10,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun
 from collect.reading.load import LoadedCell, LoadedMatrix
-from collect.sources.steps import join_world_steps, select_undisturbed
+from collect.sources.steps import join_world_steps, select_undisturbed_steps
 
 LOST_WORKER_INSTRUMENT = "lost_worker"  # it ends a rank on purpose and measures nothing, so it has no cost
 
@@ -97,7 +97,7 @@ def _read_watched_steps(run: LoadedRun, instrument: str) -> list[int]:
 
 
 def _compute_step_ratio(run: LoadedRun, watched_steps: list[int]) -> float | None:
-    undisturbed_ms = select_undisturbed(run.timed_steps, run.world_steps)["step_ms"]
+    undisturbed_ms = select_undisturbed_steps(run.timed_steps, run.world_steps)["step_ms"]
     watched_ms = join_world_steps(run.timed_steps.filter(pl.col("step").is_in(watched_steps)))["step_ms"]
     if undisturbed_ms.is_empty() or watched_ms.is_empty():
         return None

@@ -11,7 +11,7 @@ import msgspec
 from collect.findings.answer_section import REPEATS_COLUMN, AnswerSection, make_single_table_maker
 from collect.findings.row import CellRow
 from collect.reading.load import LoadedCell, LoadedMatrix
-from collect.traces.answer_columns import BANDWIDTH_COLUMNS, mib_column
+from collect.traces.answer_columns import BANDWIDTH_COLUMNS, make_mib_column
 from collect.traces.calls import label_groups
 from collect.traces.collectives import CollectiveUse
 from collect.traces.difference import StepDifference, compute_step_difference, make_difference_table
@@ -233,8 +233,8 @@ SECTIONS = {
             Column("Process group", lambda use: use.group, is_number=False),
             Column("Profiled", lambda use: f"{use.profiled} of {use.size}" if use.size else None, is_number=True),
             Column("Calls", lambda use: use.calls),
-            mib_column("Message", lambda use: use.message_bytes),
-            mib_column("Sent", lambda use: use.sent_bytes),
+            make_mib_column("Message", lambda use: use.message_bytes),
+            make_mib_column("Sent", lambda use: use.sent_bytes),
             Column("Mean of a call", lambda use: use.mean_us, "us"),
             Column("Transfer", lambda use: use.transfer_us, "us"),
             *BANDWIDTH_COLUMNS,
@@ -244,9 +244,9 @@ SECTIONS = {
     ),
     "waiting": AnswerSection(
         "Waiting for slow ranks",
-        "Collectives matched over the profiled ranks by process group, step and order; mean step over repeats. The rank that "
-        "starts a collective last does not wait: its call is the shortest, and what others need longer is waiting. Lost: "
-        "nothing computes meanwhile.",
+        "Collectives matched over the profiled ranks by process group, step and order; mean step over repeats. The "
+        "rank that starts a collective last does not wait: its call is the shortest, and what others need longer is "
+        "waiting. Lost: nothing computes meanwhile.",
         make_single_table_maker(
             Column("Rank", lambda wait: wait.rank),
             Column("Started last", lambda wait: wait.last_pct, "%"),

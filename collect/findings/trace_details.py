@@ -18,11 +18,11 @@ from collect.traces.answer_columns import (
     ATTENTION_COLUMNS,
     MOST_ROWS,
     SIZE_COLUMNS,
-    mib_column,
-    name_column,
+    make_mib_column,
+    make_name_column,
 )
 from collect.traces.attention import sum_attention
-from collect.traces.layers import count_shown, sum_layers
+from collect.traces.layers import count_shown_layers, sum_layers
 from collect.traces.matrix_products import sum_products
 from collect.traces.memory_use import MemoryUse
 from collect.traces.phases import PHASES
@@ -327,8 +327,8 @@ def _select_ranks_with(cell: LoadedCell, recorded_field: str) -> tuple[list[Rank
 
 
 _LAYER_COLUMNS: list[Column[LayerOfStep]] = [
-    name_column("Module", lambda layer: layer.layer),
-    name_column("Called by", lambda layer: layer.parent),
+    make_name_column("Module", lambda layer: layer.layer),
+    make_name_column("Called by", lambda layer: layer.parent),
     Column("Calls", lambda layer: layer.calls),
     Column("Forward", lambda layer: layer.forward_ms, "ms"),
     Column("Backward", lambda layer: layer.backward_ms, "ms"),
@@ -339,7 +339,7 @@ _LAYER_COLUMNS: list[Column[LayerOfStep]] = [
 def _make_layer_tables(layers: Sequence[LayerOfStep], label_by_cell: Mapping[str, str]) -> list[Table[Any]]:
     layers_by_cell = {cell: list(group) for cell, group in groupby(layers, key=lambda layer: layer.cell)}
     return [
-        Table(label_by_cell[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=count_shown(rows))
+        Table(label_by_cell[cell], _LAYER_COLUMNS, rows, note=f"{len(rows)} modules", most_rows=count_shown_layers(rows))
         for cell, rows in layers_by_cell.items()
     ]
 
@@ -348,9 +348,9 @@ def _make_layer_tables(layers: Sequence[LayerOfStep], label_by_cell: Mapping[str
 SECTIONS = {
     "idle": AnswerSection(
         "Idle time by cause",
-        "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. In "
-        "launching calls: the host is inside the call that launches the next work. Other: "
-        "launched work does not start yet. Launch delay: from the end of the launch to the start of the work, mean.",
+        "Exact values; mean step over profiled ranks and repeats. Host: the host launched nothing that waits to run. "
+        "In launching calls: the host is inside the call that launches the next work. Other: launched work does not "
+        "start yet. Launch delay: from the end of the launch to the start of the work, mean.",
         make_single_table_maker(
             Column("Idle", lambda time: time.idle_ms, "ms"),
             Column("Host launched nothing", lambda time: time.host_ms, "ms"),
@@ -363,8 +363,8 @@ SECTIONS = {
     ),
     "phases": AnswerSection(
         "Phases of a step",
-        "Exact values; mean step over profiled ranks and repeats. Host: the time of the main thread. GPU: the union of all "
-        "kernels and memory operations that the phase launched; two phases may run at the same time.",
+        "Exact values; mean step over profiled ranks and repeats. Host: the time of the main thread. GPU: the union "
+        "of all kernels and memory operations that the phase launched; two phases may run at the same time.",
         make_single_table_maker(
             Column("Phase", lambda time: time.phase),
             Column("Host", lambda time: time.host_ms, "ms"),
@@ -376,27 +376,27 @@ SECTIONS = {
     ),
     "layers": AnswerSection(
         "Modules of the model",
-        "Exact values; mean step over profiled ranks and repeats. The time of a module contains that of the modules that it "
-        "calls. GPU: kernels that compute and memory operations that the module launched; CPU: the time of the host.",
+        "Exact values; mean step over profiled ranks and repeats. The time of a module contains that of the modules "
+        "that it calls. GPU: kernels that compute and memory operations that the module launched; CPU: the time of the host.",
         _make_layer_tables,
         is_folded=True,
     ),
     "device_memory": AnswerSection(
         "Memory of the profiled steps",
-        "As PyTorch's allocators count it; the rank with the highest peak, mean over repeats. CPU: what was allocated since "
-        "the recording began.",
+        "As PyTorch's allocators count it; the rank with the highest peak, mean over repeats. CPU: what was allocated "
+        "since the recording began.",
         make_single_table_maker(
             Column("Device", lambda use: use.device),
-            mib_column("At the start", lambda use: use.start_bytes),
-            mib_column("Peak", lambda use: use.peak_bytes),
-            mib_column("Peak reserved", lambda use: use.peak_reserved_bytes),
+            make_mib_column("At the start", lambda use: use.start_bytes),
+            make_mib_column("Peak", lambda use: use.peak_bytes),
+            make_mib_column("Peak reserved", lambda use: use.peak_reserved_bytes),
             REPEATS_COLUMN,
         ),
     ),
     "matrix_products": AnswerSection(
         "Matrix products",
-        "Over profiled ranks and repeats. FLOPs of a call: 2 M N K times the batch; time: of the kernels that the operator "
-        "launched, without copies; on a CPU of the operator.",
+        "Over profiled ranks and repeats. FLOPs of a call: 2 M N K times the batch; time: of the kernels that the "
+        "operator launched, without copies; on a CPU of the operator.",
         make_single_table_maker(
             *SIZE_COLUMNS,
             Column("Time", lambda product: product.ms, "ms"),
@@ -408,8 +408,8 @@ SECTIONS = {
     ),
     "attention": AnswerSection(
         "Attention",
-        "Which implementation ran, by operators and kernels; mean step over profiled ranks and repeats. Time: of the kernels, "
-        "on a CPU of the operators.",
+        "Which implementation ran, by operators and kernels; mean step over profiled ranks and repeats. Time: of the "
+        "kernels, on a CPU of the operators.",
         make_single_table_maker(*ATTENTION_COLUMNS, Column("Time", lambda use: use.ms, "ms"), REPEATS_COLUMN),
     ),
 }

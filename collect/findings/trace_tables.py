@@ -14,13 +14,13 @@ import msgspec
 
 from collect.findings.answer_section import REPEATS_COLUMN, AnswerSection, make_single_table_maker
 from collect.findings.row import CellRow
-from collect.metric import Metric, all_metrics
+from collect.metric import Metric, load_metrics
 from collect.reading.load import LoadedCell, LoadedMatrix
 from collect.traces import per_step
-from collect.traces.answer_columns import MOST_ROWS, name_column
+from collect.traces.answer_columns import MOST_ROWS, make_name_column
 from collect.traces.breakdown import Breakdown
-from collect.traces.operators import Change, OperatorDifference, operator_columns
-from collect.traces.per_step import Use
+from collect.traces.operators import OperatorChange, OperatorDifference, make_operator_columns
+from collect.traces.per_step import OperatorUse
 from shardlab.terminal.table import Column, Table
 
 ROUNDED = ("idle_pct", "overlap_pct", "exposed_communication_ms")  # the metrics on which rounding has the largest effect
@@ -75,7 +75,7 @@ class OperatorDifferences(msgspec.Struct, frozen=True):
 
 def list_roundings(loaded: LoadedMatrix) -> list[Rounding]:
     """The effect of HTA's rounding on metrics, for the cells whose traces are also evaluated as HTA evaluates them."""
-    metric_by_name = {metric.name: metric for metric in all_metrics()}
+    metric_by_name = {metric.name: metric for metric in load_metrics()}
     return [rounding for cell in loaded.cells for name in ROUNDED if (rounding := _build_rounding(cell, metric_by_name[name]))]
 
 
@@ -97,8 +97,10 @@ def list_collectives(loaded: LoadedMatrix) -> list[Collective]:
     for cell in loaded.cells:
         breakdowns_of_runs = _list_profiled_breakdowns(cell)
         use_by_collective = per_step.compute_uses_per_step(breakdowns_of_runs, lambda breakdown: breakdown.collectives)
-        for collective, use in sorted(use_by_collective.items(), key=lambda item: (-item[1].ms, item[0])):
-            collectives.append(Collective(cell.id, collective, len(breakdowns_of_runs), use.calls, use.ms, use.ms / use.calls))
+        for collective, use in sorted(use_by_collective.items(), key=lambda item: (-item[1].total_ms, item[0])):
+            collectives.append(
+                Collective(cell.id, collective, len(breakdowns_of_runs), use.calls, use.total_ms, use.total_ms / use.calls)
+            )
     return collectives
 
 
@@ -157,21 +159,23 @@ def _collect_breakdown_kinds(breakdowns_of_runs: Sequence[Sequence[Breakdown]]) 
     return {breakdown.kind for run in breakdowns_of_runs for breakdown in run}
 
 
-def _diff_uses(cell_uses: Mapping[str, Use], baseline_uses: Mapping[str, Use], kind: str) -> Iterator[OperatorDifference]:
+def _diff_uses(
+    cell_uses: Mapping[str, OperatorUse], baseline_uses: Mapping[str, OperatorUse], kind: str
+) -> Iterator[OperatorDifference]:
     for name in cell_uses.keys() | baseline_uses.keys():
-        use, baseline_use = cell_uses.get(name, Use(0, 0)), baseline_uses.get(name, Use(0, 0))
+        use, baseline_use = cell_uses.get(name, OperatorUse(0, 0)), baseline_uses.get(name, OperatorUse(0, 0))
         yield OperatorDifference(
             name=name,
             kind=kind,
             change=_classify_change(use.calls, baseline_use.calls),
             calls=use.calls,
             against_calls=baseline_use.calls,
-            time_ns=use.ms * 1e6,
-            against_time_ns=baseline_use.ms * 1e6,
+            time_ns=use.total_ms * 1e6,
+            against_time_ns=baseline_use.total_ms * 1e6,
         )
 
 
-def _classify_change(calls: float, baseline_calls: float) -> Change:
+def _classify_change(calls: float, baseline_calls: float) -> OperatorChange:
     if not calls or not baseline_calls:
         return "new" if calls else "gone"
     return "same" if math.isclose(calls, baseline_calls, rel_tol=1e-9) else "changed"
@@ -185,7 +189,7 @@ def _make_operator_tables(comparisons: Sequence[OperatorDifferences], label_by_c
     return [
         Table(
             f"{label_by_cell[comparison.cell]} compared with {label_by_cell[comparison.baseline]}",
-            operator_columns("of the baseline"),
+            make_operator_columns("of the baseline"),
             comparison.differences,
             note=f"{comparison.of}: {', '.join(f'{count} {change}' for change, count in comparison.changes.items())}",
             most_rows=MOST_ROWS,
@@ -209,17 +213,18 @@ SECTIONS = {
     ),
     "operators": AnswerSection(
         "Operators compared with the baseline",
-        "Exact values per step; mean over profiled ranks and repeats. An operator includes all that it calls. The names whose "
-        "time differs most come first.",
+        "Exact values per step; mean over profiled ranks and repeats. An operator includes all that it calls. The "
+        "names whose time differs most come first.",
         _make_operator_tables,
         is_folded=True,
     ),
     "rounding": AnswerSection(
         "Effect of rounding",
-        "The study's tool, HolisticTraceAnalysis (HTA), rounds to whole microseconds and leaves out the last profiler step. "
-        "Verdicts on traces use the values as HTA computes them; this table shows how far these are from the exact values.",
+        "The study's tool, HolisticTraceAnalysis (HTA), rounds to whole microseconds and leaves out the last profiler "
+        "step. Verdicts on traces use the values as HTA computes them; this table shows how far these are from the "
+        "exact values.",
         make_single_table_maker(
-            name_column("Metric", lambda rounding: rounding.metric),
+            make_name_column("Metric", lambda rounding: rounding.metric),
             Column("Exact", lambda rounding: rounding.exact),
             Column("Like HTA", lambda rounding: rounding.like_hta),
             Column("Difference", lambda rounding: rounding.difference, digits=2, is_signed=True),

@@ -63,7 +63,7 @@ def _find_busiest_interfaces(run: LoadedRun) -> list[HostTraffic]:
     """The busiest interface of each host. A host is left out if the traffic of any of its interfaces is unknown."""
     if run.timed_window is None or run.clock_stepped:
         return []
-    received_counters = run.interface_rows.counters("rx_bytes")
+    received_counters = run.interface_rows.get_counters("rx_bytes")
     interfaces_by_host: dict[str, list[tuple[str, str, float | None, float | None]]] = {}
     for (host, kind, nic), sent_counter in run.interfaces.items():
         sent_bytes = measure_counter_growth(sent_counter, run.timed_window)

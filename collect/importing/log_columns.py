@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from collect.importing.log_values import MIB
-from collect.sampler.nvidia_smi import COLUMNS
+from collect.sampler.nvidia_smi import SMI_COLUMNS
 
 GIB = 2**30
 KIB = 1024
@@ -20,20 +20,22 @@ class LogColumn(NamedTuple):
 
     field: str
     """The field of a record, or of `log_rows.StepRow`."""
-    scale: float = 1.0
+    default_scale: float = 1.0
     """The factor from the unit of the column to the unit of the field, for values that name no unit."""
     is_rate: bool = False
     """Whether the value is the mean per second since the previous line, and the field is a counter."""
 
 
-def _name_columns(*columns_by_names: tuple[str, LogColumn]) -> dict[str, LogColumn]:
-    """{name of a column: what it means}. columns_by_names: (names that are separated by spaces, what they mean)."""
-    return {name: column for names, column in columns_by_names for name in names.split()}
+def _key_by_column_name(*names_and_columns: tuple[str, LogColumn]) -> dict[str, LogColumn]:
+    """{name of a column: what it means}. names_and_columns: (names that are separated by spaces, what they mean)."""
+    return {column_name: log_column for column_names, log_column in names_and_columns for column_name in column_names.split()}
 
 
-_OF_SAMPLER = {column.query: LogColumn(column.sample_field, MIB if column.query == "memory.used" else 1) for column in COLUMNS}
+_SMI_LOG_COLUMNS = {
+    column.query: LogColumn(column.sample_field, MIB if column.query == "memory.used" else 1) for column in SMI_COLUMNS
+}
 # Names of nvidia-smi --query-gpu, of nvidia-smi dmon, of dcgmi dmon, and of dcgm-exporter without the prefix DCGM_FI_DEV_.
-GPU_COLUMNS = _OF_SAMPLER | _name_columns(
+GPU_COLUMNS = _SMI_LOG_COLUMNS | _key_by_column_name(
     ("utilization.gpu gputl gpu_util", LogColumn("utilization_pct")),
     ("memory.total fbttl fb_total", LogColumn("memory_total_bytes", MIB)),
     ("fb fbusd fb_used", LogColumn("memory_used_bytes", MIB)),
@@ -48,7 +50,7 @@ GPU_COLUMNS = _OF_SAMPLER | _name_columns(
 )
 DMON_COLUMNS = GPU_COLUMNS | {"sm": LogColumn("utilization_pct")}
 # Names of sar, of sadf -d (as sar), of sadf -j, and of columns with values of psutil.
-HOST_COLUMNS = _name_columns(
+HOST_COLUMNS = _key_by_column_name(
     ("%idle idle", LogColumn("idle_pct")),
     ("%iowait iowait", LogColumn("iowait_pct")),
     ("cpu_percent cpu_pct cpu% cpu_usage_percent", LogColumn("cpu_pct")),
@@ -59,7 +61,7 @@ HOST_COLUMNS = _name_columns(
     ("disk_read_bytes read_bytes", LogColumn("disk_read_bytes")),
     ("disk_write_bytes write_bytes", LogColumn("disk_write_bytes")),
 )
-NIC_COLUMNS = _name_columns(
+NIC_COLUMNS = _key_by_column_name(
     ("rxkb/s rxkb", LogColumn("rx_bytes", KIB, is_rate=True)),
     ("txkb/s txkb", LogColumn("tx_bytes", KIB, is_rate=True)),
     ("bytes_recv net_bytes_recv net_recv_bytes rx_bytes", LogColumn("rx_bytes")),
@@ -71,9 +73,9 @@ NIC_COLUMNS = _name_columns(
     ("rx_dropped dropin", LogColumn("rx_dropped")),
     ("tx_dropped dropout", LogColumn("tx_dropped")),
 )
-# Names in step logs, after `normalize_name`. torchtitan, nanotron, Megatron-LM, the Trainer of transformers and Lightning use
-# some of them.
-STEP_COLUMNS = _name_columns(
+# Names in step logs, after `normalize_column_name`. torchtitan, nanotron, Megatron-LM, the Trainer of transformers and
+# Lightning use some of them.
+STEP_COLUMNS = _key_by_column_name(
     ("step steps iteration iter global_step _step train/global_step trainer/global_step", LogColumn("step")),
     ("rank", LogColumn("rank")),
     ("loss train_loss train/loss training_loss lm_loss loss/train train_loss_step loss_metrics/global_avg_loss",
@@ -96,12 +98,12 @@ STEP_COLUMNS = _name_columns(
 TIME_COLUMNS = ("timestamp", "wall_s", "wall_time", "_timestamp", "time", "datetime", "date", "created_at")
 
 
-def normalize_name(name: str) -> str:
+def normalize_column_name(column_name: str) -> str:
     """The name of a column in the form that the tables of this file have: `Step time (ms)` becomes `step_time_ms`."""
-    return re.sub(r"[\s-]+", "_", re.sub(r"\s*[\[(](\w+)[\])]\s*$", r"_\1", name.strip().lower()))[:80]
+    return re.sub(r"[\s-]+", "_", re.sub(r"\s*[\[(](\w+)[\])]\s*$", r"_\1", column_name.strip().lower()))[:80]
 
 
-def split_unit(name: str) -> tuple[str, str]:
+def split_column_unit(column_heading: str) -> tuple[str, str]:
     """The name and the unit in the heading of a column: `memory.used [MiB]` gives (memory.used, MiB)."""
-    match = re.fullmatch(r"\s*([^\[]*?)\s*(?:\[([^\]]*)\])?\s*", name)
-    return (match[1].lower(), match[2] or "") if match else (name.strip().lower(), "")
+    heading_match = re.fullmatch(r"\s*([^\[]*?)\s*(?:\[([^\]]*)\])?\s*", column_heading)
+    return (heading_match[1].lower(), heading_match[2] or "") if heading_match else (column_heading.strip().lower(), "")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collect.importing import gpu_logs, host_logs, step_logs
-from collect.importing.log_columns import HOST_COLUMNS, STEP_COLUMNS, normalize_name
+from collect.importing.log_columns import HOST_COLUMNS, STEP_COLUMNS, normalize_column_name
 from collect.importing.log_rows import LogRows
 from collect.sources import plain_pickle, snapshot
 from shardlab.errors import InputError
@@ -22,7 +22,7 @@ from shardlab.terminal import printable
 MOST_BYTES = 1 << 28  # the largest log that is read
 LONGEST_LINE = 1 << 16  # a longer line of a log is not read
 HEAD_LINES = 200  # the format is recognized from the first lines; logs of training begin with many lines of text
-_STEP_NAMES = {name for name, column in STEP_COLUMNS.items() if column.field == "step"}
+_STEP_COLUMN_NAMES = {name for name, column in STEP_COLUMNS.items() if column.field == "step"}
 
 
 class LogContent(NamedTuple):
@@ -42,7 +42,7 @@ class LogContent(NamedTuple):
         """The first lines, without colours."""
         return printable.replace_invisible("\n".join(self.lines[:HEAD_LINES]))
 
-    def heading(self) -> list[str]:
+    def list_headings(self) -> list[str]:
         """The cells of the first line, or the names of --columns."""
         first_line = next(filter(str.strip, self.lines), "")
         try:
@@ -62,14 +62,14 @@ class LogFormat(NamedTuple):
     """Reads a log of this format."""
 
 
-def _has(pattern: str) -> Callable[[LogContent], Any]:
-    expression = re.compile(pattern, re.MULTILINE)
-    return lambda log: expression.search(log.head)
+def _has(head_pattern: str) -> Callable[[LogContent], Any]:
+    expression = re.compile(head_pattern, re.MULTILINE)
+    return lambda log_content: expression.search(log_content.head)
 
 
-def _has_columns(names: Iterable[str]) -> Callable[[LogContent], bool]:
-    known_names = frozenset(names)
-    return lambda log: not known_names.isdisjoint(map(normalize_name, log.heading()))
+def _has_columns(column_names: Iterable[str]) -> Callable[[LogContent], bool]:
+    known_names = frozenset(column_names)
+    return lambda log_content: not known_names.isdisjoint(map(normalize_column_name, log_content.list_headings()))
 
 
 # Name -> format. The order matters: a log has the first format that matches.
@@ -77,12 +77,12 @@ FORMATS = {
     "wandb": LogFormat(
         "Weights & Biases (run-ID.wandb)",
         lambda log: log.content.startswith(step_logs.WANDB_MAGIC),
-        lambda log, rows: step_logs.read_rows(rows, step_logs.list_wandb_records(log.path, log.content)),
+        lambda log, rows: step_logs.read_step_records(rows, step_logs.list_wandb_records(log.path, log.content)),
     ),
     "tensorboard": LogFormat(
         "TensorBoard (events.out.tfevents)",
         lambda log: step_logs.TENSORBOARD_MARK in log.content[:64],
-        lambda log, rows: step_logs.read_rows(rows, step_logs.list_tensorboard_records(log.path, log.content)),
+        lambda log, rows: step_logs.read_step_records(rows, step_logs.list_tensorboard_records(log.path, log.content)),
     ),
     "sadf-json": LogFormat(
         "sadf -j", _has(r'^\s*\{\s*"sysstat"'), lambda log, rows: host_logs.read_sadf_json(rows, log.text)
@@ -92,24 +92,24 @@ FORMATS = {
     "dcgm-exporter": LogFormat(
         "dcgm-exporter", _has(r"^DCGM_FI_\w+\{"), lambda log, rows: gpu_logs.read_exporter_text(rows, log.lines)
     ),
-    "dcgmi-dmon": LogFormat("dcgmi dmon", _has(r"^# ?Entity\s"), lambda log, rows: gpu_logs.read_table(rows, log.lines)),
+    "dcgmi-dmon": LogFormat("dcgmi dmon", _has(r"^# ?Entity\s"), lambda log, rows: gpu_logs.read_dmon_table(rows, log.lines)),
     "pmon": LogFormat(
-        "nvidia-smi pmon", _has(r"^#.*\bgpu\b[\s,]+pid\b"), lambda log, rows: gpu_logs.read_table(rows, log.lines)
+        "nvidia-smi pmon", _has(r"^#.*\bgpu\b[\s,]+pid\b"), lambda log, rows: gpu_logs.read_dmon_table(rows, log.lines)
     ),
-    "dmon": LogFormat("nvidia-smi dmon", _has(r"^#.*\bgpu[\s,]"), lambda log, rows: gpu_logs.read_table(rows, log.lines)),
+    "dmon": LogFormat("nvidia-smi dmon", _has(r"^#.*\bgpu[\s,]"), lambda log, rows: gpu_logs.read_dmon_table(rows, log.lines)),
     "ethtool": LogFormat(
         "ethtool -S", _has(r"^NIC statistics:"), lambda log, rows: host_logs.read_ethtool(rows, log.lines, log.path.stem)
     ),
     "torchtitan": LogFormat(
-        "torchtitan", _has(r"\bstep:\s*\d+\s.*\bloss:"), lambda log, rows: step_logs.read_titan(rows, log.lines)
+        "torchtitan", _has(r"\bstep:\s*\d+\s.*\bloss:"), lambda log, rows: step_logs.read_titan_lines(rows, log.lines)
     ),
     "iterations": LogFormat(
         "nanotron or Megatron-LM", _has(r"\biteration:?\s+\d+\s*/\s*\d+ *\|"),
-        lambda log, rows: step_logs.read_iterations(rows, log.lines),
+        lambda log, rows: step_logs.read_iteration_lines(rows, log.lines),
     ),
     "json-steps": LogFormat(
         "steps as JSON lines", _has(r"\A\s*\{"),
-        lambda log, rows: step_logs.read_rows(rows, step_logs.list_json_records(log.text, log.lines)),
+        lambda log, rows: step_logs.read_step_records(rows, step_logs.list_json_records(log.text, log.lines)),
     ),
     "nvidia-smi": LogFormat(
         "nvidia-smi --query-gpu (CSV)",
@@ -117,8 +117,8 @@ FORMATS = {
         lambda log, rows: gpu_logs.read_query_csv(rows, log.lines, log.column_names),
     ),
     "csv-steps": LogFormat(
-        "steps as CSV", _has_columns(_STEP_NAMES),
-        lambda log, rows: step_logs.read_rows(rows, step_logs.list_csv_records(log.lines, log.column_names)),
+        "steps as CSV", _has_columns(_STEP_COLUMN_NAMES),
+        lambda log, rows: step_logs.read_step_records(rows, step_logs.list_csv_records(log.lines, log.column_names)),
     ),
     "psutil": LogFormat(
         "values of psutil (CSV)", _has_columns(HOST_COLUMNS),
@@ -135,35 +135,35 @@ def read_log_text(path: Path, column_names: Sequence[str] | None = None) -> tupl
         return _decode_log(path, files.read(path, MOST_BYTES, follow=True), column_names)
 
 
-def _decode_log(path: Path, content: bytes, column_names: Sequence[str] | None) -> tuple[LogContent, int]:
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell writes UTF-16
-    is_text = b"\0" not in content[:1024] or encoding == "utf-16"
-    text = content.decode(encoding, "replace") if is_text else ""
-    lines = text.splitlines()
-    short_lines = [line for line in lines if len(line) <= LONGEST_LINE]
-    return LogContent(path, content, text, short_lines, column_names), len(lines) - len(short_lines)
+def _decode_log(path: Path, file_content: bytes, column_names: Sequence[str] | None) -> tuple[LogContent, int]:
+    encoding = "utf-16" if file_content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell writes UTF-16
+    is_text = b"\0" not in file_content[:1024] or encoding == "utf-16"
+    log_text = file_content.decode(encoding, "replace") if is_text else ""
+    all_lines = log_text.splitlines()
+    short_lines = [line for line in all_lines if len(line) <= LONGEST_LINE]
+    return LogContent(path, file_content, log_text, short_lines, column_names), len(all_lines) - len(short_lines)
 
 
-def refuse_log(path: Path) -> None:
+def refuse_importable_log(path: Path) -> None:
     """Raises InputError if a file, which should be a trace, is a log that `collect import` reads. A trace is JSON, maybe
     compressed."""
     try:
         with files.open_regular(path, follow=True) as file:
-            log, _ = _decode_log(path, file.read(LONGEST_LINE), None)
+            log_content, _ = _decode_log(path, file.read(LONGEST_LINE), None)
     except OSError:
         return
-    format_name = recognize_format(log) if log.content.lstrip()[:1] not in b"{[\x1f" else None
+    format_name = recognize_format(log_content) if log_content.content.lstrip()[:1] not in b"{[\x1f" else None
     if format_name in FORMATS:
         raise InputError(
             f"{path}: is a log of {FORMATS[format_name].title}, not a trace. `collect import {path}` makes a run of it."
         )
 
 
-def recognize_format(log: LogContent) -> str | None:
+def recognize_format(log_content: LogContent) -> str | None:
     """The name of the format of a log, from its content; None if it has none of FORMAT_NAMES."""
-    if log.content[:1] == plain_pickle.MAGIC or log.path.name.endswith(snapshot.SNAPSHOT_SUFFIX):
+    if log_content.content[:1] == plain_pickle.PICKLE_MAGIC or log_content.path.name.endswith(snapshot.SNAPSHOT_SUFFIX):
         return SNAPSHOT
-    return next((name for name, log_format in FORMATS.items() if log_format.matches(log)), None)
+    return next((format_name for format_name, log_format in FORMATS.items() if log_format.matches(log_content)), None)
 
 
 def read_log(log: LogContent, format_name: str, log_rows: LogRows) -> None:

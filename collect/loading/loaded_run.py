@@ -13,7 +13,7 @@ from collect.loading.records import RunRecords
 from collect.loading.sample_cache import CachedSamples
 from collect.loading.telemetry import Coverage
 from collect.sources import memory, samples, snapshot, steps
-from collect.sources.device_rows import CounterValues, Device, DeviceRows
+from collect.sources.device_rows import CounterValues, DeviceKey, DeviceRows
 from collect.sources.memory import MemoryCurves
 from collect.sources.samples import INTERFACE_KEYS, Samples
 from collect.sources.snapshot import AllocatorHistory, AllocatorSnapshot
@@ -33,7 +33,7 @@ from shardlab.runs.state import IMPORTED
 
 # Samples are moved into frames when there are this many: as records, they need several times more memory. With parts of 2,500
 # samples, a run of 230,000 samples needed a third more memory and as much time.
-SAMPLES_PER_PART = 500
+MOST_SAMPLE_RECORDS = 500
 
 
 class Quantity(msgspec.Struct, frozen=True):
@@ -135,7 +135,7 @@ class LoadedRun(RunRecords, dict=True):
     @cached_property
     def undisturbed_steps(self) -> pl.DataFrame:
         """The rows of `world` for steps that no instrument slowed down. Metrics of time are computed from these rows."""
-        return steps.select_undisturbed(self.timed_steps, self.world_steps)
+        return steps.select_undisturbed_steps(self.timed_steps, self.world_steps)
 
     @cached_property
     def timed_window(self) -> tuple[float, float] | None:
@@ -151,17 +151,17 @@ class LoadedRun(RunRecords, dict=True):
         """The number of step records and samples that are in memory as records."""
         return super().record_count + sum(map(len, self.sample_records.values()))
 
-    def _add_samples(self, host: str, samples: list[Sample]) -> None:
-        self.sample_records.setdefault(host, []).extend(samples)
-        if sum(map(len, self.sample_records.values())) >= SAMPLES_PER_PART:
-            self._move_records()
+    def _add_samples(self, host: str, new_samples: list[Sample]) -> None:
+        self.sample_records.setdefault(host, []).extend(new_samples)
+        if sum(map(len, self.sample_records.values())) >= MOST_SAMPLE_RECORDS:
+            self._move_records_to_frames()
 
     def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
         assert cached_samples.frames is not None
-        self._move_records()  # they come before the cached samples
+        self._move_records_to_frames()  # they come before the cached samples
         self.sample_parts.append(cached_samples.frames)
 
-    def _move_records(self) -> None:
+    def _move_records_to_frames(self) -> None:
         """Move the samples in `sample_records` into frames."""
         if any(self.sample_records.values()):
             self.sample_parts.append(samples.build_sample_part([self.sample_records]))
@@ -200,11 +200,11 @@ class LoadedRun(RunRecords, dict=True):
 
         The result of a run of an older release does not name these GPUs; then the rows of all GPUs of the hosts are returned.
         """
-        gpus = samples.select_real_gpus(self.whole_samples.gpus)
-        run_gpus = self.result.gpus if self.result else None
-        if run_gpus is None or set(gpus["uuid"].unique()) <= set(run_gpus):
-            return gpus  # no row has to be removed, so the frame is not copied by a filter
-        return gpus.filter(pl.col("uuid").is_in(run_gpus))
+        real_gpu_samples = samples.select_real_gpus(self.whole_samples.gpus)
+        trained_gpus = self.result.gpus if self.result else None
+        if trained_gpus is None or set(real_gpu_samples["uuid"].unique()) <= set(trained_gpus):
+            return real_gpu_samples  # no row has to be removed, so the frame is not copied by a filter
+        return real_gpu_samples.filter(pl.col("uuid").is_in(trained_gpus))
 
     @property
     def plays_gpus(self) -> bool:
@@ -227,9 +227,9 @@ class LoadedRun(RunRecords, dict=True):
         return DeviceRows(self.whole_samples.nics, INTERFACE_KEYS)
 
     @cached_property
-    def interfaces(self) -> dict[Device, CounterValues]:
+    def interfaces(self) -> dict[DeviceKey, CounterValues]:
         """The counter of sent bytes of each network interface, from `whole_samples.nics`."""
-        return self.interface_rows.counters("tx_bytes")
+        return self.interface_rows.get_counters("tx_bytes")
 
     @cached_property
     def nccl_transports(self) -> NcclTransports:
@@ -279,7 +279,7 @@ class LoadedRun(RunRecords, dict=True):
         """The numbers that are computed from the traces of the profiled ranks."""
         if not self.profiled:
             return RunTraces()
-        return run_traces.read_run_traces(self.folder.path, self.trace_method, run_traces.ran_on_gpu(self.result))
+        return run_traces.read_run_traces(self.folder.path, self.trace_method, run_traces.trained_on_gpus(self.result))
 
     @cached_property
     def breakdowns(self) -> list[Breakdown]:

@@ -158,27 +158,27 @@ class RunRecords(msgspec.Struct):
         """The number of step records in memory."""
         return sum(map(len, self.step_records.values()))
 
-    def _note_unreadable(self, why: str) -> None:
+    def _note_unreadable(self, unreadable_reason: str) -> None:
         """Note the reason why the state of the run is unknown. If there are several reasons, the first reason is kept."""
-        self.unreadable = self.unreadable or why
+        self.unreadable = self.unreadable or unreadable_reason
 
     def _read_files(self, entry_names: Sequence[str], telemetry: Telemetry) -> None:
         """Read all files of the run. entry_names: the sorted names of the entries of the run folder."""
-        names_of_subfolder: dict[str, list[str]] = {}
+        names_by_subfolder: dict[str, list[str]] = {}
         for subfolder in filter(entry_names.__contains__, READ_SUBFOLDERS):
             try:
                 if (subfolder_names := self._list_subfolder(subfolder)) is not None:
-                    names_of_subfolder[subfolder] = subfolder_names
+                    names_by_subfolder[subfolder] = subfolder_names
             except OSError as error:
                 self._note_unreadable(str(WorkspaceError.from_os_error(error, "read")))
-        self.profiled = "trace" in names_of_subfolder
-        for name in names_of_subfolder.get("steps", ()):
+        self.profiled = "trace" in names_by_subfolder
+        for name in names_by_subfolder.get("steps", ()):
             if match := _RANK_FILE.fullmatch(name):
                 self.step_records[int(match[1])] = self._read_records(name, StepRecord)
-        host_of_file = {
-            name: match[1] for name in names_of_subfolder.get("samples", ()) if (match := _HOST_FILE.fullmatch(name))
+        host_by_file = {
+            name: match[1] for name in names_by_subfolder.get("samples", ()) if (match := _HOST_FILE.fullmatch(name))
         }
-        for name, host in host_of_file.items():
+        for name, host in host_by_file.items():
             self._read_samples(name, host, telemetry)
         if VALIDATION_FILE in entry_names:
             self.validation = self._read_records(VALIDATION_FILE, ValidationRecord)
@@ -196,47 +196,47 @@ class RunRecords(msgspec.Struct):
         except (InputError, WorkspaceError) as error:
             self._note_unreadable(str(error))
         self.hosts = [
-            host for name in names_of_subfolder.get("env", ()) if (host := read_host(f"{self.folder.path}/{name}")) is not None
+            host for name in names_by_subfolder.get("env", ()) if (host := load_host(f"{self.folder.path}/{name}")) is not None
         ]
-        backends = [
+        backend_names = [
             backend for event in events if event.event == "met" and isinstance(backend := event.data.get("backend"), str)
         ]
-        self.backend = backends[-1] if backends else ""
+        self.backend = backend_names[-1] if backend_names else ""
         end_events = (event for event in events if event.event in ("exited", "requeued", "cancelled"))
         last_end_event = max(end_events, key=lambda event: event.wall_s, default=None)
         self.was_requeued = last_end_event is not None and last_end_event.event == "requeued"
         self.sampler_ends = dict(Counter(event.host for event in events if event.event == SAMPLER_ENDED))
-        self.clock_offsets = _read_clocks(events)
-        moments_s = [self.last_record_s, *(event.wall_s for event in events)]
-        moments_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
-        self.last_record_s = max(moments_s)
+        self.clock_offsets = _read_clock_offsets(events)
+        record_times_s = [self.last_record_s, *(event.wall_s for event in events)]
+        record_times_s += [steps[-1].wall_s for steps in self.step_records.values() if steps]
+        self.last_record_s = max(record_times_s)
         self._exclude_suspensions(suspension.read_suspensions(events))
 
     def _read_samples(self, file_name: str, host: str, telemetry: Telemetry) -> None:
         """Read a file of samples. file_name: its path relative to the run folder. host: the name of the host in this path."""
-        last_s, begin_byte = 0.0, 0
+        last_sample_s, first_unread_byte = 0.0, 0
         try:
             with files.as_workspace_error("read"), SampleLines(f"{self.folder.path}/{file_name}") as sample_lines:
                 if telemetry == "open":
                     return
                 must_verify, needs_frames = telemetry == "verify", self.needs_frames
                 cached_samples = sample_cache.read_cached_samples(
-                    sample_lines, with_frames=needs_frames, must_verify=must_verify
+                    sample_lines, needs_frames=needs_frames, must_verify=must_verify
                 )
                 if cached_samples is not None:
-                    last_s, begin_byte = cached_samples.header.last_wall_s, cached_samples.header.end
+                    last_sample_s, first_unread_byte = cached_samples.header.last_wall_s, cached_samples.header.end
                     self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
                     self._add_cached_samples(cached_samples)
-                for block in sample_lines.read_blocks(begin_byte):
-                    samples = self.damage.note_damaged_lines(file_name, decode_lines(block, Sample))
-                    last_s = samples[-1].wall_s if samples else last_s
+                for lines_block in sample_lines.read_blocks(first_unread_byte):
+                    samples = self.damage.note_damaged_lines(file_name, decode_lines(lines_block, Sample))
+                    last_sample_s = samples[-1].wall_s if samples else last_sample_s
                     self._add_samples(host, samples)
         except WorkspaceError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 self._note_unread(file_name, error)
-        self.last_record_s = max(self.last_record_s, last_s)
+        self.last_record_s = max(self.last_record_s, last_sample_s)
 
-    def _add_samples(self, host: str, samples: list[Sample]) -> None:
+    def _add_samples(self, host: str, new_samples: list[Sample]) -> None:
         """Process samples of the file of a host. This class drops them, because those of a long run need gigabytes."""
 
     def _add_cached_samples(self, cached_samples: CachedSamples) -> None:
@@ -261,18 +261,18 @@ class RunRecords(msgspec.Struct):
         """The sorted paths of the entries of a subfolder, relative to the run folder; None if there is no such folder.
 
         An entry of this name that is no folder is noted in `damage`. Raises OSError if the subfolder cannot be read."""
-        path = f"{self.folder.path}/{subfolder}"
+        subfolder_path = f"{self.folder.path}/{subfolder}"
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(subfolder_path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except NotADirectoryError:
-            self.damage.irregular_entries[subfolder] = files.describe_file_kind(os.lstat(path).st_mode)
+            self.damage.irregular_entries[subfolder] = files.describe_file_kind(os.lstat(subfolder_path).st_mode)
             return None
         except FileNotFoundError:
             return None
         try:
-            return [f"{subfolder}/{name}" for name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
+            return [f"{subfolder}/{entry_name}" for entry_name in sorted(os.listdir(descriptor))]  # noqa: PTH208 - pathlib cannot list a descriptor
         except OSError as error:
-            error.filename = path  # so that the error message names the path and not the number of the descriptor
+            error.filename = subfolder_path  # so that the error message names the path and not the number of the descriptor
             raise
         finally:
             os.close(descriptor)
@@ -289,22 +289,22 @@ class RunRecords(msgspec.Struct):
             return
         self.was_suspended = True
         self.step_records = {
-            rank: list(suspension.mark_suspended(steps, suspensions)) for rank, steps in self.step_records.items()
+            rank: list(suspension.mark_suspended(rank_records, suspensions)) for rank, rank_records in self.step_records.items()
         }
         removed_values: dict[str, None] = dict.fromkeys(("throughput_per_s", "step_time_ms", "train_time_s", "epoch_time_s"))
         self.result = msgspec.structs.replace(self.result, **removed_values) if self.result else None
 
 
-def _read_clocks(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
-    offsets_of_host: dict[str, dict[str, ClockOffset]] = {}
+def _read_clock_offsets(events: Sequence[Event]) -> dict[str, dict[str, ClockOffset]]:
+    offsets_by_host: dict[str, dict[str, ClockOffset]] = {}
     for event in events:
         if event.event == CLOCK_EVENT and (side_of_run := event.data.get("when")) in ("start", "end"):
             with contextlib.suppress(msgspec.ValidationError):
-                offsets_of_host.setdefault(event.host, {})[side_of_run] = msgspec.convert(event.data, ClockOffset)
-    return offsets_of_host
+                offsets_by_host.setdefault(event.host, {})[side_of_run] = msgspec.convert(event.data, ClockOffset)
+    return offsets_by_host
 
 
-def read_host(path: str) -> Host | None:
+def load_host(path: str) -> Host | None:
     """The host in a file of the folder `env`; None if the file is damaged or is not a JSON file."""
     try:
         return _decode_host(files.read(path)) if path.endswith(".json") else None
@@ -313,6 +313,6 @@ def read_host(path: str) -> Host | None:
 
 
 @lru_cache(maxsize=1024)
-def _decode_host(content: bytes) -> Host:
+def _decode_host(host_json: bytes) -> Host:
     """Decode the description of a host. It is cached, because most runs contain the same description."""
-    return get_decoder(Host).decode(content)
+    return get_decoder(Host).decode(host_json)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn
-from collect.metric_values import result_metric
-from collect.sources.steps import sum_training_seconds
+from collect.metric_values import make_result_metric
+from collect.sources.steps import sum_training_time_s
 
 
 def compute_time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | None:
@@ -15,22 +15,22 @@ def compute_time_to_accuracy(run: LoadedRun, accuracy_pct: float) -> Quantity | 
     """
     if run.was_suspended:
         return None
-    seconds = sum_training_seconds(run.timed_steps)
+    seconds = sum_training_time_s(run.timed_steps)
     reaching_records = [record for record in run.validation if record.step in seconds and 100 * record.accuracy >= accuracy_pct]
     return Quantity(seconds[min(record.step for record in reaching_records)], "s") if reaching_records else None
 
 
 METRICS = (
-    result_metric(
+    make_result_metric(
         "final_accuracy",
-        factor=100,
+        unit_factor=100,
         name="final_accuracy_pct",
         of_training=True,
         column=MetricColumn("summary", 100, "Accuracy", 3),
         unit="%",
         direction="higher is better",
-        definition="Share of the targets of the validation split (labels, or next tokens) for which the most probable class "
-        "was correct, after the last timed step.",
+        definition="Share of the targets of the validation split (labels, or next tokens) for which the most probable "
+        "class was correct, after the last timed step.",
     ),
     Metric(
         name="time_to_accuracy_s",

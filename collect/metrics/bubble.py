@@ -6,7 +6,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.sources.steps import select_unwatched
+from collect.sources.steps import select_unwatched_steps
 from shardlab.matrix.cell import Cell
 
 PIPELINE_KEYS = ("cell.pp", "cell.options")  # keys of run.json
@@ -79,7 +79,7 @@ def compute_measured_bubble(run: LoadedRun) -> Quantity | None:
     cell = _find_pipeline_cell(run)
     if cell is None or cell.options.get("stages_per_rank", 1) != 1:
         return None
-    phase_times = select_unwatched(run.timed_steps).drop_nulls(["forward_ms", "backward_ms"])
+    phase_times = select_unwatched_steps(run.timed_steps).drop_nulls(["forward_ms", "backward_ms"])
     # The ranks of one stage have consecutive numbers (trainers/parallel/mesh_model.py).
     ranks_per_stage = cell.gpus // cell.pp
     phase_times = phase_times.with_columns(
@@ -105,9 +105,9 @@ METRICS = (
         column=MetricColumn("times", 50, "Bubble, theory", 3),
         unit="%",
         direction="lower is better",
-        definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P ranks, M "
-        "micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, section 2.2, "
-        "which divide by the busy time instead: (P - 1) / (v M)).",
+        definition="Share of a pipeline's time in which a rank has nothing to do, (P - 1) / (v M + P - 1) for P "
+        "ranks, M micro-batches and v stages a rank (Huang et al., GPipe, 2019, section 2.3; Narayanan et al., 2021, "
+        "section 2.2, which divide by the busy time instead: (P - 1) / (v M)).",
         of_run=compute_theoretical_bubble,
         reads=Reads(steps="timed", run=(*PIPELINE_KEYS, *ACCUMULATION_KEYS)),
         exact=True,
@@ -127,8 +127,9 @@ METRICS = (
         name="pipeline_time_theory",
         unit="",
         direction="neither",
-        definition="Time of a pipeline's step by theory, 3 (M + (P - 1) / v), in forward passes of one micro-batch through the "
-        "stages of a rank; a backward pass takes 2 of them, messages take none (study 4, pipeline simulation: pipeline time).",
+        definition="Time of a pipeline's step by theory, 3 (M + (P - 1) / v), in forward passes of one micro-batch "
+        "through the stages of a rank; a backward pass takes 2 of them, messages take none (study 4, pipeline "
+        "simulation: pipeline time).",
         of_run=compute_theoretical_time,
         reads=Reads(steps="timed", run=(*PIPELINE_KEYS, *ACCUMULATION_KEYS)),
         exact=True,
@@ -137,8 +138,8 @@ METRICS = (
         name="pipeline_ideal_time_theory",
         unit="",
         direction="neither",
-        definition="Time of a pipeline's step without a bubble, 3 M, in the unit of pipeline_time_theory (study 4, pipeline "
-        "simulation: ideal time).",
+        definition="Time of a pipeline's step without a bubble, 3 M, in the unit of pipeline_time_theory (study 4, "
+        "pipeline simulation: ideal time).",
         of_run=compute_ideal_time,
         reads=Reads(steps="timed", run=("cell.pp", *ACCUMULATION_KEYS)),
         exact=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Direction, Metric
-from collect.metric_values import NS_PER_MS, mean_per_step
+from collect.metric_values import NS_PER_MS, average_per_step
 from collect.metrics.trace_collectives import EXAMPLE_COLLECTIVE, OF_COLLECTIVE_MEANING
 from shardlab.matrix.gradient_sync import EVERY_PASS, LAST_PASS
 
@@ -50,7 +50,7 @@ def _measure_per_pass(run: LoadedRun, collective: str, measure: Callable[[EventT
 
     if passes_per_step is None or not any(map(measure_rank, run.breakdowns)):
         return None
-    return mean_per_step(run.breakdowns, measure_rank, unit, passes_per_step)
+    return average_per_step(run.breakdowns, measure_rank, unit, passes_per_step)
 
 
 def _build_collective_metric(
@@ -68,8 +68,8 @@ def _build_collective_metric(
 
 
 _PER_PASS = (
-    "in a pass (forward and backward of a micro-batch) that reduces gradients: in the profiled steps, divided by these passes, "
-    "of which `sync: last_pass` has 1 in a step."
+    "in a pass (forward and backward of a micro-batch) that reduces gradients: in the profiled steps, divided "
+    "by these passes, of which `sync: last_pass` has 1 in a step."
 )
 METRICS = (
     _build_collective_metric("collective_pass_count", "calls", "neither", f"Calls of a collective {_PER_PASS}", count_calls),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collect.metric import Metric, MetricColumn
-from collect.metric_values import result_metric
+from collect.metric_values import make_result_metric
 
 
 def _build_sent_bytes_metric(counting_method: str, position: int, definition: str) -> Metric:
-    return result_metric(
+    return make_result_metric(
         f"communication_bytes.{counting_method}",
         name=f"sent_{counting_method}_bytes",
         column=MetricColumn("sent", position, f"Per step, {counting_method}"),
         unit="bytes",
         direction="lower is better",
-        definition=f"Bytes sent in one step by all ranks together, {definition}. Each collective counts as the ring algorithm "
-        "that sends the fewest bytes.",
+        definition=f"Bytes sent in one step by all ranks together, {definition}. Each collective counts as the ring "
+        "algorithm that sends the fewest bytes.",
         exact=True,
     )
 

@@ -27,13 +27,15 @@ def measure_energy(run: LoadedRun) -> Quantity | None:
     if run.was_suspended or run.clock_stepped or run.gpu_samples.is_empty() or (timed_window := run.timed_window) is None:
         return None
     run_gpus = run.result.gpus if run.result else None
-    if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
+    if run_gpus is not None and len(run.gpu_rows.rows_by_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
     for column, measure_joules, energy_kind in (
         ("energy_j", _measure_counter_energy, "counter"),
         ("power_w", _integrate_power, "power samples"),
     ):
-        gpu_joules = [measure_joules(times_s, values, timed_window) for times_s, values in run.gpu_rows.values(column).values()]
+        gpu_joules = [
+            measure_joules(times_s, values, timed_window) for times_s, values in run.gpu_rows.get_values(column).values()
+        ]
         if None not in gpu_joules:
             return Quantity(sum(joules for joules in gpu_joules if joules is not None), "J", energy_kind)
     return None
@@ -68,7 +70,7 @@ def measure_idle_power(run: LoadedRun) -> Quantity | None:
     if not isinstance(first_step_s, float):
         return None
     total_watts, measured_gpus = 0.0, 0
-    for sample_times_s, watts, process_counts in run.gpu_rows.values("power_w", "processes").values():
+    for sample_times_s, watts, process_counts in run.gpu_rows.get_values("power_w", "processes").values():
         if not len(sample_times_s):
             continue
         busy_rows = np.flatnonzero(process_counts > 0)
@@ -140,8 +142,9 @@ METRICS = (
         name="idle_power_w",
         unit="W",
         direction="neither",
-        definition="Power of the GPUs that the run trained on, together, before any process computed on them: mean over NVML's "
-        "power samples between the start of the run and the first process. Blank if a GPU has fewer than two such samples.",
+        definition="Power of the GPUs that the run trained on, together, before any process computed on them: mean "
+        "over NVML's power samples between the start of the run and the first process. Blank if a GPU has fewer than "
+        "two such samples.",
         of_run=measure_idle_power,
         reads=Reads(steps="all", samples="before the training", result=("gpus",)),
     ),

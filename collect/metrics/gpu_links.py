@@ -13,9 +13,11 @@ def _sum_counter_growth(run: LoadedRun, counter_column: str) -> Quantity | None:
     if run.timed_window is None or run.clock_stepped or run.gpu_samples.is_empty():
         return None
     run_gpus = run.result.gpus if run.result else None
-    if run_gpus is not None and len(run.gpu_rows.rows_of_device) != len(run_gpus):
+    if run_gpus is not None and len(run.gpu_rows.rows_by_device) != len(run_gpus):
         return None  # some GPUs have no telemetry
-    growths = [measure_counter_growth(counter, run.timed_window) for counter in run.gpu_rows.counters(counter_column).values()]
+    growths = [
+        measure_counter_growth(counter, run.timed_window) for counter in run.gpu_rows.get_counters(counter_column).values()
+    ]
     known_growths = [growth for growth in growths if growth is not None]
     return Quantity(sum(known_growths, 0.0), "bytes") if len(known_growths) == len(growths) else None
 
@@ -26,9 +28,9 @@ def _build_link_metric(name: str, link: str, position: int, counter_column: str,
         column=MetricColumn("sent", position, f"All timed steps, {link}"),
         unit="bytes",
         direction="neither",
-        definition=f"Bytes that the GPUs of the run sent over {link}{remark} between the first and the last timed step, by "
-        "NVML's counters, which count all programs. Interpolated and blank as `network_bytes`; blank too for GPUs without such "
-        "a counter.",
+        definition=f"Bytes that the GPUs of the run sent over {link}{remark} between the first and the last timed "
+        "step, by NVML's counters, which count all programs. Interpolated and blank as `network_bytes`; blank too for "
+        "GPUs without such a counter.",
         of_run=lambda run: _sum_counter_growth(run, counter_column),
         reads=Reads(samples="window", result=("gpus",)),
     )

@@ -8,7 +8,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.sources.steps import select_unwatched
+from collect.sources.steps import select_unwatched_steps
 
 KIND_BY_MEMORY_COLUMN = {"allocated_bytes": "allocated on the GPU", "rss_bytes": "resident set of the process"}
 
@@ -18,7 +18,7 @@ def measure_peak_memory(run: LoadedRun) -> Quantity | None:
 
     None if only some of the step records are from a GPU, because the two kinds of memory cannot be compared.
     """
-    steps = select_unwatched(run.timed_steps)
+    steps = select_unwatched_steps(run.timed_steps)
     column = find_memory_column(steps)
     if column is None:
         return None
@@ -38,7 +38,7 @@ def find_memory_column(steps: pl.DataFrame) -> str | None:
 def measure_reserved_memory(run: LoadedRun) -> Quantity | None:
     """The largest memory that the GPU allocator had reserved, over ranks and timed steps, in bytes; None if a rank has no
     GPU."""
-    reserved_bytes = select_unwatched(run.timed_steps)["reserved_bytes"]
+    reserved_bytes = select_unwatched_steps(run.timed_steps)["reserved_bytes"]
     if reserved_bytes.is_empty() or reserved_bytes.null_count():
         return None
     return Quantity(_find_largest_bytes(reserved_bytes), "bytes")
@@ -69,8 +69,8 @@ METRICS = (
         column=MetricColumn("summary", 50, "Peak memory", headings=_HEADING_BY_KIND),
         unit="bytes",
         direction="lower is better",
-        definition="Largest memory that the GPU allocator had allocated within a step, over ranks and timed steps; without a "
-        "GPU, the largest resident set of a process after a step. The kind of each value is given with the value.",
+        definition="Largest memory that the GPU allocator had allocated within a step, over ranks and timed steps; "
+        "without a GPU, the largest resident set of a process after a step. The kind of each value is given with the value.",
         of_run=measure_peak_memory,
         reads=Reads(steps="timed"),
     ),
@@ -79,8 +79,8 @@ METRICS = (
         column=MetricColumn("memory", 100, "Reserved"),
         unit="bytes",
         direction="lower is better",
-        definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: allocated "
-        "memory, and memory that the allocator keeps for later.",
+        definition="Largest memory that the GPU allocator had reserved within a step, over ranks and timed steps: "
+        "allocated memory, and memory that the allocator keeps for later.",
         of_run=measure_reserved_memory,
         reads=Reads(steps="timed"),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.metric_values import read_result_value, result_metric
+from collect.metric_values import make_result_metric, read_result_value
 
 # Category of memory -> its description. docs/instruments.md uses the same words, and says how the category of the storage of a
 # tensor is determined.
@@ -45,15 +45,15 @@ def sum_weight_memory(run: LoadedRun) -> Quantity | None:
 
 METRICS = (
     *(
-        result_metric(
+        make_result_metric(
             f"{LARGEST_KEY}.{category}",
             name=f"memory_{category}_bytes",
             column=MetricColumn("memory", 10 * position, heading),
             unit="bytes",
             direction="lower is better",
-            definition=f"Largest size, during the one observed step, of {description}; on the rank with the highest peak "
-            "(`memory: categories`, docs/instruments.md). Categories reach their largest size at different moments, so these "
-            "sizes do not add up to the peak.",
+            definition=f"Largest size, during the one observed step, of {description}; on the rank with the highest "
+            "peak (`memory: categories`, docs/instruments.md). Categories reach their largest size at different "
+            "moments, so these sizes do not add up to the peak.",
             # The sizes of these categories are the same in every repeat. Those of other categories depend on timing.
             exact=category in ("parameter", "optimizer_state", "master_parameter"),
         )
@@ -65,8 +65,8 @@ METRICS = (
         name="memory_weight_bytes",
         unit="bytes",
         direction="lower is better",
-        definition="All copies of the weights on one rank: what it keeps, gathers, and the optimizer's own copy, as the "
-        "memory timeline of PyTorch's profiler counts parameters (study 5).",
+        definition="All copies of the weights on one rank: what it keeps, gathers, and the optimizer's own copy, as "
+        "the memory timeline of PyTorch's profiler counts parameters (study 5).",
         of_run=sum_weight_memory,
         reads=Reads(result=(LARGEST_KEY,)),
     ),
@@ -74,9 +74,9 @@ METRICS = (
         name="estimated_memory_bytes",
         unit="bytes",
         direction="lower is better",
-        definition="Estimated bytes of parameters, gradients and optimizer state on one rank, sharded over ranks as in the "
-        "ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for Adam. Without "
-        "activations.",
+        definition="Estimated bytes of parameters, gradients and optimizer state on one rank, sharded over ranks as "
+        "in the ZeRO paper (Rajbhandari et al., 2020, section 3): 4 bytes per parameter, 4 for its gradient, 8 for "
+        "Adam. Without activations.",
         of_run=sum_estimated_memory,
         reads=Reads(result=(ESTIMATE_KEY,)),
         exact=True,
@@ -86,8 +86,8 @@ METRICS = (
         column=MetricColumn("memory", 90, "Peak / estimate", 3),
         unit="x",
         direction="lower is better",
-        definition="All categories together at the peak of the observed step, divided by the estimate. Activations, buffers "
-        "and temporary storage are not in the estimate.",
+        definition="All categories together at the peak of the observed step, divided by the estimate. Activations, "
+        "buffers and temporary storage are not in the estimate.",
         of_run=compute_peak_over_estimate,
         reads=Reads(result=(ESTIMATE_KEY, PEAK_KEY)),
     ),

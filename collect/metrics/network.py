@@ -11,7 +11,7 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.loading.telemetry import compute_covered_pct
 from collect.metric import Metric, MetricColumn, Reads
-from collect.sources.device_rows import CounterValues, Device, DeviceRows
+from collect.sources.device_rows import CounterValues, DeviceKey, DeviceRows
 from collect.sources.samples import INTERFACE_KEYS
 
 PAUSE_COUNTERS = ("rx_pauses", "tx_pauses", "rx_priority_pauses", "tx_priority_pauses")
@@ -29,7 +29,7 @@ def measure_network_bytes(run: LoadedRun) -> Quantity | None:
 
 def measure_received_bytes(run: LoadedRun) -> Quantity | None:
     """Bytes received by all hosts on the interfaces of which `measure_network_bytes` counts the sent bytes."""
-    return _sum_counter_growth(run, _select_counters(run.interface_rows.counters("rx_bytes"), choose_network_kind), "bytes")
+    return _sum_counter_growth(run, _select_counters(run.interface_rows.get_counters("rx_bytes"), choose_network_kind), "bytes")
 
 
 def count_network_faults(run: LoadedRun) -> Quantity | None:
@@ -40,7 +40,7 @@ def count_network_faults(run: LoadedRun) -> Quantity | None:
         return None
     fault_counts = nics.select(pl.sum_horizontal("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", ignore_nulls=False))
     fault_total = _sum_counter_growth(
-        run, _select_counters(run.interface_rows.counters(fault_counts.to_series()), choose_network_kind), "packets"
+        run, _select_counters(run.interface_rows.get_counters(fault_counts.to_series()), choose_network_kind), "packets"
     )
     return None if fault_total is None else Quantity(round(fault_total.value), "packets")
 
@@ -53,7 +53,7 @@ def _count_events(
     samples = samples.filter(pl.any_horizontal(pl.col(*counter_columns).is_not_null()))
     if samples.is_empty():
         return None
-    counters = DeviceRows(samples, device_columns).counters(samples.select(pl.sum_horizontal(*counter_columns)).to_series())
+    counters = DeviceRows(samples, device_columns).get_counters(samples.select(pl.sum_horizontal(*counter_columns)).to_series())
     growth_total = _sum_counter_growth(run, counters.values(), unit)
     return None if growth_total is None else Quantity(round(growth_total.value), unit)
 
@@ -72,8 +72,8 @@ def measure_rdma_bytes(run: LoadedRun) -> Quantity | None:
     has_driver_counter = pl.col("host").is_in(nic_samples["host"].unique().to_list()) & (pl.col("link_layer") != "InfiniBand")
     port_samples = port_samples.filter(~has_driver_counter.fill_null(value=False))
     counter_groups = (
-        DeviceRows(nic_samples, INTERFACE_KEYS).counters("rdma_tx_bytes"),
-        DeviceRows(port_samples, PORT_COLUMNS).counters("tx_bytes"),
+        DeviceRows(nic_samples, INTERFACE_KEYS).get_counters("rdma_tx_bytes"),
+        DeviceRows(port_samples, PORT_COLUMNS).get_counters("tx_bytes"),
     )
     return _sum_counter_growth(run, [counter for counters in counter_groups for counter in counters.values()], "bytes")
 
@@ -105,7 +105,9 @@ def select_loopback_samples(nic_samples: pl.DataFrame) -> pl.DataFrame:
     return nic_samples.filter(pl.col("kind") == "loopback")
 
 
-def _select_counters(interfaces: Mapping[Device, CounterValues], choose_kind: Callable[[Set[str]], str]) -> list[CounterValues]:
+def _select_counters(
+    interfaces: Mapping[DeviceKey, CounterValues], choose_kind: Callable[[Set[str]], str]
+) -> list[CounterValues]:
     """The values of a counter of the interfaces of the wanted kind.
 
     interfaces: the values of the counter of each interface. choose_kind: a function that returns the wanted kind of interfaces
@@ -223,9 +225,9 @@ def _interpolate_counter(moment_s: float, times_s: np.ndarray, counter_values: n
 
 _WHEN_COUNTED = "between the first and the last timed step. Blank as `network_bytes`, and where no counter is known."
 _WHILE = (
-    "between the first and the last timed step, from the kernel's counters, which count everything on the host. The counters "
-    "are interpolated between samples at both ends. Blank if a counter went backwards, if the samples cover less than 80 % of "
-    "this time, or if the clock of a host was set meanwhile."
+    "between the first and the last timed step, from the kernel's counters, which count everything on the host. "
+    "The counters are interpolated between samples at both ends. Blank if a counter went backwards, if the samples "
+    "cover less than 80 % of this time, or if the clock of a host was set meanwhile."
 )
 _make_bytes_metric = partial(Metric, unit="bytes", direction="neither", reads=Reads(samples="window"))
 _make_fault_metric = partial(Metric, direction="lower is better", reads=Reads(samples="window"))
@@ -245,8 +247,8 @@ METRICS = (
     _make_bytes_metric(
         name="rdma_bytes",
         column=MetricColumn("sent", 47, "All timed steps, RDMA"),
-        definition="Bytes sent by RDMA, which the kernel's counters do not include, by all hosts: by the network driver's "
-        "counters, or those of the RDMA device if the driver has none. Otherwise as `network_bytes`.",
+        definition="Bytes sent by RDMA, which the kernel's counters do not include, by all hosts: by the network "
+        "driver's counters, or those of the RDMA device if the driver has none. Otherwise as `network_bytes`.",
         of_run=measure_rdma_bytes,
     ),
     _make_fault_metric(
@@ -258,8 +260,8 @@ METRICS = (
     _make_fault_metric(
         name="pause_frames",
         unit="frames",
-        definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and received, by "
-        f"the counters of network drivers, {_WHEN_COUNTED}",
+        definition="Pause frames (of the whole link, and of single traffic classes, which RoCE uses), sent and "
+        f"received, by the counters of network drivers, {_WHEN_COUNTED}",
         of_run=lambda run: _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, PAUSE_COUNTERS, "frames"),
     ),
     _make_fault_metric(
@@ -271,8 +273,8 @@ METRICS = (
     _make_fault_metric(
         name="limited_packets",
         unit="packets",
-        definition="Packets that the cloud delayed or dropped because a machine exceeded its limits of bytes, packets or "
-        f"connections, by the counters of the network driver (ENA), {_WHEN_COUNTED}",
+        definition="Packets that the cloud delayed or dropped because a machine exceeded its limits of bytes, "
+        f"packets or connections, by the counters of the network driver (ENA), {_WHEN_COUNTED}",
         of_run=lambda run: _count_events(run, run.whole_samples.nics, INTERFACE_KEYS, LIMIT_COUNTERS, "packets"),
     ),
     _make_fault_metric(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
-from collect.metric_values import mean_per_step
+from collect.metric_values import average_per_step
 from collect.metrics.baseline_differences import subtract_baseline
 from collect.traces.breakdown import Breakdown, EventTally
 
@@ -85,7 +85,7 @@ def _average_calls_per_step(
 
     if not any(map(select_matching_tallies, breakdowns)) and any(rank.source != "gpu" for rank in breakdowns):
         return None
-    return mean_per_step(breakdowns, lambda rank: sum(map(measure_tally, select_matching_tallies(rank))), unit)
+    return average_per_step(breakdowns, lambda rank: sum(map(measure_tally, select_matching_tallies(rank))), unit)
 
 
 METRICS = (
@@ -93,8 +93,8 @@ METRICS = (
         name="operator_count",
         unit="calls",
         direction="neither",
-        definition="Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled ranks. "
-        f"{OF_MEANING}.",
+        definition="Calls of a kernel (without a GPU: of an operator) in a profiled step; mean over the profiled "
+        f"ranks. {OF_MEANING}.",
         of_run_at=count_operator_calls,
         argument="of",
         example=EXAMPLE_KERNEL,
@@ -103,8 +103,9 @@ METRICS = (
         name="operator_ms",
         unit="ms",
         direction="lower is better",
-        definition="Sum of the durations of a kernel's calls in a profiled step (without a GPU: of an operator, including all "
-        f"that it calls). Each of several calls at the same time counts fully. Mean over the profiled ranks. {OF_MEANING}.",
+        definition="Sum of the durations of a kernel's calls in a profiled step (without a GPU: of an operator, "
+        "including all that it calls). Each of several calls at the same time counts fully. Mean over the profiled "
+        f"ranks. {OF_MEANING}.",
         of_run_at=sum_operator_time,
         argument="of",
         example=EXAMPLE_KERNEL,

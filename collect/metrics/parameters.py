@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collect.metric_values import result_metric
+from collect.metric_values import make_result_metric
 
 METRICS = (
-    result_metric(
+    make_result_metric(
         "parameters",
         name="parameters",
         unit="parameters",

@@ -11,7 +11,7 @@ import polars as pl
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, Reads
-from collect.sources.steps import select_unwatched
+from collect.sources.steps import select_unwatched_steps
 
 WAITING_PHASES = ("forward_ms", "backward_ms", "optimizer_ms")  # a rank does not wait for others while it fetches its data
 
@@ -24,7 +24,7 @@ def sum_rank_throughputs(run: LoadedRun) -> Quantity | None:
     if not _ranks_have_equal_work(run):
         return None
     units_per_s = 1000 * pl.col("units").sum() / pl.col("step_ms").sum()
-    rank_rates = select_unwatched(run.timed_steps).group_by("rank").agg(rate=units_per_s)
+    rank_rates = select_unwatched_steps(run.timed_steps).group_by("rank").agg(rate=units_per_s)
     unit = run.result.unit if run.result else "units"
     return Quantity(float(rank_rates["rate"].sum()), f"{unit}/s") if rank_rates.height else None
 
@@ -38,7 +38,7 @@ def measure_waiting_by_rank(run: LoadedRun) -> dict[int, float]:
     """
     if not _ranks_have_equal_work(run):
         return {}
-    phase_medians = select_unwatched(run.timed_steps).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
+    phase_medians = select_unwatched_steps(run.timed_steps).group_by("rank").agg(pl.col(WAITING_PHASES).median()).sort("rank")
     if phase_medians.is_empty() or any(phase_medians[phase].null_count() for phase in WAITING_PHASES):
         return {}
     phase_waiting_ms = phase_medians.with_columns(pl.col(phase) - pl.col(phase).min() for phase in WAITING_PHASES)
@@ -67,9 +67,9 @@ METRICS = (
         name="rank_throughput_per_s",
         unit="units/s",
         direction="higher is better",
-        definition="Sum over the ranks of units per second, of each rank over the time of its own timed steps. If ranks do not "
-        "wait for each other, a fast rank ends earlier; this is the throughput while all of them train. Only if each rank has "
-        "a whole model.",
+        definition="Sum over the ranks of units per second, of each rank over the time of its own timed steps. If "
+        "ranks do not wait for each other, a fast rank ends earlier; this is the throughput while all of them train. "
+        "Only if each rank has a whole model.",
         of_run=sum_rank_throughputs,
         reads=Reads(steps="timed", result=("unit",)),
     ),

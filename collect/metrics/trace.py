@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from collect.metric import WORK_KINDS, Direction, EventKind, Metric, Reads
-from collect.metric_values import mean_ms_per_step, mean_over_ranks
+from collect.metric_values import average_ms_per_step, average_over_ranks
 
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
@@ -35,7 +35,7 @@ def _build_time_metric(
         unit="ms",
         direction=direction,
         definition=definition,
-        of_run=lambda run: mean_ms_per_step(run.breakdowns, get_time_ns),
+        of_run=lambda run: average_ms_per_step(run.breakdowns, get_time_ns),
         reads=Reads(breakdown=(*event_kinds, *PROFILER_STEPS)),
     )
 
@@ -46,8 +46,9 @@ METRICS = (
         lambda breakdown: breakdown.compute_ns,
         ("compute",),
         "lower is better",
-        "Time of a profiled step in which a kernel computes: the union of all kernels but those of collectives. With gloo: the "
-        "union of the main thread's operators, without those of c10d and without autograd's wrappers around operators.",
+        "Time of a profiled step in which a kernel computes: the union of all kernels but those of collectives. With "
+        "gloo: the union of the main thread's operators, without those of c10d and without autograd's wrappers around "
+        "operators.",
     ),
     _build_time_metric(
         "communication_ms",
@@ -62,27 +63,27 @@ METRICS = (
         lambda breakdown: breakdown.exposed_communication_ns,
         ("compute", "collectives"),
         "lower is better",
-        "Time of a profiled step in which a collective runs and nothing computes: communication minus its overlap with "
-        "compute.",
+        "Time of a profiled step in which a collective runs and nothing computes: communication minus its overlap "
+        "with compute.",
     ),
     _build_time_metric(
         "memory_operations_ms",
-        lambda breakdown: breakdown.exact_ns("memory_ns"),
+        lambda breakdown: breakdown.get_exact_ns("memory_ns"),
         ("memory operations",),
         "lower is better",
         "Time of a profiled step in which a GPU copies or sets memory: the union of gpu_memcpy and gpu_memset.",
     ),
     _build_time_metric(
         "non_compute_ms",
-        lambda breakdown: breakdown.exact_ns("non_compute_ns"),
+        lambda breakdown: breakdown.get_exact_ns("non_compute_ns"),
         WORK_KINDS,
         "lower is better",
-        "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed memory "
-        "operations together.",
+        "Time of a profiled step in which something runs but nothing computes: exposed communication and exposed "
+        "memory operations together.",
     ),
     _build_time_metric(
         "idle_ms",
-        lambda breakdown: breakdown.exact_ns("idle_ns"),
+        lambda breakdown: breakdown.get_exact_ns("idle_ns"),
         WORK_KINDS,
         "lower is better",
         "Time of a profiled step in which nothing runs, between the first and the last kernel (with gloo: within the steps).",
@@ -92,15 +93,15 @@ METRICS = (
         lambda breakdown: breakdown.span_ns,
         WORK_KINDS,
         "lower is better",
-        "Time of a profiled step from the first kernel to the last, including idle time (with gloo: of the step): compute, "
-        "non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",
+        "Time of a profiled step from the first kernel to the last, including idle time (with gloo: of the step): "
+        "compute, non-compute and idle time together, which HolisticTraceAnalysis and study 2 print as kernel time.",
     ),
     Metric(
         name="overlap_pct",
         unit="%",
         direction="higher is better",
         definition="Share of the communication of the profiled steps during which something computes as well.",
-        of_run=lambda run: mean_over_ranks(run.breakdowns, lambda breakdown: breakdown.overlap_pct, "%"),
+        of_run=lambda run: average_over_ranks(run.breakdowns, lambda breakdown: breakdown.overlap_pct, "%"),
         reads=Reads(breakdown=("compute", "collectives")),
     ),
 )

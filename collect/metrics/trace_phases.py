@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric
-from collect.metric_values import mean_ms_per_step
+from collect.metric_values import average_ms_per_step
 from collect.traces.rank_analysis import RankAnalysis
 
 
@@ -24,7 +24,7 @@ def measure_phase_time(run: LoadedRun, phase: str) -> Quantity | None:
             if phase_record.phase == phase
         )
 
-    return mean_ms_per_step(analyses, sum_times)
+    return average_ms_per_step(analyses, sum_times)
 
 
 METRICS = (
@@ -32,9 +32,9 @@ METRICS = (
         name="phase_ms",
         unit="ms",
         direction="lower is better",
-        definition="Time of a phase of a profiled step. On a GPU: the union of all kernels and memory operations that were "
-        "launched in it; on a CPU: the time of the main thread in it. Mean over the profiled ranks. `of` is data, forward, "
-        "backward, optimizer or other.",
+        definition="Time of a phase of a profiled step. On a GPU: the union of all kernels and memory operations that "
+        "were launched in it; on a CPU: the time of the main thread in it. Mean over the profiled ranks. `of` is "
+        "data, forward, backward, optimizer or other.",
         of_run_at=measure_phase_time,
         argument="of",
         example="backward",

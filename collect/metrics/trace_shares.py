@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import WORK_KINDS, Direction, Metric, Reads
-from collect.metric_values import mean_ms_per_step, mean_over_ranks, mean_per_step
+from collect.metric_values import average_ms_per_step, average_over_ranks, average_per_step
 
 if TYPE_CHECKING:
     from collect.traces.breakdown import Breakdown
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def count_collectives(run: LoadedRun) -> Quantity | None:
     """The number of collectives per step, as the mean over the ranks that were profiled by steps; None if there is no such
     rank."""
-    return mean_per_step(run.breakdowns, lambda breakdown: sum(tally.count for tally in breakdown.collectives), "calls")
+    return average_per_step(run.breakdowns, lambda breakdown: sum(tally.count for tally in breakdown.collectives), "calls")
 
 
 def sum_collective_ms(run: LoadedRun) -> Quantity | None:
@@ -26,7 +26,7 @@ def sum_collective_ms(run: LoadedRun) -> Quantity | None:
 
     None if no rank was profiled by steps.
     """
-    return mean_ms_per_step(run.breakdowns, lambda breakdown: sum(tally.total_ns for tally in breakdown.collectives))
+    return average_ms_per_step(run.breakdowns, lambda breakdown: sum(tally.total_ns for tally in breakdown.collectives))
 
 
 def compute_mean_collective_ms(run: LoadedRun) -> Quantity | None:
@@ -47,16 +47,16 @@ def _build_share_metric(name: str, part_name: str, direction: Direction, conditi
         name=name,
         unit="%",
         direction=direction,
-        definition=f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the profiled "
-        "ranks.",
-        of_run=lambda run: mean_over_ranks(run.breakdowns, lambda breakdown: _compute_share(breakdown, part_name), "%"),
+        definition=f"Share of the profiled time in which {condition}, as defined by the metric in ms. Mean over the "
+        "profiled ranks.",
+        of_run=lambda run: average_over_ranks(run.breakdowns, lambda breakdown: _compute_share(breakdown, part_name), "%"),
         reads=Reads(breakdown=WORK_KINDS),
     )
 
 
 def _compute_share(breakdown: Breakdown, part_name: str) -> float | None:
     """A part of the profiled time of a rank in percent of this time; None if the part is not known or only a bound."""
-    part_ns = breakdown.exact_ns(part_name)
+    part_ns = breakdown.get_exact_ns(part_name)
     return 100 * part_ns / breakdown.span_ns if breakdown.span_ns and part_ns is not None else None
 
 
@@ -78,8 +78,8 @@ METRICS = (
         name="collective_ms",
         unit="ms",
         direction="lower is better",
-        definition="Sum of the durations of the collectives in a profiled step, including the wait for other ranks. Each of "
-        "several collectives at the same time counts fully. Mean over the profiled ranks.",
+        definition="Sum of the durations of the collectives in a profiled step, including the wait for other ranks. "
+        "Each of several collectives at the same time counts fully. Mean over the profiled ranks.",
         of_run=sum_collective_ms,
         reads=_COLLECTIVE_READS,
     ),

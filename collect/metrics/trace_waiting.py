@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import WORK_KINDS, Metric, Reads
-from collect.metric_values import NS_PER_MS, mean_ms_per_step
+from collect.metric_values import NS_PER_MS, average_ms_per_step
 
 if TYPE_CHECKING:
     from collect.traces.idle_causes import IdleCauses
@@ -28,7 +28,9 @@ def _build_idle_metric(name: str, get_ns: Callable[[IdleCauses], int], definitio
         unit="ms",
         direction="lower is better",
         definition=definition,
-        of_run=lambda run: mean_ms_per_step(run.traces.analyses, lambda rank: None if rank.idle is None else get_ns(rank.idle)),
+        of_run=lambda run: average_ms_per_step(
+            run.traces.analyses, lambda rank: None if rank.idle is None else get_ns(rank.idle)
+        ),
         reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     )
 
@@ -84,8 +86,8 @@ METRICS = (
     _build_idle_metric(
         "idle_host_ms",
         lambda idle: idle.host_ns,
-        "Idle time of a profiled step in which the host has launched nothing that waits to run (HolisticTraceAnalysis: host "
-        "wait). With gloo: the main thread is in no operator.",
+        "Idle time of a profiled step in which the host has launched nothing that waits to run "
+        "(HolisticTraceAnalysis: host wait). With gloo: the main thread is in no operator.",
     ),
     _build_idle_metric(
         "idle_launching_ms",
@@ -95,21 +97,22 @@ METRICS = (
     _build_idle_metric(
         "idle_communication_ms",
         lambda idle: idle.communication_ns,
-        "Idle time of a profiled step between the end of a collective and the start of work on another stream that was queued "
-        "behind it, or while a collective runs on the host. With gloo: the main thread is in an operator of c10d.",
+        "Idle time of a profiled step between the end of a collective and the start of work on another stream that "
+        "was queued behind it, or while a collective runs on the host. With gloo: the main thread is in an operator of c10d.",
     ),
     _build_idle_metric(
         "idle_other_ms",
         lambda idle: idle.other_ns,
-        "Idle time of a profiled step in which launched work does not start yet for another reason, such as the time that a "
-        "launch takes. With gloo: the main thread is in an operator that does not compute.",
+        "Idle time of a profiled step in which launched work does not start yet for another reason, such as the time "
+        "that a launch takes. With gloo: the main thread is in an operator that does not compute.",
     ),
     Metric(
         name="launch_delay_us",
         unit="us",
         direction="lower is better",
-        definition="Time from the end of the call that launches a kernel or memory operation to its start, 0 if it starts "
-        "earlier; mean over all that were launched in the profiled steps. Work that queues behind other work has a long delay.",
+        definition="Time from the end of the call that launches a kernel or memory operation to its start, 0 if it "
+        "starts earlier; mean over all that were launched in the profiled steps. Work that queues behind other work "
+        "has a long delay.",
         of_run=compute_launch_delay,
         reads=Reads(trace=("launched work",)),
     ),
@@ -117,8 +120,8 @@ METRICS = (
         name="waiting_ms",
         unit="ms",
         direction="lower is better",
-        definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it yet, and "
-        "nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
+        definition="Time of a profiled step in which a rank waits in a collective for a rank that has not started it "
+        "yet, and nothing computes. Mean over the profiled ranks; needs traces of several ranks.",
         of_run=compute_waiting_time,
         reads=Reads(trace=(*WORK_KINDS, "profiler steps")),
     ),
@@ -134,8 +137,8 @@ METRICS = (
         name="collective_skew_us",
         unit="us",
         direction="lower is better",
-        definition="How long the first rank of a collective waits for the last one; mean over the collectives that were "
-        "matched over the profiled ranks (TraceLens: skew in start time).",
+        definition="How long the first rank of a collective waits for the last one; mean over the collectives that "
+        "were matched over the profiled ranks (TraceLens: skew in start time).",
         of_run=compute_collective_skew,
         reads=Reads(trace=WORK_KINDS),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
-from collect.metric_values import read_result_value, result_metric
+from collect.metric_values import make_result_metric, read_result_value
 
 
 def average_epoch_times(run: LoadedRun, compute_average: Callable[[Sequence[float]], float]) -> Quantity | None:
@@ -17,15 +17,15 @@ def average_epoch_times(run: LoadedRun, compute_average: Callable[[Sequence[floa
 
 
 METRICS = (
-    result_metric(
+    make_result_metric(
         "train_time_s",
         name="train_time_s",
         column=MetricColumn("times", 10, "Training"),
         of_all_steps=True,
         unit="s",
         direction="lower is better",
-        definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, including the "
-        "time between steps, but without the time that instruments take between steps.",
+        definition="Wall time of the slowest rank from the start of the first timed step to the end of the last, "
+        "including the time between steps, but without the time that instruments take between steps.",
     ),
     Metric(
         name="epoch_time_s",

@@ -12,7 +12,7 @@ import polars as pl
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.sources.device_rows import DeviceRows
-from collect.sources.samples import select_window
+from collect.sources.samples import select_in_window
 from shardlab.hardware.host import Host
 
 
@@ -27,7 +27,7 @@ def find_peak_cpu_utilization(run: LoadedRun) -> Quantity | None:
     """The highest utilization of all processors of a host in a sample of the timed window, over the hosts, in percent."""
     if run.timed_window is None:
         return None
-    return _find_highest_share(select_window(run.whole_samples.hosts, run.timed_window)["cpu_pct"].drop_nulls())
+    return _find_highest_share(select_in_window(run.whole_samples.hosts, run.timed_window)["cpu_pct"].drop_nulls())
 
 
 def average_rank_cpu_utilization(run: LoadedRun) -> Quantity | None:
@@ -60,7 +60,7 @@ def find_peak_gpu_memory(run: LoadedRun) -> Quantity | None:
         return None
     memory_rows = run.gpu_samples.select("wall_s", "uuid", "memory_used_bytes", "memory_total_bytes")
     # The sizes may be in a sample from before the window, so the shares are computed of all samples.
-    return _find_highest_share(select_window(add_memory_shares(memory_rows, run.hosts), timed_window)["memory_pct"])
+    return _find_highest_share(select_in_window(add_memory_shares(memory_rows, run.hosts), timed_window)["memory_pct"])
 
 
 def _find_highest_share(shares_pct: pl.Series) -> Quantity | None:
@@ -96,7 +96,7 @@ def _average_over_devices(run: LoadedRun, device_rows: DeviceRows, column: str) 
     if run.timed_window is None:
         return None
     values_by_device: dict[str, list[np.ndarray]] = {}
-    for device, (sample_times_s, values) in device_rows.values(column).items():
+    for device, (sample_times_s, values) in device_rows.get_values(column).items():
         first_index = sample_times_s.searchsorted(run.timed_window[0], "left")
         last_index = sample_times_s.searchsorted(run.timed_window[1], "right")
         if first_index < last_index:
@@ -111,24 +111,24 @@ METRICS = (
         name="cpu_pct",
         column=MetricColumn("summary", 60, "CPU", 3),
         of_all_steps=True,
-        definition="Share of all processors of a host that was busy, with any process, between the first and the last timed "
-        "step; mean over hosts.",
+        definition="Share of all processors of a host that was busy, with any process, between the first and the last "
+        "timed step; mean over hosts.",
         of_run=average_cpu_utilization,
         reads=Reads(samples="window"),
     ),
     _make_share_metric(
         name="cpu_peak_pct",
         of_all_steps=True,
-        definition="Highest share of all processors of a host that was busy between two samples (`telemetry_hz`), with any "
-        "process, between the first and the last timed step.",
+        definition="Highest share of all processors of a host that was busy between two samples (`telemetry_hz`), "
+        "with any process, between the first and the last timed step.",
         of_run=find_peak_cpu_utilization,
         reads=Reads(samples="window"),
     ),
     _make_share_metric(
         name="rank_cpu_pct",
         of_all_steps=True,
-        definition="Processor time of a rank, all its threads, over the time between its first and its last timed step, as the "
-        "kernel counts it for each process: 100 % is one processor; mean over ranks.",
+        definition="Processor time of a rank, all its threads, over the time between its first and its last timed "
+        "step, as the kernel counts it for each process: 100 % is one processor; mean over ranks.",
         of_run=average_rank_cpu_utilization,
         reads=Reads(steps="timed", events=True),
     ),
@@ -136,16 +136,17 @@ METRICS = (
         name="gpu_pct",
         column=MetricColumn("summary", 70, "GPU", 3),
         of_all_steps=True,
-        definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed step; "
-        "mean over the GPUs that the run trained on.",
+        definition="NVML's GPU utilization (share of time with a kernel running) between the first and the last timed "
+        "step; mean over the GPUs that the run trained on.",
         of_run=average_gpu_utilization,
         reads=Reads(samples="window", result=("gpus",)),
     ),
     _make_share_metric(
         name="gpu_memory_pct",
         column=MetricColumn("memory", 110, "GPU memory", 3),
-        definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the allocator "
-        "keeps for later), from NVML; over the GPUs of the run and the samples between the first and the last timed step.",
+        definition="Highest share of a GPU's memory in use by any process (including libraries and memory that the "
+        "allocator keeps for later), from NVML; over the GPUs of the run and the samples between the first and the "
+        "last timed step.",
         of_run=find_peak_gpu_memory,
         reads=Reads(samples="window", result=("gpus",), hosts=("gpus.uuid", "gpus.memory_bytes")),
     ),

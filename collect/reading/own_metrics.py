@@ -49,23 +49,23 @@ class OwnMetrics(msgspec.Struct, frozen=True):
     faults: list[str] = []
     """Why files define no metric, or why metrics have no value: one sentence for each fault."""
 
-    def remarks(self) -> list[str]:
+    def list_remarks(self) -> list[str]:
         """The remarks for a report: which file computed which metrics, and which metrics could not be computed."""
-        names_of_code: dict[tuple[str, str], list[str]] = {}
+        names_by_file: dict[tuple[str, str], list[str]] = {}
         for described_metric in self.metrics:
-            names_of_code.setdefault((described_metric.file, described_metric.code), []).append(described_metric.name)
+            names_by_file.setdefault((described_metric.file, described_metric.code), []).append(described_metric.name)
         remark_texts = [
-            f"own metrics of the workspace: {', '.join(names)} by {file} (digest {code})"
-            for (file, code), names in names_of_code.items()
+            f"own metrics of the workspace: {', '.join(own_metric_names)} by {file_name} (digest {code_digest})"
+            for (file_name, code_digest), own_metric_names in names_by_file.items()
         ]
         return [*remark_texts, *self.faults]
 
     def add_to_menu(self) -> None:
-        """Add these metrics, without their functions, to `collect.metric.all_metrics`. They replace those of earlier calls."""
+        """Add these metrics, without their functions, to `collect.metric.load_metrics`. They replace those of earlier calls."""
         metric.set_workspace_metrics([Metric(**_list_facts(described_metric)) for described_metric in self.metrics])
 
     def add_to_runs(self, loaded: LoadedMatrix) -> None:
-        """Add these metrics to `collect.metric.all_metrics`, and their values to the runs of `loaded`."""
+        """Add these metrics to `collect.metric.load_metrics`, and their values to the runs of `loaded`."""
         self.add_to_menu()
         for run in loaded.runs:
             if run.run_id in self.values:
@@ -78,59 +78,58 @@ METRIC_PLUGINS = PluginKind("metric", "metrics", OwnMetrics)
 def compute_own_metrics(workspace: Workspace, matrix: str | None, *, original_workspace: Workspace | None = None) -> OwnMetrics:
     """The metrics that the workspace defines itself, and their values for the runs of a matrix.
 
-    matrix: the name of the matrix; None: no values are computed. original_workspace: the workspace of which `workspace` is a
-    copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
+    matrix: the name of the matrix; None: no values are computed. original_workspace: the workspace of which `workspace` is
+    a copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
-    folder = workspace.path / METRIC_PLUGINS.folder
-    plugin_paths = plugin_source.plugin_files(folder)
+    metrics_folder = workspace.path / METRIC_PLUGINS.folder
+    plugin_paths = plugin_source.plugin_files(metrics_folder)
     if not plugin_paths:
         return OwnMetrics()
-    arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
+    module_arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
     try:
         workspace_trust.must_be_allowed(original_workspace or workspace, f"execute {plugin_paths[0]}")
-        return plugin_process.ask_process(arguments, folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
+        return plugin_process.ask_process(module_arguments, metrics_folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
 
 
-def main(workspace: str, matrix: str, *file_arguments: str) -> None:
+def main(workspace: str, matrix_name: str, *file_arguments: str) -> None:
     """Write the metrics, their values, and the faults to a JSON file, in the form of `OwnMetrics`.
 
-    workspace: its path. matrix: the name of the matrix for whose runs values are computed; '': no values. file_arguments: the
-    files that define metrics, then `--out`, then the JSON file.
-    """
-    *paths, _, answer_path = file_arguments
+    workspace: its path. matrix_name: the name of the matrix for whose runs values are computed; '': no values. file_arguments:
+    the files that define metrics, then `--out`, then the JSON file."""
+    *plugin_paths, _, answer_path = file_arguments
     described_metrics: list[DescribedMetric] = []
     faults: list[str] = []
     defined_metrics: dict[str, tuple[str, Metric]] = {}  # name of a metric -> (path of the file that defines it, the metric)
-    for path in map(Path, paths):
+    for path in map(Path, plugin_paths):
         try:
-            source = plugin_source.read_plugin(path)
-            for own_metric in _check_metrics(path, getattr(own_code.execute_plugin(source), "METRICS", None)):
+            plugin = plugin_source.read_plugin(path)
+            for own_metric in _check_metrics(path, getattr(own_code.execute_plugin(plugin), "METRICS", None)):
                 METRIC_PLUGINS.must_be_new(
                     path, own_metric.name, list_shipped_names(), {name: file for name, (file, _) in defined_metrics.items()}
                 )
                 defined_metrics[own_metric.name] = (str(path), own_metric)
-                described_metrics.append(DescribedMetric(**_list_facts(own_metric), file=str(path), code=source.digest))
+                described_metrics.append(DescribedMetric(**_list_facts(own_metric), file=str(path), code=plugin.digest))
         except InputError as error:
             faults.append(str(error))
-    values_of_run: dict[str, dict[str, Quantity]] = {}
-    runs = load_matrix(Workspace(Path(workspace)), matrix).runs if matrix and defined_metrics else []
+    values_by_run: dict[str, dict[str, Quantity]] = {}
+    runs = load_matrix(Workspace(Path(workspace)), matrix_name).runs if matrix_name and defined_metrics else []
     for run in (run for run in runs if run.completed):
         run_values = {
-            name: _compute_value(file, own_metric, run, faults) for name, (file, own_metric) in defined_metrics.items()
+            name: _compute_own_value(file, own_metric, run, faults) for name, (file, own_metric) in defined_metrics.items()
         }
-        values_of_run[run.run_id] = {name: value for name, value in run_values.items() if value is not None}
-    files.write_json(Path(answer_path), OwnMetrics(described_metrics, values_of_run, list(dict.fromkeys(faults))), sync=False)
+        values_by_run[run.run_id] = {name: quantity for name, quantity in run_values.items() if quantity is not None}
+    files.write_json(Path(answer_path), OwnMetrics(described_metrics, values_by_run, list(dict.fromkeys(faults))), sync=False)
 
 
 def _list_facts(own_metric: MetricFacts) -> dict[str, Any]:
-    return {name: getattr(own_metric, name) for name in MetricFacts.__struct_fields__}
+    return {fact_name: getattr(own_metric, fact_name) for fact_name in MetricFacts.__struct_fields__}
 
 
 def list_shipped_names() -> set[str]:
     """The names of the metrics of shardlab, which a workspace cannot define again."""
-    return {*metric_names.KNOWN_METRICS, *(shipped_metric.name for shipped_metric in metric.all_metrics())}
+    return {*metric_names.KNOWN_METRICS, *(shipped_metric.name for shipped_metric in metric.load_metrics())}
 
 
 def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:
@@ -160,7 +159,7 @@ def _check_metrics(path: Path, metrics_value: object) -> list[Metric]:
     return list(metrics_value)
 
 
-def _compute_value(file_name: str, own_metric: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
+def _compute_own_value(file_name: str, own_metric: Metric, run: LoadedRun, faults: list[str]) -> Quantity | None:
     """The value of a metric for a run; None if the value is not known.
 
     If the function of the metric raises an error, or returns anything but a number in the right unit, the result is also None,
@@ -168,20 +167,20 @@ def _compute_value(file_name: str, own_metric: Metric, run: LoadedRun, faults: l
     """
     assert own_metric.of_run is not None
     try:
-        value = own_metric.of_run(run)
+        quantity = own_metric.of_run(run)
     except Exception as error:  # noqa: BLE001 - code of a user may raise any error
         faults.append(f"{own_code.describe_error(file_name, error)} So {own_metric.name} of {run.run_id} is not known.")
         return None
-    if value is None:
+    if quantity is None:
         return None
-    is_number = isinstance(value, Quantity) and type(value.value) in (int, float) and math.isfinite(value.value)
-    if not is_number or value.unit != own_metric.unit:
+    is_number = isinstance(quantity, Quantity) and type(quantity.value) in (int, float) and math.isfinite(quantity.value)
+    if not is_number or quantity.unit != own_metric.unit:
         faults.append(
-            f"{file_name}: {own_metric.name} of {run.run_id} is {str(value)[:80]}. Allowed: "
+            f"{file_name}: {own_metric.name} of {run.run_id} is {str(quantity)[:80]}. Allowed: "
             f"Quantity(NUMBER, {own_metric.unit!r}), or None if it is not known."
         )
         return None
-    return value
+    return quantity
 
 
 if __name__ == "__main__":

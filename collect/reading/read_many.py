@@ -71,18 +71,18 @@ def _read_batches(runs_dir: Path, run_ids: Sequence[str], telemetry: Telemetry) 
 
 def _build_frames(batch: Sequence[LoadedRun]) -> tuple[StepFrames, Samples]:
     """The frames of all runs of a batch. The column `run` contains the index of the run in the batch."""
-    frames = (
+    step_and_sample_frames = (
         steps.build_step_frames_of_runs([run.recorded_steps for run in batch]),
         samples.build_frames_of_runs([run.sample_records for run in batch], [run.sample_parts for run in batch]),
     )
     for run in batch:
         run.step_records, run.sample_records, run.sample_parts = {}, {}, []
-    return frames
+    return step_and_sample_frames
 
 
 def _split_frames(batch: Sequence[LoadedRun], step_frames: StepFrames, sample_frames: Samples) -> None:
     """Split the common frames of a batch: each run of the batch gets the rows that belong to it."""
-    run_frames = zip(*(steps.split_by_run(frame, len(batch)) for frame in (*step_frames, *sample_frames)), strict=True)
+    run_frames = zip(*(steps.split_rows_by_run(frame, len(batch)) for frame in (*step_frames, *sample_frames)), strict=True)
     for run, (all_steps, timed_steps, world_steps, *sample_rows) in zip(batch, run_frames, strict=True):
         run.step_frames, run.samples = StepFrames(all_steps, timed_steps, world_steps), Samples(*sample_rows)
 
@@ -90,22 +90,22 @@ def _split_frames(batch: Sequence[LoadedRun], step_frames: StepFrames, sample_fr
 def _read_in_processes(runs_dir: Path, run_ids: Sequence[str], telemetry: Telemetry, process_count: int) -> Iterator[LoadedRun]:
     task_run_ids = [run_ids[first_index : first_index + RUNS_PER_TASK] for first_index in range(0, len(run_ids), RUNS_PER_TASK)]
     spawn_context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of polars hold
-    with ProcessPoolExecutor(process_count, spawn_context, initializer=_prepare_process) as pool:
+    with ProcessPoolExecutor(process_count, spawn_context, initializer=_prepare_pool_process) as pool:
         for packed_batches in pool.map(read_and_pack, repeat(str(runs_dir)), task_run_ids, repeat(telemetry)):
             for packed_batch in packed_batches:
                 yield from _unpack_runs(packed_batch)
 
 
-def _prepare_process() -> None:
+def _prepare_pool_process() -> None:
     """Prepare a process of the pool. It ignores Ctrl-C, which its parent process handles, and exits when its parent has
     exited."""
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    parent_process = multiprocessing.parent_process()
+    assert parent_process is not None
 
     def exit_with_parent() -> None:
-        parent.join()
+        parent_process.join()
         os._exit(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
@@ -120,16 +120,16 @@ def read_and_pack(runs_dir: str, run_ids: Sequence[str], telemetry: Telemetry = 
 
 
 def _pack_runs(batch: Sequence[LoadedRun]) -> PackedRuns:
-    frames = _build_frames(batch)
-    _split_frames(batch, *frames)
+    step_and_sample_frames = _build_frames(batch)
+    _split_frames(batch, *step_and_sample_frames)
     for run in batch:
         if run.completed and not run.profiled:
             metric.compute_quantities(run)
     runs_with_coverage = [(run, run.coverage) for run in batch]
     packed_parts = [msgspec.msgpack.encode(runs_with_coverage, enc_hook=lambda folder: str(folder.path))]
-    for frame in (frame for frame_group in frames for frame in frame_group):
-        frame.write_ipc_stream(stream := io.BytesIO())
-        packed_parts.append(stream.getvalue())
+    for packed_frame in (packed_frame for frame_group in step_and_sample_frames for packed_frame in frame_group):
+        packed_frame.write_ipc_stream(arrow_stream := io.BytesIO())
+        packed_parts.append(arrow_stream.getvalue())
     return packed_parts
 
 
@@ -137,9 +137,9 @@ def _unpack_runs(packed_parts: PackedRuns) -> list[LoadedRun]:
     runs_with_coverage = msgspec.msgpack.decode(
         packed_parts[0], type=list[tuple[LoadedRun, list[Coverage]]], dec_hook=lambda path_type, path: path_type(Path(path))
     )
-    frames = [pl.read_ipc_stream(frame_bytes) for frame_bytes in packed_parts[1:]]
+    unpacked_frames = [pl.read_ipc_stream(frame_bytes) for frame_bytes in packed_parts[1:]]
     batch = [run for run, _ in runs_with_coverage]
-    _split_frames(batch, StepFrames(*frames[:3]), Samples(*frames[3:]))
+    _split_frames(batch, StepFrames(*unpacked_frames[:3]), Samples(*unpacked_frames[3:]))
     for run, coverage in runs_with_coverage:
         run.coverage = coverage
     return batch

@@ -34,7 +34,7 @@ from collect.findings import columns, trace_answers, trace_changes, trace_detail
 from collect.findings.answer_section import AnswerSection
 from collect.findings.columns import CellTables
 from collect.findings.row import CellRow
-from collect.metric import Metric, all_metrics
+from collect.metric import Metric, load_metrics
 from collect.reading.load import LoadedMatrix
 from collect.report import (
     choice_text,
@@ -267,7 +267,7 @@ def make_trace_answers(summary: Summary, labels: Mapping[str, str]) -> list[tupl
 def _select_shown_metrics(summary: Summary) -> list[Metric]:
     """The metrics that a cell of the summary has, or for which the study prints a number."""
     metric_names = {name for row in summary.rows for name in row.metrics} | {entry.metric for entry in summary.reported}
-    return [metric for metric in all_metrics() if metric.name in metric_names]
+    return [metric for metric in load_metrics() if metric.name in metric_names]
 
 
 def _list_citations(summary: Summary) -> list[tuple[str, str]]:
@@ -356,7 +356,7 @@ def _build_drawn_figure(
 ) -> DrawnFigure:
     title = plot.title + title_suffix
     name = re.sub(r"[^a-z0-9.-]+", "-", f"{plot.name}{title_suffix}".replace("_", "-").lower())
-    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.image_layout(plot, title + title_mark, is_wide)}
+    spec = {"data": plot.data, "layout": plot.layout, "picture": figure.make_image_layout(plot, title + title_mark, is_wide)}
     spec = printable.map_texts(spec, printable.clean_to_one_line)
     return DrawnFigure(name, plot.name, part, title, plot.caption + caption_suffix, plot.height_px, is_wide, plot.cells, spec)
 

@@ -12,7 +12,7 @@ from collect.choices.contest import Contest
 from collect.choices.standing import Standing
 from collect.figures.memory_parts import TensorMemory
 from collect.findings.statistics import Estimate
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.report import choice_text, verdict_text
 from collect.report.choice_text import ChoiceText
 from collect.summary import Summary
@@ -289,7 +289,7 @@ def _list_printed_numbers(verdict: Verdict, summary: Summary) -> str:
 
     "" if there is no such number, or if there are more than MOST_PRINTED numbers.
     """
-    compared_metrics = {metric.name: metric.compares or metric.name for metric in all_metrics()}
+    compared_metrics = {metric.name: metric.compares or metric.name for metric in load_metrics()}
     claimed_metrics = {(number.cell, _find_compared_metric(number.call)) for number in verdict.numbers}
     claim_places = find_named_places(verdict.where)
     printed_texts = [
@@ -304,7 +304,7 @@ def _list_printed_numbers(verdict: Verdict, summary: Summary) -> str:
 
 def _find_compared_metric(call: str) -> str:
     metric_name = call.partition("(")[0]
-    return next((metric.compares or metric_name for metric in all_metrics() if metric.name == metric_name), metric_name)
+    return next((metric.compares or metric_name for metric in load_metrics() if metric.name == metric_name), metric_name)
 
 
 def _shorten_reason(verdict: Verdict, deciding_part: ClaimPart | None) -> str:

@@ -14,7 +14,7 @@ import struct
 
 SIOCETHTOOL = 0x8946
 # ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO and ETH_SS_STATS of linux/ethtool.h.
-GET_STRINGS, GET_STATISTICS, GET_COUNTS = 0x1B, 0x1D, 0x37
+GET_STRINGS_COMMAND, GET_STATISTICS_COMMAND, GET_COUNTS_COMMAND = 0x1B, 0x1D, 0x37
 STATISTICS_SET = 1
 COUNTER_NAME_BYTES, INTERFACE_NAME_BYTES = 32, 16  # the lengths of these names, including zeros that fill them up
 MOST_COUNTERS = 1 << 16  # the most counters of one interface; a driver that reports more counters is treated as faulty
@@ -25,7 +25,7 @@ SPARE_COUNTERS = 4096
 # The recorded counters: field of NicSample -> names that drivers give the counter; the first name that a driver has is used.
 # The names of mlx5 are explained in the documentation of the kernel (mellanox/mlx5/counters.rst): `phy` counts all bytes on the
 # wire, `vport_rdma` counts RDMA alone; the two are never added up.
-RECORDED_COUNTERS = {
+COUNTER_NAMES_BY_FIELD = {
     "wire_rx_bytes": ("rx_bytes_phy", "port.rx_bytes", "rx_bytes.nic"),
     "wire_tx_bytes": ("tx_bytes_phy", "port.tx_bytes", "tx_bytes.nic"),
     "rdma_rx_bytes": ("rx_vport_rdma_unicast_bytes",),
@@ -53,32 +53,31 @@ _PRIORITY_PAUSES = re.compile(
 )
 
 
-def find_counters(names: list[str]) -> dict[str, list[int]]:
-    """Find the recorded counters of a driver. Returns {field of NicSample: indexes in `names`}.
+def find_counters(counter_names: list[str]) -> dict[str, list[int]]:
+    """Find the recorded counters of a driver. Returns {field of NicSample: indexes in `counter_names`}.
 
-    names: the names of all counters of the driver, in the driver's order. If a field has several indexes, the values of these
-    counters are added up.
-    """
-    index_of_name = {name: index for index, name in reversed(list(enumerate(names)))}
-    indexes_of_field = {}
-    for field, driver_names in RECORDED_COUNTERS.items():
-        if (name := next((name for name in driver_names if name in index_of_name), None)) is not None:
-            indexes_of_field[field] = [index_of_name[name]]
-    for index, name in enumerate(names):
+    counter_names: the names of all counters of the driver, in the driver's order. If a field has several indexes, the values of
+    these counters are added up."""
+    index_by_name = {name: counter_index for counter_index, name in reversed(list(enumerate(counter_names)))}
+    indexes_by_field = {}
+    for sample_field, driver_names in COUNTER_NAMES_BY_FIELD.items():
+        if (name := next((name for name in driver_names if name in index_by_name), None)) is not None:
+            indexes_by_field[sample_field] = [index_by_name[name]]
+    for counter_index, name in enumerate(counter_names):
         if match := _PRIORITY_PAUSES.fullmatch(name):
-            indexes_of_field.setdefault(f"{match[match.lastindex or 1]}_priority_pauses", []).append(index)
-    return indexes_of_field
+            indexes_by_field.setdefault(f"{match[match.lastindex or 1]}_priority_pauses", []).append(counter_index)
+    return indexes_by_field
 
 
 class DriverCounters:
     """The counters that the driver of a network interface has. One system call reads all of them."""
 
-    def __init__(self, interface: str) -> None:
+    def __init__(self, interface_name: str) -> None:
         """Find the counters of an interface.
 
         Raises OSError if the driver has no counters, ValueError if it reports more than MOST_COUNTERS.
         """
-        self._interface = interface.encode()
+        self._interface_name = interface_name.encode()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._locate_counters()
@@ -91,14 +90,14 @@ class DriverCounters:
 
         Raises OSError, such as ENODEV if the interface was removed.
         """
-        if not self._indexes_of_field:
+        if not self._indexes_by_field:
             return {}
-        if self._read_count() != self._count:
+        if self._read_counter_count() != self._counter_count:
             self._locate_counters()
-        struct.pack_into("II", self._values_buffer, 0, GET_STATISTICS, self._count)
+        struct.pack_into("II", self._values_buffer, 0, GET_STATISTICS_COMMAND, self._counter_count)
         self._call_driver(self._values_buffer)
-        values = memoryview(self._values_buffer).cast("B")[8 : 8 + 8 * self._count].cast("Q")
-        return {field: sum(values[index] for index in indexes) for field, indexes in self._indexes_of_field.items()}
+        counter_values = memoryview(self._values_buffer).cast("B")[8 : 8 + 8 * self._counter_count].cast("Q")
+        return {field: sum(counter_values[index] for index in indexes) for field, indexes in self._indexes_by_field.items()}
 
     def close(self) -> None:
         """Close the socket through which the kernel is asked for the counters."""
@@ -106,26 +105,26 @@ class DriverCounters:
 
     def _locate_counters(self) -> None:
         """Find the indexes of the recorded counters. The indexes change if the number of queues of the interface changes."""
-        self._count = self._read_count()
-        if self._count > MOST_COUNTERS:
-            raise ValueError(f"a driver with {self._count} counters")
-        names_buffer = array.array("B", bytes(12 + COUNTER_NAME_BYTES * (self._count + SPARE_COUNTERS)))
-        struct.pack_into("III", names_buffer, 0, GET_STRINGS, STATISTICS_SET, self._count)
+        self._counter_count = self._read_counter_count()
+        if self._counter_count > MOST_COUNTERS:
+            raise ValueError(f"a driver with {self._counter_count} counters")
+        names_buffer = array.array("B", bytes(12 + COUNTER_NAME_BYTES * (self._counter_count + SPARE_COUNTERS)))
+        struct.pack_into("III", names_buffer, 0, GET_STRINGS_COMMAND, STATISTICS_SET, self._counter_count)
         self._call_driver(names_buffer)
-        joined_names = names_buffer.tobytes()[12 : 12 + COUNTER_NAME_BYTES * self._count]
-        starts = range(0, len(joined_names), COUNTER_NAME_BYTES)
-        padded_names = [joined_names[start : start + COUNTER_NAME_BYTES] for start in starts]
-        self._indexes_of_field = find_counters([name.partition(b"\0")[0].decode(errors="replace") for name in padded_names])
-        self._values_buffer = array.array("B", bytes(8 + 8 * (self._count + SPARE_COUNTERS)))
+        joined_names = names_buffer.tobytes()[12 : 12 + COUNTER_NAME_BYTES * self._counter_count]
+        name_offsets = range(0, len(joined_names), COUNTER_NAME_BYTES)
+        padded_names = [joined_names[name_offset : name_offset + COUNTER_NAME_BYTES] for name_offset in name_offsets]
+        self._indexes_by_field = find_counters([name.partition(b"\0")[0].decode(errors="replace") for name in padded_names])
+        self._values_buffer = array.array("B", bytes(8 + 8 * (self._counter_count + SPARE_COUNTERS)))
 
-    def _read_count(self) -> int:
-        request = array.array("B", struct.pack("IIQI", GET_COUNTS, 0, 1 << STATISTICS_SET, 0))
+    def _read_counter_count(self) -> int:
+        request = array.array("B", struct.pack("IIQI", GET_COUNTS_COMMAND, 0, 1 << STATISTICS_SET, 0))
         self._call_driver(request)
-        _, _, reported_sets, count = struct.unpack("IIQI", request)
-        return int(count) if reported_sets else 0
+        _, _, reported_sets, counter_count = struct.unpack("IIQI", request)
+        return int(counter_count) if reported_sets else 0
 
-    def _call_driver(self, request: array.array[int]) -> None:
-        address, _ = request.buffer_info()
+    def _call_driver(self, request_buffer: array.array[int]) -> None:
+        address, _ = request_buffer.buffer_info()
         padding = bytes(64 - INTERFACE_NAME_BYTES - 8)  # struct ifreq has 40 bytes; a longer buffer is allowed
-        ifreq = struct.pack(f"{INTERFACE_NAME_BYTES}sQ", self._interface[: INTERFACE_NAME_BYTES - 1], address) + padding
+        ifreq = struct.pack(f"{INTERFACE_NAME_BYTES}sQ", self._interface_name[: INTERFACE_NAME_BYTES - 1], address) + padding
         fcntl.ioctl(self._socket, SIOCETHTOOL, ifreq)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collect.sampler.source import Source
+from collect.sampler.source import TelemetrySource
 from shardlab.errors import InputError
 from shardlab.hardware.nvml import read_compute_processes, read_throttle_reasons
 from shardlab.runs.record import GpuSample, Sample
@@ -33,7 +33,7 @@ class GpuQuery(NamedTuple):
     """The key of this query in `failures` and `unsupported`."""
     sample_field: str
     """The field of GpuSample that gets the answer."""
-    send: Callable[[Any], Any]
+    ask_gpu: Callable[[Any], Any]
     """Takes the NVML handle of a GPU, and returns the answer."""
 
 
@@ -45,7 +45,7 @@ class FieldQuery(NamedTuple):
     field_id: int
     """The number of the NVML field."""
     scope: int
-    factor: int
+    unit_factor: int
     """By which the answer is multiplied, such as KIB."""
 
 
@@ -60,7 +60,7 @@ class SampledGpu(msgspec.Struct):
     field_queries: list[FieldQuery]
     mig_of: str | None = None
     """The UUID of the GPU to which a MIG instance belongs; None for a GPU."""
-    lost: bool = False
+    is_lost: bool = False
 
     @property
     def address(self) -> int | None:
@@ -68,7 +68,7 @@ class SampledGpu(msgspec.Struct):
         return ctypes.cast(self.handle, ctypes.c_void_p).value
 
 
-class GpuSource(Source):
+class GpuSource(TelemetrySource):
     """Adds a `GpuSample` for every GPU and MIG instance to each sample.
 
     why_absent: why NVML cannot be used; None if NVML can be used.
@@ -83,7 +83,7 @@ class GpuSource(Source):
         super().__init__()
         import pynvml
 
-        self._nvml, self._played, self._is_first_sample = pynvml, stub_file is not None, True
+        self._nvml, self._is_played, self._is_first_sample = pynvml, stub_file is not None, True
         if stub_file is not None:
             try:
                 pynvml.nvmlLib = ctypes.CDLL(str(stub_file.absolute()))
@@ -104,11 +104,11 @@ class GpuSource(Source):
         except pynvml.NVMLError as error:
             self.why_absent = f"NVML: {error}"
             return
-        for index in range(gpu_count):
+        for gpu_index in range(gpu_count):
             try:
-                self._open_gpu(pynvml.nvmlDeviceGetHandleByIndex(index))
+                self._open_gpu(pynvml.nvmlDeviceGetHandleByIndex(gpu_index))
             except pynvml.NVMLError as error:  # this GPU is not sampled, but the other GPUs are
-                self.remarks.append(f"GPU {index} cannot be sampled: {error}")
+                self.remarks.append(f"GPU {gpu_index} cannot be sampled: {error}")
         self._register_events()
 
     def fill(self, sample: Sample) -> None:
@@ -118,23 +118,23 @@ class GpuSource(Source):
             sample.gpus = [self._read_gpu(gpu, xids_by_address) for gpu in self._gpus]
             self._is_first_sample = False
 
-    def _open_gpu(self, handle: Any) -> None:
+    def _open_gpu(self, gpu_handle: Any) -> None:
         """Start to sample a GPU and its MIG instances. Raises NVMLError if NVML does not return the UUID of the GPU."""
         nvml = self._nvml
-        uuid = nvml.nvmlDeviceGetUUID(handle)
+        uuid = nvml.nvmlDeviceGetUUID(gpu_handle)
         queries = [*self._list_instance_queries(), *self._list_gpu_queries()]
-        self._gpus.append(SampledGpu(uuid, handle, queries, self._list_field_queries()))
+        self._gpus.append(SampledGpu(uuid, gpu_handle, queries, self._list_field_queries()))
         try:
-            if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            if nvml.nvmlDeviceGetMigMode(gpu_handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
                 return
-            most_instances = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+            most_instances = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu_handle)
         except nvml.NVMLError:
             return
-        for index in range(most_instances):
+        for instance_index in range(most_instances):
             try:
-                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-                instance_uuid = nvml.nvmlDeviceGetUUID(instance)
-                self._gpus.append(SampledGpu(instance_uuid, instance, self._list_instance_queries(), [], mig_of=uuid))
+                instance_handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu_handle, instance_index)
+                instance_uuid = nvml.nvmlDeviceGetUUID(instance_handle)
+                self._gpus.append(SampledGpu(instance_uuid, instance_handle, self._list_instance_queries(), [], mig_of=uuid))
             except nvml.NVMLError:  # there is no instance with this index
                 continue
 
@@ -142,8 +142,8 @@ class GpuSource(Source):
         """The queries that both GPUs and MIG instances support. Power, clocks and utilization are known only for whole GPUs."""
         nvml = self._nvml
         return [
-            GpuQuery("memory", "memory_used_bytes", lambda handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used)),
-            GpuQuery("processes", "processes", lambda handle: len(read_compute_processes(handle))),
+            GpuQuery("memory", "memory_used_bytes", lambda gpu_handle: int(nvml.nvmlDeviceGetMemoryInfo(gpu_handle).used)),
+            GpuQuery("processes", "processes", lambda gpu_handle: len(read_compute_processes(gpu_handle))),
         ]
 
     def _list_gpu_queries(self) -> list[GpuQuery]:
@@ -193,55 +193,55 @@ class GpuSource(Source):
         xids_by_address: dict[int | None, list[int]] = {}
         for _ in range(MOST_EVENTS):
             try:
-                event = self._nvml.nvmlEventSetWait_v2(self._event_set, 0)
+                nvml_event = self._nvml.nvmlEventSetWait_v2(self._event_set, 0)
             except self._nvml.NVMLError as error:
                 if error.value != self._nvml.NVML_ERROR_TIMEOUT:
                     self.failures["gpu XIDs"] += 1
                 break
-            if event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
-                address = ctypes.cast(event.device, ctypes.c_void_p).value
-                xids_by_address.setdefault(address, []).append(int(event.eventData))
+            if nvml_event.eventType == self._nvml.nvmlEventTypeXidCriticalError:
+                address = ctypes.cast(nvml_event.device, ctypes.c_void_p).value
+                xids_by_address.setdefault(address, []).append(int(nvml_event.eventData))
         return xids_by_address
 
     def _read_gpu(self, gpu: SampledGpu, xids_by_address: dict[int | None, list[int]]) -> GpuSample:
-        gpu_sample = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of, played=self._played)
+        gpu_sample = GpuSample(uuid=gpu.uuid, mig_of=gpu.mig_of, played=self._is_played)
         if self._is_first_sample:
             with contextlib.suppress(self._nvml.NVMLError):
                 gpu_sample.memory_total_bytes = int(self._nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)
         if xids_by_address and gpu.mig_of is None:
             gpu_sample.xids = xids_by_address.get(gpu.address)
-        for query in tuple(gpu.queries):
-            if gpu.lost:
+        for gpu_query in tuple(gpu.queries):
+            if gpu.is_lost:
                 break
             try:
-                setattr(gpu_sample, query.sample_field, query.send(gpu.handle))
+                setattr(gpu_sample, gpu_query.sample_field, gpu_query.ask_gpu(gpu.handle))
             except self._nvml.NVMLError as error:
-                if self._record_error(gpu, query.name, error.value):
-                    gpu.queries.remove(query)
-        if gpu.field_queries and not gpu.lost:
+                if self._record_error(gpu, gpu_query.name, error.value):
+                    gpu.queries.remove(gpu_query)
+        if gpu.field_queries and not gpu.is_lost:
             self._read_fields(gpu, gpu_sample)
-        gpu_sample.lost = gpu.lost
+        gpu_sample.lost = gpu.is_lost
         return gpu_sample
 
     def _read_fields(self, gpu: SampledGpu, gpu_sample: GpuSample) -> None:
         field_ids = [(query.field_id, query.scope) for query in gpu.field_queries]
         try:
-            values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, field_ids)
+            field_values = self._nvml.nvmlDeviceGetFieldValues(gpu.handle, field_ids)
         except self._nvml.NVMLError as error:
             refused_queries = [query for query in gpu.field_queries if self._record_error(gpu, query.name, error.value)]
             gpu.field_queries = [query for query in gpu.field_queries if query not in refused_queries]
             return
-        for query, value in zip(tuple(gpu.field_queries), values, strict=True):
-            if value.nvmlReturn != self._nvml.NVML_SUCCESS:
-                if self._record_error(gpu, query.name, value.nvmlReturn):
+        for query, field_value in zip(tuple(gpu.field_queries), field_values, strict=True):
+            if field_value.nvmlReturn != self._nvml.NVML_SUCCESS:
+                if self._record_error(gpu, query.name, field_value.nvmlReturn):
                     gpu.field_queries.remove(query)
-            elif value.valueType == UNSIGNED_INT_TYPE and query.name.startswith("PCIe"):
+            elif field_value.valueType == UNSIGNED_INT_TYPE and query.name.startswith("PCIe"):
                 # A counter of 32 bits is useless: it overflows after 4 GiB, possibly several times between two samples.
                 self.unsupported[f"gpu {query.name} (a counter of 32 bits)"] += 1
                 gpu.field_queries.remove(query)
             else:
-                answer = getattr(value.value, _VALUE_MEMBERS[value.valueType])
-                setattr(gpu_sample, query.sample_field, int(answer) * query.factor)
+                answer = getattr(field_value.value, _VALUE_MEMBERS[field_value.valueType])
+                setattr(gpu_sample, query.sample_field, int(answer) * query.unit_factor)
 
     def _record_error(self, gpu: SampledGpu, query_name: str, error_code: int) -> bool:
         """Record the error that NVML returned for a query of a GPU. Returns whether the GPU will never answer this query.
@@ -249,9 +249,9 @@ class GpuSource(Source):
         A GPU that is lost is not queried again.
         """
         if error_code == self._nvml.NVML_ERROR_GPU_IS_LOST:
-            if not gpu.lost:
+            if not gpu.is_lost:
                 self.remarks.append(f"{gpu.uuid} was lost: {self._nvml.NVMLError(error_code)}")
-            gpu.lost = True
+            gpu.is_lost = True
         elif error_code in self._permanent_errors:
             self.unsupported[f"gpu {query_name}"] += 1
             return True

@@ -10,49 +10,51 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from collect.sampler.source import KernelFile, Source
+from collect.sampler.source import KernelFile, TelemetrySource
 from shardlab.runs.record import Sample
 
 SECTOR_BYTES = 512  # the unit of /proc/diskstats, which does not depend on the sector size of the disk
 KIB = 1024
 
 
-class HostSource(Source):
+class HostSource(TelemetrySource):
     """Fills the fields of a sample about the machine as a whole, and not about its devices."""
 
     def __init__(self, proc: Path = Path("/proc"), sys_block: Path = Path("/sys/block")) -> None:
         super().__init__()
         self._previous_ticks: list[tuple[int, int]] = []
-        self._disks = list_physical_disks(sys_block)
-        self._files: list[tuple[str, KernelFile, Callable[[Sample, bytes], None]]] = []
+        self._disk_names = list_physical_disks(sys_block)
+        self._open_files: list[tuple[str, KernelFile, Callable[[Sample, bytes], None]]] = []
         fill_functions: dict[str, Callable[[Sample, bytes], None]] = {
-            "stat": self._fill_processors,
-            "meminfo": _fill_memory,
-            "diskstats": self._fill_disk,
-            "self/mountstats": _fill_nfs,
+            "stat": self._fill_processor_fields,
+            "meminfo": _fill_memory_fields,
+            "diskstats": self._fill_disk_fields,
+            "self/mountstats": _fill_nfs_fields,
         }
-        fill_functions |= {f"pressure/{resource}": partial(_fill_pressure, resource) for resource in ("cpu", "memory", "io")}
-        for name, fill in fill_functions.items():
+        fill_functions |= {
+            f"pressure/{resource}": partial(_fill_pressure_field, resource) for resource in ("cpu", "memory", "io")
+        }
+        for file_name, fill_fields in fill_functions.items():
             try:
-                file = KernelFile(proc / name)
+                file = KernelFile(proc / file_name)
                 text = file.read()  # if the kernel was started with psi=0, the files of pressure exist but cannot be read
             except OSError:
-                self.unsupported[name] += 1
+                self.unsupported[file_name] += 1
                 continue
             # Without NFS mounts, mountstats contains no data, and reading it would be a quarter of the cost of each sample.
-            if fill is not _fill_nfs or parse_nfs_bytes(text)[0] is not None:
-                self._files.append((name, file, fill))
+            if fill_fields is not _fill_nfs_fields or parse_nfs_bytes(text)[0] is not None:
+                self._open_files.append((file_name, file, fill_fields))
 
     def fill(self, sample: Sample) -> None:
         """Set the fields of the sample about the machine. A field stays None if its file in /proc cannot be read."""
-        for name, file, fill in self._files:
+        for file_name, kernel_file, fill_fields in self._open_files:
             try:
-                fill(sample, file.read())
+                fill_fields(sample, kernel_file.read())
             except (OSError, ValueError, KeyError, IndexError):
-                self.failures[name] += 1
+                self.failures[file_name] += 1
 
-    def _fill_processors(self, sample: Sample, text: bytes) -> None:
-        ticks = parse_processor_ticks(text)
+    def _fill_processor_fields(self, sample: Sample, stat: bytes) -> None:
+        ticks = parse_processor_ticks(stat)
         # The lengths differ if a processor went online or offline, which changes indexes.
         if len(ticks) == len(self._previous_ticks):
             busy_pcts = [_compute_busy_pct(before, after) for before, after in zip(self._previous_ticks, ticks, strict=True)]
@@ -61,8 +63,8 @@ class HostSource(Source):
                 sample.cores_pct = [round(busy_pct, 1) for busy_pct in busy_pcts[1:] if busy_pct is not None]
         self._previous_ticks = ticks
 
-    def _fill_disk(self, sample: Sample, text: bytes) -> None:
-        sample.disk_read_bytes, sample.disk_write_bytes = parse_disk_bytes(text, self._disks)
+    def _fill_disk_fields(self, sample: Sample, diskstats: bytes) -> None:
+        sample.disk_read_bytes, sample.disk_write_bytes = parse_disk_bytes(diskstats, self._disk_names)
 
 
 def parse_processor_ticks(stat: bytes) -> list[tuple[int, int]]:
@@ -71,41 +73,41 @@ def parse_processor_ticks(stat: bytes) -> list[tuple[int, int]]:
 
     The columns `idle` and `iowait` do not count as busy. The column `guest` is not added: the column `user` includes it.
     """
-    ticks = []
+    processor_ticks = []
     for line in stat.splitlines():
         if not line.startswith(b"cpu"):
             break
-        fields = [int(field) for field in line.split()[1:9]]
-        total = sum(fields)
-        ticks.append((total - fields[3] - fields[4], total))
-    if not ticks:
+        tick_counts = [int(tick_count) for tick_count in line.split()[1:9]]
+        all_ticks = sum(tick_counts)
+        processor_ticks.append((all_ticks - tick_counts[3] - tick_counts[4], all_ticks))
+    if not processor_ticks:
         raise ValueError("no processors")
-    return ticks
+    return processor_ticks
 
 
-def _compute_busy_pct(before: tuple[int, int], after: tuple[int, int]) -> float | None:
-    """The busy ticks between two samples, in percent; None if no tick passed. before, after: (busy ticks, all ticks)."""
-    if after[1] <= before[1]:
+def _compute_busy_pct(earlier_ticks: tuple[int, int], later_ticks: tuple[int, int]) -> float | None:
+    """The busy ticks between two samples, in percent; None if no tick passed. Both arguments are (busy ticks, all ticks)."""
+    if later_ticks[1] <= earlier_ticks[1]:
         return None
-    busy_pct = 100 * (after[0] - before[0]) / (after[1] - before[1])
+    busy_pct = 100 * (later_ticks[0] - earlier_ticks[0]) / (later_ticks[1] - earlier_ticks[1])
     return round(min(max(busy_pct, 0.0), 100.0), 2)  # iowait may decrease by a tick (proc(5)), so it may be above 100
 
 
-def _fill_memory(sample: Sample, text: bytes) -> None:
-    sample.memory_used_bytes, sample.memory_total_bytes = parse_memory(text)
+def _fill_memory_fields(sample: Sample, meminfo: bytes) -> None:
+    sample.memory_used_bytes, sample.memory_total_bytes = parse_memory(meminfo)
 
 
-def _fill_pressure(resource: str, sample: Sample, text: bytes) -> None:
-    setattr(sample, f"{resource}_pressure_s", parse_pressure_s(text))
+def _fill_pressure_field(resource: str, sample: Sample, pressure_text: bytes) -> None:
+    setattr(sample, f"{resource}_pressure_s", parse_pressure_s(pressure_text))
 
 
-def _fill_nfs(sample: Sample, mountstats: bytes) -> None:
+def _fill_nfs_fields(sample: Sample, mountstats: bytes) -> None:
     sample.nfs_read_bytes, sample.nfs_write_bytes = parse_nfs_bytes(mountstats)
 
 
-def parse_pressure_s(text: bytes) -> float:
+def parse_pressure_s(pressure_text: bytes) -> float:
     """Seconds since boot in which a task waited for a resource, from the line `some` of a file in /proc/pressure."""
-    some_line = next(line for line in text.splitlines() if line.startswith(b"some "))
+    some_line = next(line for line in pressure_text.splitlines() if line.startswith(b"some "))
     return int(some_line.rpartition(b"total=")[2]) / 1e6
 
 
@@ -115,17 +117,17 @@ def parse_nfs_bytes(mountstats: bytes) -> tuple[int | None, int | None]:
     (None, None) if no NFS folder is mounted. If an NFS folder is mounted at several places, its bytes count once, because the
     kernel has one counter for all its mounts. mountstats: the content of /proc/self/mountstats.
     """
-    bytes_of_device: dict[bytes, tuple[int, int]] = {}
-    device = b""
+    bytes_by_device: dict[bytes, tuple[int, int]] = {}
+    device_name = b""
     for line in mountstats.splitlines():
         if line.startswith(b"device "):
-            device = line.split()[1] if b" with fstype nfs" in line else b""
-        elif device and line.startswith(b"\tbytes:"):
-            fields = line.split()
-            bytes_of_device[device] = int(fields[5]), int(fields[6])
-    if not bytes_of_device:
+            device_name = line.split()[1] if b" with fstype nfs" in line else b""
+        elif device_name and line.startswith(b"\tbytes:"):
+            line_fields = line.split()
+            bytes_by_device[device_name] = int(line_fields[5]), int(line_fields[6])
+    if not bytes_by_device:
         return None, None
-    return sum(read for read, _ in bytes_of_device.values()), sum(sent_bytes for _, sent_bytes in bytes_of_device.values())
+    return sum(read for read, _ in bytes_by_device.values()), sum(sent_bytes for _, sent_bytes in bytes_by_device.values())
 
 
 def parse_memory(meminfo: bytes) -> tuple[int, int]:
@@ -133,9 +135,9 @@ def parse_memory(meminfo: bytes) -> tuple[int, int]:
 
     All memory counts as used that is not available to a new program without swapping.
     """
-    fields = dict(line.split(b":", 1) for line in meminfo.splitlines() if b":" in line)
-    total, available = (int(fields[key].split()[0]) * KIB for key in (b"MemTotal", b"MemAvailable"))
-    return total - available, total
+    value_by_key = dict(line.split(b":", 1) for line in meminfo.splitlines() if b":" in line)
+    total_bytes, available_bytes = (int(value_by_key[key].split()[0]) * KIB for key in (b"MemTotal", b"MemAvailable"))
+    return total_bytes - available_bytes, total_bytes
 
 
 def list_physical_disks(sys_block: Path) -> frozenset[bytes]:
@@ -144,17 +146,17 @@ def list_physical_disks(sys_block: Path) -> frozenset[bytes]:
     Partitions, loop devices and mapped volumes are left out, because their bytes are also bytes of a hardware device.
     """
     try:
-        return frozenset(entry.name.encode() for entry in sys_block.iterdir() if (entry / "device").exists())
+        return frozenset(disk_entry.name.encode() for disk_entry in sys_block.iterdir() if (disk_entry / "device").exists())
     except OSError:
         return frozenset()
 
 
-def parse_disk_bytes(diskstats: bytes, disks: frozenset[bytes]) -> tuple[int | None, int | None]:
+def parse_disk_bytes(diskstats: bytes, disk_names: frozenset[bytes]) -> tuple[int | None, int | None]:
     """Returns (bytes read, bytes written) on these disks since boot.
 
     (None, None) if diskstats, the content of /proc/diskstats, has no line for any of these disks.
     """
-    rows = [fields for line in diskstats.splitlines() if (fields := line.split())[2] in disks]
+    rows = [line_fields for line in diskstats.splitlines() if (line_fields := line.split())[2] in disk_names]
     if not rows:
         return None, None
-    return sum(int(row[5]) for row in rows) * SECTOR_BYTES, sum(int(row[9]) for row in rows) * SECTOR_BYTES
+    return sum(int(disk_row[5]) for disk_row in rows) * SECTOR_BYTES, sum(int(disk_row[9]) for disk_row in rows) * SECTOR_BYTES

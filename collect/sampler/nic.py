@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from collect.sampler.ethtool import DriverCounters
-from collect.sampler.source import KernelFile, Source
+from collect.sampler.source import KernelFile, TelemetrySource
 from shardlab.hardware import host
 from shardlab.runs.record import NicSample, RdmaSample, Sample
 
@@ -43,7 +43,7 @@ DRIVER_RDMA_COUNTERS = {
     "retransmission_timeouts": ("retrans_timeout_events", 1),
 }
 # A counter of 32 bits stops at its greatest value, so this value is not recorded.
-STOPPED_COUNT = 0xFFFFFFFF
+SATURATED_COUNT = 0xFFFFFFFF
 
 
 class SampledNic(msgspec.Struct):
@@ -63,12 +63,12 @@ class SampledNic(msgspec.Struct):
             self.driver_counters.close()
 
 
-class NicSource(Source):
+class NicSource(TelemetrySource):
     """Samples the counters of all network interfaces. Interfaces may appear and disappear between two samples."""
 
-    def __init__(self, root: Path = Path("/sys/class/net")) -> None:
+    def __init__(self, net_folder: Path = Path("/sys/class/net")) -> None:
         super().__init__()
-        self._root = root
+        self._net_folder = net_folder
         self._sampled_nics: dict[str, SampledNic] = {}
         self._listed_names: frozenset[str] = frozenset()
 
@@ -84,15 +84,15 @@ class NicSource(Source):
 
     def _update_interfaces(self) -> None:
         """Open the counters of new interfaces, and close the counters of interfaces that disappeared."""
-        listed_names = frozenset(os.listdir(self._root))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
+        listed_names = frozenset(os.listdir(self._net_folder))  # noqa: PTH208 - faster than a Path for each name, and it runs for each sample
         if listed_names == self._listed_names:
             return
         self._listed_names = listed_names
-        present_nics = {nic.name: nic for nic in host.list_nics(self._root)}
+        present_nics = {nic.name: nic for nic in host.list_nics(self._net_folder)}
         for name in sorted(self._sampled_nics.keys() - present_nics.keys()):
             self._sampled_nics.pop(name).close()
         for name in sorted(present_nics.keys() - self._sampled_nics.keys()):
-            counters = open_counters(self._root / name / "statistics", KERNEL_COUNTERS)
+            counters = open_counter_files(self._net_folder / name / "statistics", KERNEL_COUNTERS)
             if not {"rx_bytes", "tx_bytes"} & counters.keys():
                 self.failures[name] += 1
                 continue
@@ -111,15 +111,15 @@ class NicSource(Source):
         driver_counters.close()
         return None
 
-    def _read_nic(self, name: str) -> NicSample | None:
-        sampled_nic = self._sampled_nics[name]
+    def _read_nic(self, nic_name: str) -> NicSample | None:
+        sampled_nic = self._sampled_nics[nic_name]
         try:
-            values = {counter: int(file.read()) for counter, file in sampled_nic.counters.items()}
+            values = {counter_name: int(counter_file.read()) for counter_name, counter_file in sampled_nic.counters.items()}
             if sampled_nic.driver_counters is not None:
                 values |= sampled_nic.driver_counters.read()
         except (OSError, ValueError):  # e.g. the interface was removed (ENODEV); if it appears again, its counters are opened
-            self.failures[name] += 1
-            self._sampled_nics.pop(name).close()
+            self.failures[nic_name] += 1
+            self._sampled_nics.pop(nic_name).close()
             self._listed_names = frozenset()
             return None
         nic = sampled_nic.nic
@@ -139,21 +139,21 @@ class RdmaPort(msgspec.Struct):
     """{field of RdmaSample: (name of its counter in sysfs, its open file, bytes or events per count)}."""
 
 
-class RdmaSource(Source):
+class RdmaSource(TelemetrySource):
     """Samples the counters of all ports of the RDMA devices that exist when the sampler starts."""
 
-    def __init__(self, root: Path = Path("/sys/class/infiniband")) -> None:
+    def __init__(self, infiniband_folder: Path = Path("/sys/class/infiniband")) -> None:
         super().__init__()
         self._ports = [
             RdmaPort(
-                folder.parents[1].name,
-                int(folder.name),
-                host.read_kernel_text(folder / "link_layer"),
-                pci.resolve().name if (pci := folder.parents[1] / "device").exists() else None,
-                _open_port_counters(folder),
+                port_folder.parents[1].name,
+                int(port_folder.name),
+                host.read_kernel_text(port_folder / "link_layer"),
+                device_link.resolve().name if (device_link := port_folder.parents[1] / "device").exists() else None,
+                _open_port_counters(port_folder),
             )
-            for folder in sorted(root.glob("*/ports/*"))
-            if folder.name.isdecimal()
+            for port_folder in sorted(infiniband_folder.glob("*/ports/*"))
+            if port_folder.name.isdecimal()
         ]
         self.remarks += [
             f"the RDMA port {port.device}/{port.port} has no counter that shardlab knows, so its traffic is not measured"
@@ -168,14 +168,14 @@ class RdmaSource(Source):
 
     def _read_port(self, port: RdmaPort) -> RdmaSample:
         rdma_sample = RdmaSample(device=port.device, port=port.port, link_layer=port.link_layer, pci=port.pci)
-        for field, (name, file, factor) in port.counters.items():
+        for sample_field, (counter_name, counter_file, count_factor) in port.counters.items():
             try:
-                count = int(file.read())
+                counter_value = int(counter_file.read())
             except (OSError, ValueError):
-                self.failures[f"{port.device} {name}"] += 1
+                self.failures[f"{port.device} {counter_name}"] += 1
                 continue
-            if count != STOPPED_COUNT:
-                setattr(rdma_sample, field, count * factor)
+            if counter_value != SATURATED_COUNT:
+                setattr(rdma_sample, sample_field, counter_value * count_factor)
         return rdma_sample
 
 
@@ -183,19 +183,19 @@ def _open_port_counters(port_folder: Path) -> dict[str, tuple[str, KernelFile, i
     """The open counters of a port, as in `RdmaPort`. If both folders have a counter of a field, that of the kernel is used."""
     port_counters: dict[str, tuple[str, KernelFile, int]] = {}
     for folder_name, known_counters in (("hw_counters", DRIVER_RDMA_COUNTERS), ("counters", RDMA_COUNTERS)):
-        open_files = open_counters(port_folder / folder_name, [name for name, _ in known_counters.values()])
-        for field, (name, factor) in known_counters.items():
+        open_files = open_counter_files(port_folder / folder_name, [name for name, _ in known_counters.values()])
+        for sample_field, (name, count_factor) in known_counters.items():
             if name in open_files:
-                port_counters[field] = (name, open_files[name], factor)
+                port_counters[sample_field] = (name, open_files[name], count_factor)
     return port_counters
 
 
-def open_counters(folder: Path, names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
-    """Open files in a folder of sysfs. Returns {name: open file}, without files that cannot be opened."""
-    counters = {}
-    for name in names:
+def open_counter_files(folder: Path, counter_names: tuple[str, ...] | list[str]) -> dict[str, KernelFile]:
+    """Open files in a folder of sysfs. Returns {counter_name: open file}, without files that cannot be opened."""
+    file_by_counter = {}
+    for counter_name in counter_names:
         try:
-            counters[name] = KernelFile(folder / name)
+            file_by_counter[counter_name] = KernelFile(folder / counter_name)
         except OSError:
             continue
-    return counters
+    return file_by_counter

@@ -17,25 +17,25 @@ import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from collect.sampler.source import Source
+from collect.sampler.source import TelemetrySource
 from shardlab.hardware.nvml import throttle_reasons_of_bits
 from shardlab.runs.record import GpuSample, Sample
 
 MIB = 2**20
-PROGRAM = "nvidia-smi"
-LONGEST_LINE = 4096  # a line with more bytes than this is not treated as output of nvidia-smi
-MOST_BYTES = 1 << 20  # the most bytes that are read for one sample
+SMI_PROGRAM = "nvidia-smi"
+MOST_LINE_BYTES = 4096  # a line with more bytes than this is not treated as output of nvidia-smi
+MOST_SAMPLE_BYTES = 1 << 20  # the most bytes that are read for one sample
 MOST_GPUS = 64
-_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{1,64}")
-_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+_GPU_UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]{1,64}")
+_PLAIN_NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _PR_SET_PDEATHSIG = 1
 
 
-def parse_number(text: str) -> float:
+def parse_number(number_text: str) -> float:
     """Parse a number that nvidia-smi printed without a unit. Raises ValueError for other texts, such as [N/A]."""
-    if not _NUMBER.fullmatch(text):
-        raise ValueError(f"{text!r} is no measured value")
-    return float(text)
+    if not _PLAIN_NUMBER.fullmatch(number_text):
+        raise ValueError(f"{number_text!r} is no measured value")
+    return float(number_text)
 
 
 class SmiColumn(NamedTuple):
@@ -49,7 +49,7 @@ class SmiColumn(NamedTuple):
     """Converts the text in the column into the value."""
 
 
-COLUMNS = (
+SMI_COLUMNS = (
     SmiColumn("utilization.gpu", "utilization_pct", parse_number),
     SmiColumn("memory.used", "memory_used_bytes", lambda text: int(parse_number(text) * MIB)),
     SmiColumn("power.draw", "power_w", parse_number),
@@ -62,7 +62,7 @@ COLUMNS = (
 )
 
 
-class SmiSource(Source):
+class SmiSource(TelemetrySource):
     """Adds to each sample a `GpuSample` for every GPU for which nvidia-smi wrote a line since the previous sample.
 
     why_absent: why nvidia-smi cannot be used; None if nvidia-smi can be used.
@@ -72,15 +72,15 @@ class SmiSource(Source):
         super().__init__()
         self.why_absent: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._unparsed = b""
+        self._unparsed_bytes = b""
         self._lost_uuids: set[str] = set()
-        program = shutil.which(PROGRAM)
-        if program is None:
-            self.why_absent = f"{PROGRAM} is not installed"
+        program_path = shutil.which(SMI_PROGRAM)
+        if program_path is None:
+            self.why_absent = f"{SMI_PROGRAM} is not installed"
             return
-        query = ",".join(["uuid", *(column.query for column in COLUMNS)])
+        query_columns = ",".join(["uuid", *(column.query for column in SMI_COLUMNS)])
         period_ms = max(round(1000 / hz), 1)
-        command = [program, f"--query-gpu={query}", "--format=csv,noheader,nounits", f"--loop-ms={period_ms}"]
+        command = [program_path, f"--query-gpu={query_columns}", "--format=csv,noheader,nounits", f"--loop-ms={period_ms}"]
         try:
             self._process = subprocess.Popen(
                 command,
@@ -90,20 +90,20 @@ class SmiSource(Source):
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - this process has one thread
             )
         except OSError as error:
-            self.why_absent = f"{PROGRAM} cannot be started: {error.strerror}"
+            self.why_absent = f"{SMI_PROGRAM} cannot be started: {error.strerror}"
             return
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
 
     def fill(self, sample: Sample) -> None:
         """Set the field `gpus` of the sample from the last line of nvidia-smi for each GPU; None if there is no new line."""
-        latest_samples: dict[str, GpuSample] = {}
+        latest_sample_by_uuid: dict[str, GpuSample] = {}
         for line in self._read_new_lines():
             if (gpu_sample := self._parse_gpu(line)) is not None and (
-                gpu_sample.uuid in latest_samples or len(latest_samples) < MOST_GPUS
+                gpu_sample.uuid in latest_sample_by_uuid or len(latest_sample_by_uuid) < MOST_GPUS
             ):
-                latest_samples[gpu_sample.uuid] = gpu_sample
-        sample.gpus = list(latest_samples.values()) or None
+                latest_sample_by_uuid[gpu_sample.uuid] = gpu_sample
+        sample.gpus = list(latest_sample_by_uuid.values()) or None
 
     def close(self) -> None:
         """End the process of nvidia-smi."""
@@ -117,32 +117,32 @@ class SmiSource(Source):
         if self._process is None or self._process.stdout is None:
             return []
         with contextlib.suppress(BlockingIOError):
-            while len(self._unparsed) < MOST_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
-                self._unparsed += part
-        complete_lines, newline, self._unparsed = self._unparsed.rpartition(b"\n")
-        if len(self._unparsed) > LONGEST_LINE:
-            self._unparsed = b""
-            self.failures[f"line of {PROGRAM}"] += 1
+            while len(self._unparsed_bytes) < MOST_SAMPLE_BYTES and (part := os.read(self._process.stdout.fileno(), 65536)):
+                self._unparsed_bytes += part
+        complete_lines, last_newline, self._unparsed_bytes = self._unparsed_bytes.rpartition(b"\n")
+        if len(self._unparsed_bytes) > MOST_LINE_BYTES:
+            self._unparsed_bytes = b""
+            self.failures[f"line of {SMI_PROGRAM}"] += 1
         if self._process.poll() is not None:
-            self.remarks.append(f"{PROGRAM} ended with code {self._process.returncode}")
+            self.remarks.append(f"{SMI_PROGRAM} ended with code {self._process.returncode}")
             self.close()
-        return complete_lines.decode(errors="replace").splitlines() if newline else []
+        return complete_lines.decode(errors="replace").splitlines() if last_newline else []
 
     def _parse_gpu(self, line: str) -> GpuSample | None:
         """None if the line does not have the queried columns. A field stays None if its column cannot be parsed."""
         try:
-            (row,) = csv.reader([line[:LONGEST_LINE]], skipinitialspace=True)
+            (cells,) = csv.reader([line[:MOST_LINE_BYTES]], skipinitialspace=True)
         except (csv.Error, ValueError):
-            row = []
-        if len(row) != len(COLUMNS) + 1 or not _UUID.fullmatch(row[0]):
-            self.failures[f"line of {PROGRAM}"] += 1
+            cells = []
+        if len(cells) != len(SMI_COLUMNS) + 1 or not _GPU_UUID.fullmatch(cells[0]):
+            self.failures[f"line of {SMI_PROGRAM}"] += 1
             return None
-        gpu_sample = GpuSample(uuid=row[0])
-        for column, text in zip(COLUMNS, row[1:], strict=True):
-            if "lost" in text.lower():
+        gpu_sample = GpuSample(uuid=cells[0])
+        for column, cell_text in zip(SMI_COLUMNS, cells[1:], strict=True):
+            if "lost" in cell_text.lower():
                 gpu_sample.lost = True
             with contextlib.suppress(ValueError):
-                setattr(gpu_sample, column.sample_field, column.parse(text))
+                setattr(gpu_sample, column.sample_field, column.parse(cell_text))
         if gpu_sample.lost and gpu_sample.uuid not in self._lost_uuids:
             self._lost_uuids.add(gpu_sample.uuid)
             self.remarks.append(f"{gpu_sample.uuid} was lost")

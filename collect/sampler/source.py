@@ -9,10 +9,10 @@ from pathlib import Path
 
 from shardlab.runs.record import Sample
 
-CHUNK_BYTES = 65536
+READ_CHUNK_BYTES = 65536
 
 
-class Source(ABC):
+class TelemetrySource(ABC):
     """Fills some fields of each sample. A field whose value cannot be read stays None.
 
     failures: how often each quantity could not be read, by the name of the quantity.
@@ -47,10 +47,10 @@ class KernelFile:
 
     def read(self) -> bytes:
         """The present content of the file. Raises OSError, such as ENODEV if the network interface was removed."""
-        content = b""
-        while chunk := os.pread(self._descriptor, CHUNK_BYTES, len(content)):  # /proc returns one page a call
-            content += chunk
-        return content
+        file_content = b""
+        while chunk := os.pread(self._descriptor, READ_CHUNK_BYTES, len(file_content)):  # /proc returns one page a call
+            file_content += chunk
+        return file_content
 
     def close(self) -> None:
         """Close the file."""

@@ -10,9 +10,9 @@ from shardlab.files import files
 from shardlab.runs.record import Record, decode_lines
 from shardlab.runs.rundir import RunDir
 
-_HOST_FILE = re.compile(r"([^/]+)\.jsonl")
+_HOST_FILE_NAME = re.compile(r"([^/]+)\.jsonl")
 R = TypeVar("R", bound=Record)
-MOST_BYTES = 1 << 20  # the most bytes of one reading, which are several thousand records
+MOST_BYTES_PER_READ = 1 << 20  # the most bytes of one reading, which are several thousand records
 
 
 class FollowedRecords(Generic[R]):
@@ -25,33 +25,33 @@ class FollowedRecords(Generic[R]):
         self._read_bytes = 0  # number of bytes of the file that were read so far
 
     def read_new(self) -> list[R] | None:
-        """The records appended since the last call, from at most MOST_BYTES. Call it until it returns an empty list.
+        """The records appended since the last call, from at most MOST_BYTES_PER_READ. Call it until it returns an empty list.
 
         None if the file was replaced or got shorter, so that the records of earlier calls are no longer valid. An unfinished
         line is left for a later call. Damaged lines and files are skipped, because `collect summarize` reports damage.
         """
         try:
-            status = os.lstat(self.path)
+            file_status = os.lstat(self.path)
         except OSError:
             return None if self._read_bytes else []
-        if self._read_bytes and (status.st_ino != self._inode or status.st_size < self._read_bytes):
+        if self._read_bytes and (file_status.st_ino != self._inode or file_status.st_size < self._read_bytes):
             return None
-        if status.st_size == self._read_bytes:
+        if file_status.st_size == self._read_bytes:
             return []
         try:
-            with files.open_regular(self.path) as handle:
-                self._inode = os.fstat(handle.fileno()).st_ino
-                handle.seek(self._read_bytes)
-                content = handle.read(MOST_BYTES)
+            with files.open_regular(self.path) as record_file:
+                self._inode = os.fstat(record_file.fileno()).st_ino
+                record_file.seek(self._read_bytes)
+                new_bytes = record_file.read(MOST_BYTES_PER_READ)
         except OSError:
             return []
-        whole_lines = content[: content.rfind(b"\n") + 1]
+        whole_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
         self._read_bytes += len(whole_lines)
         return decode_lines(whole_lines, self._record_type).records
 
 
 def list_sampled_hosts(run_dir: RunDir) -> list[str]:
     """The sorted names of the hosts that have a file with telemetry samples in a run folder."""
-    path = f"{run_dir.path}/samples"
-    names = sorted(os.listdir(path)) if files.is_folder(path) else []  # noqa: PTH208 - names alone
-    return [match[1] for name in names if (match := _HOST_FILE.fullmatch(name))]
+    samples_folder = f"{run_dir.path}/samples"
+    file_names = sorted(os.listdir(samples_folder)) if files.is_folder(samples_folder) else []  # noqa: PTH208 - names alone
+    return [match[1] for file_name in file_names if (match := _HOST_FILE_NAME.fullmatch(file_name))]

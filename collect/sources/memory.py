@@ -31,7 +31,7 @@ def read_memory_curves(path: Path) -> MemoryCurves | None:
     """The memory curves in a file; None if there is no such file, if it cannot be read, or if its folder is a symbolic link."""
     if path.parent.is_symlink():
         return None
-    curves = json_file.read_json_if_valid(path, MemoryCurves)
-    if curves is None or any(len(curve) != len(curves.t_ms) for curve in curves.points.values()):
+    memory_curves = json_file.read_json_if_valid(path, MemoryCurves)
+    if memory_curves is None or any(len(curve) != len(memory_curves.t_ms) for curve in memory_curves.points.values()):
         return None
-    return curves
+    return memory_curves

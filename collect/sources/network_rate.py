@@ -14,7 +14,7 @@ class NetworkRate:
     """
 
     def __init__(self, counter: Literal["tx_bytes", "rx_bytes"]) -> None:
-        self._counter = counter
+        self._counter_field = counter
         self._previous_t_s, self._previous_boot_id = 0.0, ""
         self._previous_counts: dict[str, int] = {}
 
@@ -25,7 +25,7 @@ class NetworkRate:
         """
         counts_by_kind: dict[str, dict[str, int]] = {}
         for nic in sample.nics or ():
-            if (count := getattr(nic, self._counter)) is not None:
+            if (count := getattr(nic, self._counter_field)) is not None:
                 counts_by_kind.setdefault(nic.kind, {})[nic.name] = count
         counts = counts_by_kind.get("physical") or counts_by_kind.get("virtual") or {}
         growths = [count - self._previous_counts[name] for name, count in counts.items() if name in self._previous_counts]

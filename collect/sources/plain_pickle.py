@@ -10,24 +10,24 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-MAGIC = b"\x80"  # the first byte of a pickle of protocol 2 or later, followed by the number of the protocol
+PICKLE_MAGIC = b"\x80"  # the first byte of a pickle of protocol 2 or later, followed by the number of the protocol
 NEWEST_PROTOCOL = 5
-_CONSTANTS: dict[int, Any] = {ord("N"): None, 0x88: True, 0x89: False}
-_EMPTY_VALUES: dict[int, type[Any]] = {ord("}"): dict, ord("]"): list, ord(")"): tuple}
+_CONSTANT_BY_OPCODE: dict[int, Any] = {ord("N"): None, 0x88: True, 0x89: False}
+_EMPTY_TYPE_BY_OPCODE: dict[int, type[Any]] = {ord("}"): dict, ord("]"): list, ord(")"): tuple}
 _NUMBER_FORMATS = {ord("J"): "<i", ord("K"): "<B", ord("M"): "<H", ord("G"): ">d"}
 _TEXT_LENGTH_FORMATS = {0x8C: "<B", ord("X"): "<I", 0x8D: "<Q"}
 _INTEGER_LENGTH_FORMATS = {0x8A: "<B"}
-_MEMO_WRITES, _MEMO_READS = {ord("q"): "<B", ord("r"): "<I"}, {ord("h"): "<B", ord("j"): "<I"}
-_TUPLE_SIZES = {0x85: 1, 0x86: 2, 0x87: 3}
-_SKIPPED_BYTES = {0x80: 1, 0x95: 8}  # the protocol, and the length of a frame: instruction -> the number of its bytes
+_MEMO_WRITE_FORMATS, _MEMO_READ_FORMATS = {ord("q"): "<B", ord("r"): "<I"}, {ord("h"): "<B", ord("j"): "<I"}
+_TUPLE_SIZE_BY_OPCODE = {0x85: 1, 0x86: 2, 0x87: 3}
+_SKIPPED_BYTES_BY_OPCODE = {0x80: 1, 0x95: 8}  # the protocol, and the length of a frame: instruction -> the number of its bytes
 _APPEND, _SET_ITEM, _MARK, _MEMOIZE, _STOP = ord("a"), ord("s"), ord("("), 0x94, ord(".")
 _MARKED_OPCODES = frozenset(b"etlud")  # instructions that use all values since the last mark
-_FAULTS = (IndexError, KeyError, TypeError, AttributeError, ValueError, OverflowError, struct.error)
+_DAMAGE_ERRORS = (IndexError, KeyError, TypeError, AttributeError, ValueError, OverflowError, struct.error)
 
 
-def read_plain_pickle(content: bytes) -> Any:
+def read_plain_pickle(pickle_bytes: bytes) -> Any:
     """The value in a pickle. Raises ValueError, with the reason as a clause, if the pickle has anything but plain values."""
-    reader = _PlainReader(content)
+    reader = _PlainReader(pickle_bytes)
     try:
         while reader.execute_instruction():
             pass
@@ -36,7 +36,7 @@ def read_plain_pickle(content: bytes) -> Any:
         raise ValueError(
             f"it asks for more than plain values (instruction {fault.opcode:#04x}), which could execute code"
         ) from None
-    except _FAULTS:
+    except _DAMAGE_ERRORS:
         raise ValueError("it is damaged or cut short") from None
 
 
@@ -50,14 +50,14 @@ class _UnknownOpcode(Exception):
 class _PlainReader:
     """Executes the instructions of a pickle one by one."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content, self._position = content, 0
+    def __init__(self, pickle_bytes: bytes) -> None:
+        self._content, self._position = pickle_bytes, 0
         self.stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
     def execute_instruction(self) -> bool:
-        """Execute the next instruction. Returns whether more instructions follow. Raises one of _FAULTS if it is damaged."""
+        """Execute the next instruction. Returns whether more follow. Raises one of _DAMAGE_ERRORS if it is damaged."""
         opcode = self._content[self._position]
         self._position += 1
         stack = self.stack
@@ -67,55 +67,55 @@ class _PlainReader:
             stack.append(self._read_bytes(self._read_number(_TEXT_LENGTH_FORMATS[opcode])).decode("utf-8", "replace"))
         elif opcode == _MEMOIZE:
             self._memo[len(self._memo)] = stack[-1]
-        elif opcode in _MEMO_READS:
-            stack.append(self._memo[self._read_number(_MEMO_READS[opcode])])
-        elif opcode in _MEMO_WRITES:
-            self._memo[self._read_number(_MEMO_WRITES[opcode])] = stack[-1]
-        elif opcode in _CONSTANTS:
-            stack.append(_CONSTANTS[opcode])
-        elif opcode in _EMPTY_VALUES:
-            stack.append(_EMPTY_VALUES[opcode]())
+        elif opcode in _MEMO_READ_FORMATS:
+            stack.append(self._memo[self._read_number(_MEMO_READ_FORMATS[opcode])])
+        elif opcode in _MEMO_WRITE_FORMATS:
+            self._memo[self._read_number(_MEMO_WRITE_FORMATS[opcode])] = stack[-1]
+        elif opcode in _CONSTANT_BY_OPCODE:
+            stack.append(_CONSTANT_BY_OPCODE[opcode])
+        elif opcode in _EMPTY_TYPE_BY_OPCODE:
+            stack.append(_EMPTY_TYPE_BY_OPCODE[opcode]())
         elif opcode in _INTEGER_LENGTH_FORMATS:
-            length = self._read_number(_INTEGER_LENGTH_FORMATS[opcode])
-            stack.append(int.from_bytes(self._read_bytes(length), "little", signed=True))
+            integer_bytes = self._read_number(_INTEGER_LENGTH_FORMATS[opcode])
+            stack.append(int.from_bytes(self._read_bytes(integer_bytes), "little", signed=True))
         elif opcode == _MARK:
             self._marks.append(len(stack))
         elif opcode in _MARKED_OPCODES:
             self._use_marked(opcode)
         elif opcode == _APPEND:
-            value = stack.pop()
-            stack[-1].append(value)
+            top_value = stack.pop()
+            stack[-1].append(top_value)
         elif opcode == _SET_ITEM:
-            value, key = stack.pop(), stack.pop()
-            stack[-1].update({key: value})
-        elif opcode in _TUPLE_SIZES:
-            stack[-_TUPLE_SIZES[opcode] :] = [tuple(stack[-_TUPLE_SIZES[opcode] :])]
-        elif opcode in _SKIPPED_BYTES:
-            self._read_bytes(_SKIPPED_BYTES[opcode])
+            top_value, dict_key = stack.pop(), stack.pop()
+            stack[-1].update({dict_key: top_value})
+        elif opcode in _TUPLE_SIZE_BY_OPCODE:
+            stack[-_TUPLE_SIZE_BY_OPCODE[opcode] :] = [tuple(stack[-_TUPLE_SIZE_BY_OPCODE[opcode] :])]
+        elif opcode in _SKIPPED_BYTES_BY_OPCODE:
+            self._read_bytes(_SKIPPED_BYTES_BY_OPCODE[opcode])
         elif opcode != _STOP:
             raise _UnknownOpcode(opcode)
         return opcode != _STOP
 
     def _use_marked(self, opcode: int) -> None:
         """Execute an instruction that uses all values since the last mark: it adds them to a list or dict, or makes one."""
-        mark = self._marks.pop()
-        values = self.stack[mark:]
-        del self.stack[mark:]
+        mark_position = self._marks.pop()
+        marked_values = self.stack[mark_position:]
+        del self.stack[mark_position:]
         if opcode == ord("e"):
-            self.stack[-1].extend(values)
+            self.stack[-1].extend(marked_values)
         elif opcode == ord("u"):
-            self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
+            self.stack[-1].update(zip(marked_values[::2], marked_values[1::2], strict=True))
         elif opcode == ord("d"):
-            self.stack.append(dict(zip(values[::2], values[1::2], strict=True)))
+            self.stack.append(dict(zip(marked_values[::2], marked_values[1::2], strict=True)))
         else:
-            self.stack.append(tuple(values) if opcode == ord("t") else values)
+            self.stack.append(tuple(marked_values) if opcode == ord("t") else marked_values)
 
     def _read_number(self, number_format: str) -> Any:
         return struct.unpack(number_format, self._read_bytes(struct.calcsize(number_format)))[0]
 
-    def _read_bytes(self, count: int) -> bytes:
-        part = self._content[self._position : self._position + count]
-        if len(part) < count:
+    def _read_bytes(self, byte_count: int) -> bytes:
+        read_bytes = self._content[self._position : self._position + byte_count]
+        if len(read_bytes) < byte_count:
             raise ValueError("cut short")
-        self._position += count
-        return part
+        self._position += byte_count
+        return read_bytes

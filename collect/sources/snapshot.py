@@ -21,10 +21,10 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import Count
 
-MOST_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
+MOST_JSON_BYTES = 1 << 29  # a file whose JSON text is larger is not read, because it would need too much memory
 # The largest pickle of another program. Its values need about ten times as much memory as the file.
 MOST_PICKLE_BYTES = 1 << 28
-MOST_VALUES = 50_000_000  # the most values in such a pickle; a small pickle may contain the same list many times
+MOST_PICKLE_VALUES = 50_000_000  # the most values in such a pickle; a small pickle may contain the same list many times
 SNAPSHOT_SUFFIX = ".snapshot.json.gz"
 SIZE_CLASSES = {"256 MiB or more": 1 << 28, "32 to 256 MiB": 1 << 25, "1 to 32 MiB": 1 << 20, "below 1 MiB": 0}
 """Name of a class of allocations -> the smallest size of its allocations in bytes. The class of the largest comes first."""
@@ -89,15 +89,15 @@ class AllocatorHistory(msgspec.Struct, frozen=True):
     """Memory after each entry of the history, in bytes. All lists have one element more than there are entries: the first is
     the state before the step."""
 
-    active: dict[str, list[int]]
+    active_bytes_by_class: dict[str, list[int]]
     """For each class of SIZE_CLASSES, and for BEFORE_STEP, the bytes of blocks in use."""
-    reserved: list[int]
+    reserved_bytes: list[int]
     """The bytes of all segments."""
 
     @property
-    def in_use(self) -> list[int]:
+    def in_use_bytes(self) -> list[int]:
         """The bytes of all blocks in use."""
-        return [sum(sizes) for sizes in zip(*self.active.values(), strict=True)]
+        return [sum(class_sizes) for class_sizes in zip(*self.active_bytes_by_class.values(), strict=True)]
 
 
 def read_snapshot(path: Path) -> AllocatorSnapshot | None:
@@ -105,9 +105,9 @@ def read_snapshot(path: Path) -> AllocatorSnapshot | None:
     if path.parent.is_symlink():
         return None
     try:
-        with files.open_regular(path) as zipped, gzip.GzipFile(fileobj=zipped) as file:
-            text = file.read(MOST_BYTES + 1)
-        return get_decoder(AllocatorSnapshot).decode(text) if len(text) <= MOST_BYTES else None
+        with files.open_regular(path) as compressed_file, gzip.GzipFile(fileobj=compressed_file) as json_file:
+            json_text = json_file.read(MOST_JSON_BYTES + 1)
+        return get_decoder(AllocatorSnapshot).decode(json_text) if len(json_text) <= MOST_JSON_BYTES else None
     except (OSError, EOFError, zlib.error, *DECODE_FAULTS):
         return None
 
@@ -118,25 +118,25 @@ def read_snapshot_document(path: Path) -> dict[str, Any]:
     A pickle has neither rank nor step, so both are 0. Raises InputError if the file is no snapshot, WorkspaceError if it cannot
     be read."""
     with files.as_workspace_error("read"):
-        content = files.read(path, MOST_PICKLE_BYTES, follow=True)
+        file_content = files.read(path, MOST_PICKLE_BYTES, follow=True)
     try:
         if path.name.endswith(SNAPSHOT_SUFFIX):
-            text = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MOST_BYTES)
-            document = msgspec.json.decode(text, type=dict[str, Any])
+            json_text = gzip.GzipFile(fileobj=io.BytesIO(file_content)).read(MOST_JSON_BYTES)
+            snapshot_document = msgspec.json.decode(json_text, type=dict[str, Any])
         else:
-            pickled = plain_pickle.read_plain_pickle(content)
-            if not isinstance(pickled, dict):
+            pickled_value = plain_pickle.read_plain_pickle(file_content)
+            if not isinstance(pickled_value, dict):
                 raise ValueError("it contains no dictionary")
-            document = {"schema": 1, "rank": 0, "step": 0, "segments": pickled.get("segments")}
-            document["device_traces"] = pickled.get("device_traces", [])
-            _must_be_small(document)
-        msgspec.convert(document, AllocatorSnapshot)
+            snapshot_document = {"schema": 1, "rank": 0, "step": 0, "segments": pickled_value.get("segments")}
+            snapshot_document["device_traces"] = pickled_value.get("device_traces", [])
+            _must_be_small(snapshot_document)
+        msgspec.convert(snapshot_document, AllocatorSnapshot)
     except (ValueError, EOFError, zlib.error, RecursionError, gzip.BadGzipFile, OverflowError) as error:
         raise InputError(
             f"{path}: is no snapshot of the CUDA allocator: {str(error).rstrip('.')}. Allowed: the pickle that "
             "torch.cuda.memory._dump_snapshot writes, or memory/rank-00000.snapshot.json.gz of a run."
         ) from None
-    return document
+    return snapshot_document
 
 
 def is_snapshot_file(path: Path) -> bool:
@@ -146,19 +146,19 @@ def is_snapshot_file(path: Path) -> bool:
             first_bytes = file.read(2)
     except OSError:
         return False
-    is_pickle = first_bytes[:1] == plain_pickle.MAGIC and 2 <= first_bytes[-1] <= plain_pickle.NEWEST_PROTOCOL
+    is_pickle = first_bytes[:1] == plain_pickle.PICKLE_MAGIC and 2 <= first_bytes[-1] <= plain_pickle.NEWEST_PROTOCOL
     return is_pickle or path.name.endswith(SNAPSHOT_SUFFIX)
 
 
 def _must_be_small(snapshot_document: Any) -> None:
-    """Raises ValueError if a document has more than MOST_VALUES values, where a list in several places counts each time."""
+    """Raises ValueError if a document has more than MOST_PICKLE_VALUES values; a list in several places counts each time."""
     unvisited, value_count = [snapshot_document], 0
     while unvisited:
         value = unvisited.pop()
         inner_values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         value_count += len(inner_values)
-        if value_count > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        if value_count > MOST_PICKLE_VALUES:
+            raise ValueError(f"it has more than {MOST_PICKLE_VALUES:,} values")
         unvisited.extend(inner_values)
 
 
@@ -166,24 +166,24 @@ def replay_history(snapshot: AllocatorSnapshot) -> AllocatorHistory:
     """Follow the history from its first to its last entry.
 
     The segments of the snapshot show the state after the step. The state before the step is computed from it by undoing the
-    entries. A block is in use from `alloc` to `free_completed`. BEFORE_STEP counts the blocks from before the first entry.
-    """
-    entries = snapshot.entries
-    signs = [{"alloc": 1, "free_completed": -1}.get(entry.action, 0) for entry in entries]
-    reserved_growths = [_RESERVED_SIGNS.get(entry.action, 0) * entry.size for entry in entries]
-    current_bytes = dict.fromkeys((BEFORE_STEP, *SIZE_CLASSES), 0)
-    growth_in_step = sum(sign * entry.size for sign, entry in zip(signs, entries, strict=True))
-    current_bytes[BEFORE_STEP] = snapshot.active_bytes - growth_in_step
-    active_bytes = {name: [size] for name, size in current_bytes.items()}
-    reserved = [snapshot.reserved_bytes - sum(reserved_growths)]
-    class_of_block: dict[int, str] = {}  # address of a block that the step allocated -> its class
-    for sign, entry, reserved_growth in zip(signs, entries, reserved_growths, strict=True):
-        if sign > 0:
-            class_of_block[entry.addr] = next(name for name, least_bytes in SIZE_CLASSES.items() if entry.size >= least_bytes)
-            current_bytes[class_of_block[entry.addr]] += entry.size
-        elif sign < 0:
-            current_bytes[class_of_block.pop(entry.addr, BEFORE_STEP)] -= entry.size
-        for name, size in current_bytes.items():
-            active_bytes[name].append(size)
-        reserved.append(reserved[-1] + reserved_growth)
-    return AllocatorHistory(active_bytes, reserved)
+    entries. A block is in use from `alloc` to `free_completed`. BEFORE_STEP counts the blocks from before the first
+    entry."""
+    history_entries = snapshot.entries
+    entry_signs = [{"alloc": 1, "free_completed": -1}.get(entry.action, 0) for entry in history_entries]
+    reserved_growths = [_RESERVED_SIGNS.get(entry.action, 0) * entry.size for entry in history_entries]
+    bytes_by_class = dict.fromkeys((BEFORE_STEP, *SIZE_CLASSES), 0)
+    growth_in_step = sum(entry_sign * entry.size for entry_sign, entry in zip(entry_signs, history_entries, strict=True))
+    bytes_by_class[BEFORE_STEP] = snapshot.active_bytes - growth_in_step
+    curve_by_class = {name: [class_bytes] for name, class_bytes in bytes_by_class.items()}
+    reserved_curve = [snapshot.reserved_bytes - sum(reserved_growths)]
+    class_by_address: dict[int, str] = {}  # address of a block that the step allocated -> its class
+    for entry_sign, entry, reserved_growth in zip(entry_signs, history_entries, reserved_growths, strict=True):
+        if entry_sign > 0:
+            class_by_address[entry.addr] = next(name for name, least_bytes in SIZE_CLASSES.items() if entry.size >= least_bytes)
+            bytes_by_class[class_by_address[entry.addr]] += entry.size
+        elif entry_sign < 0:
+            bytes_by_class[class_by_address.pop(entry.addr, BEFORE_STEP)] -= entry.size
+        for name, class_bytes in bytes_by_class.items():
+            curve_by_class[name].append(class_bytes)
+        reserved_curve.append(reserved_curve[-1] + reserved_growth)
+    return AllocatorHistory(curve_by_class, reserved_curve)

@@ -17,13 +17,13 @@ class WorldStep:
     times.
     """
 
-    __slots__ = ("_units_with_loss", "_weighted_loss_sum", "number", "rank_count", "step_ms", "units", "wall_s", "watched")
+    __slots__ = ("_units_with_loss", "_weighted_loss_sum", "rank_count", "step_ms", "step_number", "units", "wall_s", "watched")
 
     def __init__(self, number: int) -> None:
-        self.number, self.rank_count, self.units, self.step_ms, self.wall_s, self.watched = number, 0, 0, 0.0, 0.0, False
+        self.step_number, self.rank_count, self.units, self.step_ms, self.wall_s, self.watched = (number, 0, 0, 0.0, 0.0, False)
         self._weighted_loss_sum, self._units_with_loss = 0.0, 0
 
-    def add(self, record: StepRecord) -> None:
+    def add_record(self, record: StepRecord) -> None:
         """Add the record of one rank."""
         self.rank_count += 1
         self.units += record.units
@@ -52,9 +52,9 @@ class WorldSteps:
         for record in records:
             if record.warmup:
                 continue
-            step = self._incomplete_steps.setdefault(record.step, WorldStep(record.step))
-            step.add(record)
-            if step.rank_count == self._rank_count:
+            world_step = self._incomplete_steps.setdefault(record.step, WorldStep(record.step))
+            world_step.add_record(record)
+            if world_step.rank_count == self._rank_count:
                 complete_steps.append(self._incomplete_steps.pop(record.step))
             elif len(self._incomplete_steps) > MOST_INCOMPLETE_STEPS:
                 del self._incomplete_steps[next(iter(self._incomplete_steps))]

@@ -60,25 +60,25 @@ class HostClocks:
             if event.event != CLOCK_EVENT or rank_match is None:
                 continue
             try:
-                offset = msgspec.convert(event.data, ClockOffset)
+                clock_offset = msgspec.convert(event.data, ClockOffset)
             except DECODE_FAULTS:
                 continue
-            clock = clock_by_host.get(event.host)
+            earlier_clock = clock_by_host.get(event.host)
             clock_by_host[event.host] = ComparedClock(
                 host=event.host,
                 first_rank=int(rank_match[1]),
-                at_s=[*(clock.at_s if clock else ()), event.wall_s],
-                offset_s=[*(clock.offset_s if clock else ()), offset.offset_s],
-                within_s=max(offset.within_s, clock.within_s if clock else 0.0),
+                at_s=[*(earlier_clock.at_s if earlier_clock else ()), event.wall_s],
+                offset_s=[*(earlier_clock.offset_s if earlier_clock else ()), clock_offset.offset_s],
+                within_s=max(clock_offset.within_s, earlier_clock.within_s if earlier_clock else 0.0),
             )
         self.clock_by_host = clock_by_host
         host_names = sorted(set(hosts))
         self._single_host = host_names[0] if len(host_names) == 1 else None
 
-    def host_of(self, rank: int) -> str | None:
+    def find_host(self, rank: int) -> str | None:
         """The host of a rank; None if the records do not say on which host the rank ran."""
-        candidates = [clock for clock in self.clock_by_host.values() if clock.first_rank <= rank]
-        return max(candidates, key=lambda clock: clock.first_rank).host if candidates else self._single_host
+        candidate_clocks = [clock for clock in self.clock_by_host.values() if clock.first_rank <= rank]
+        return max(candidate_clocks, key=lambda clock: clock.first_rank).host if candidate_clocks else self._single_host
 
     def correct_times(self, host: str | None, local_times_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Convert times of the clock of a host to times of the clock of rank 0's host; unchanged if the two were never

@@ -18,10 +18,10 @@ from shardlab.runs import instrument_span
 from shardlab.runs.instrument_span import InstrumentAct, InstrumentSpan
 from shardlab.runs.record import Event
 
-UNKNOWN = "host not recorded"
+UNKNOWN_HOST = "host not recorded"
 
 
-class Spans(msgspec.Struct, frozen=True):
+class RowSpans(msgspec.Struct, frozen=True):
     """The spans (such as steps or kernels) on one row of a timeline."""
 
     host: str
@@ -48,7 +48,7 @@ class CounterTrack(msgspec.Struct, frozen=True):
     """The values in `unit`, with the same shape as `at_s`."""
 
 
-class Moment(msgspec.Struct, frozen=True):
+class TimelineMoment(msgspec.Struct, frozen=True):
     """An event without a duration, such as the start of a run."""
 
     host: str
@@ -64,32 +64,32 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     clocks: HostClocks
     uncorrected_hosts: list[str]
     """The hosts whose clocks were never compared; the times of these hosts are the times of their own clocks."""
-    steps: list[Spans]
-    instruments: list[Spans]
+    steps: list[RowSpans]
+    instruments: list[RowSpans]
     """What instruments did between steps, such as saving checkpoints, in one row per rank."""
     counters: list[CounterTrack]
-    moments: list[Moment]
+    moments: list[TimelineMoment]
     straggler: Straggler | None
 
-    def host_of(self, rank: int) -> str:
-        """The name of the host of a rank, or UNKNOWN."""
-        return self.clocks.host_of(rank) or UNKNOWN
+    def find_host(self, rank: int) -> str:
+        """The name of the host of a rank, or UNKNOWN_HOST."""
+        return self.clocks.find_host(rank) or UNKNOWN_HOST
 
 
 def build_timeline(run: LoadedRun) -> RunTimeline:
     """The timeline of a run, without the events of its traces, which `list_trace_spans` returns."""
     host_clocks = compare_host_clocks(run)
-    counters = [*_host_counters(run, host_clocks)]
-    hosts = {counter.host for counter in counters} | {host_clocks.host_of(rank) for rank in run.steps["rank"].unique()}
+    counters = [*_list_host_counters(run, host_clocks)]
+    hosts = {counter.host for counter in counters} | {host_clocks.find_host(rank) for rank in run.steps["rank"].unique()}
     return RunTimeline(
         run_id=run.run_id,
         clocks=host_clocks,
-        uncorrected_hosts=sorted(host or UNKNOWN for host in hosts if not host_clocks.is_known(host)),
+        uncorrected_hosts=sorted(host or UNKNOWN_HOST for host in hosts if not host_clocks.is_known(host)),
         steps=[*list_step_spans(run.steps, host_clocks)],
         instruments=[*list_instrument_spans(run.events, host_clocks)],
         counters=counters,
         moments=[
-            Moment(event.host, event.event, float(host_clocks.correct_times(event.host, np.array([event.wall_s]))[0]))
+            TimelineMoment(event.host, event.event, float(host_clocks.correct_times(event.host, np.array([event.wall_s]))[0]))
             for event in run.events
             if event.event != instrument_span.INSTRUMENT_EVENT
         ],
@@ -97,26 +97,26 @@ def build_timeline(run: LoadedRun) -> RunTimeline:
     )
 
 
-def list_trace_spans(run: LoadedRun) -> Iterator[Spans]:
-    """The events in the traces of a run, as one `Spans` for each thread of a process and each stream of a GPU.
+def list_trace_spans(run: LoadedRun) -> Iterator[RowSpans]:
+    """The events in the traces of a run, as one `RowSpans` for each thread of a process and each stream of a GPU.
 
     A trace that does not say when it began, or to which rank it belongs, is left out.
     """
     host_clocks = compare_host_clocks(run)
-    for path in run_traces.select_regular_files((run.folder.path / "trace").glob("rank-*.json.gz")):
-        recorded_trace = trace.read_trace(path)
+    for trace_path in run_traces.select_regular_files((run.folder.path / "trace").glob("rank-*.json.gz")):
+        recorded_trace = trace.read_trace(trace_path)
         if recorded_trace.base_ns is None or recorded_trace.rank is None:
             continue
-        host = host_clocks.host_of(recorded_trace.rank)
-        for thread in np.unique(recorded_trace.thread):
-            event_indexes = np.flatnonzero(recorded_trace.thread == thread)
+        host = host_clocks.find_host(recorded_trace.rank)
+        for thread_label in np.unique(recorded_trace.thread):
+            event_indexes = np.flatnonzero(recorded_trace.thread == thread_label)
             start_s, end_s = (
                 (recorded_trace.base_ns + ns[event_indexes]) / 1e9 for ns in (recorded_trace.start_ns, recorded_trace.end_ns)
             )
-            yield Spans(
-                host or UNKNOWN,
-                f"rank {recorded_trace.rank} profiled: {recorded_trace.labels[thread]}",
-                [recorded_trace.labels[name] for name in recorded_trace.name[event_indexes]],
+            yield RowSpans(
+                host or UNKNOWN_HOST,
+                f"rank {recorded_trace.rank} profiled: {recorded_trace.labels[thread_label]}",
+                [recorded_trace.labels[name_label] for name_label in recorded_trace.name[event_indexes]],
                 host_clocks.correct_times(host, start_s),
                 host_clocks.correct_times(host, end_s),
             )
@@ -132,34 +132,35 @@ def compare_host_clocks(run: LoadedRun) -> HostClocks:
     return HostClocks(run.events, [host.host for host in run.hosts])
 
 
-def list_step_spans(step_records: pl.DataFrame, host_clocks: HostClocks) -> Iterator[Spans]:
-    """The steps of the ranks, one `Spans` per rank, sorted by time. step_records: the steps of the run (`LoadedRun.steps`)."""
+def list_step_spans(step_records: pl.DataFrame, host_clocks: HostClocks) -> Iterator[RowSpans]:
+    """The steps of the ranks, one `RowSpans` per rank, sorted by time. step_records: the steps of the run
+    (`LoadedRun.steps`)."""
     for (rank,), rank_steps in step_records.sort("rank", "wall_s").group_by("rank", maintain_order=True):
-        host = host_clocks.host_of(int(rank))
+        host = host_clocks.find_host(int(rank))
         end_s = host_clocks.correct_times(host, rank_steps["wall_s"].to_numpy())
         start_s = end_s - rank_steps["step_ms"].to_numpy() / 1000
         step_flags = zip(rank_steps["step"], rank_steps["warmup"], rank_steps["watched"], strict=True)
         names = [f"{'warm-up ' * warm}step {n}{' (with an instrument)' * is_watched}" for n, warm, is_watched in step_flags]
-        yield Spans(host or UNKNOWN, f"rank {rank}", names, start_s, end_s)
+        yield RowSpans(host or UNKNOWN_HOST, f"rank {rank}", names, start_s, end_s)
 
 
-def list_instrument_spans(events: Iterable[Event], host_clocks: HostClocks) -> Iterator[Spans]:
-    """What instruments did between steps, such as saving a checkpoint. One `Spans` per rank and host, sorted by rank."""
+def list_instrument_spans(events: Iterable[Event], host_clocks: HostClocks) -> Iterator[RowSpans]:
+    """What instruments did between steps, such as saving a checkpoint. One `RowSpans` per rank and host, sorted by rank."""
     spans_by_rank: dict[tuple[int, str], list[InstrumentSpan]] = {}
     for span in instrument_span.read_spans(events):
         spans_by_rank.setdefault((span.rank, span.host), []).append(span)
     for (rank, host), spans in sorted(spans_by_rank.items()):
         end_s = host_clocks.correct_times(host, np.array([span.end_s for span in spans]))
         start_s = end_s - np.array([span.act.seconds for span in spans])
-        yield Spans(host, f"rank {rank} instruments", [act_label(span.act) for span in spans], start_s, end_s)
+        yield RowSpans(host, f"rank {rank} instruments", [label_act(span.act) for span in spans], start_s, end_s)
 
 
-def act_label(act: InstrumentAct) -> str:
+def label_act(act: InstrumentAct) -> str:
     """The name that the timeline shows for what an instrument did between steps, such as `checkpoint after step 4`."""
     return f"{'checkpoint' if act.name == 'checkpoints' else act.name} {act.when} step {act.step}"
 
 
-def _host_counters(run: LoadedRun, host_clocks: HostClocks) -> Iterator[CounterTrack]:
+def _list_host_counters(run: LoadedRun, host_clocks: HostClocks) -> Iterator[CounterTrack]:
     """The telemetry of all hosts: processors, memory, each GPU, and the rate of each network interface in MB/s."""
 
     def points(host: str, rows: pl.DataFrame, column: str, name: str, unit: str, scale: float = 1.0) -> Iterator[CounterTrack]:
@@ -179,6 +180,6 @@ def _host_counters(run: LoadedRun, host_clocks: HostClocks) -> Iterator[CounterT
         yield from points(str(host), rows, "sm_clock_mhz", f"{gpu_name} SM clock", "MHz")
     for (host, name, _), rows in run.samples.nics.group_by("host", "name", "boot_id", maintain_order=True):
         for column, direction in (("tx_bytes", "sent"), ("rx_bytes", "received")):
-            seconds, growth = pl.col("wall_s").diff(), pl.col(column).diff()
-            rates = rows.drop_nulls(column).with_columns(rate=pl.when(growth >= 0, seconds > 0).then(growth / seconds))
+            elapsed_s, growth = pl.col("wall_s").diff(), pl.col(column).diff()
+            rates = rows.drop_nulls(column).with_columns(rate=pl.when(growth >= 0, elapsed_s > 0).then(growth / elapsed_s))
             yield from points(str(host), rates, "rate", f"{name} {direction}", "MB/s", 1e6)

@@ -58,7 +58,7 @@ def find_activities(trace: Trace) -> Activities | None:
     is_collective = communication_kernels.is_communication
     event_rows = np.flatnonzero(is_kernel | is_memory)
     event_rows = event_rows[np.argsort(trace.start_ns[event_rows], kind="stable")]
-    busy = intervals.event_spans(trace, is_kernel | is_memory)
+    busy = intervals.merge_events(trace, is_kernel | is_memory)
     is_gloo_span = trace.match_labels(trace.name, [is_gloo_name(label) for label in trace.labels]) & ~trace.has_category(
         "cpu_op"
     )
@@ -71,11 +71,11 @@ def find_activities(trace: Trace) -> Activities | None:
         operation_index=communication_kernels.operation_index[event_rows],
         operations=communication_kernels.operations,
         launch_row=find_launch_rows(trace, event_rows),
-        compute=intervals.event_spans(trace, is_kernel & ~is_collective),
-        communication=intervals.event_spans(trace, is_collective),
-        memory=intervals.event_spans(trace, is_memory),
+        compute=intervals.merge_events(trace, is_kernel & ~is_collective),
+        communication=intervals.merge_events(trace, is_collective),
+        memory=intervals.merge_events(trace, is_memory),
         busy=busy,
-        host_collectives=intervals.event_spans(trace, is_gloo_span),
+        host_collectives=intervals.merge_events(trace, is_gloo_span),
         operating=intervals.NO_INTERVALS,
     )
 
@@ -86,28 +86,29 @@ def _find_cpu_activities(trace: Trace) -> Activities | None:
         return None
     span_rows = np.flatnonzero(cpu_activity.is_collective)
     collective_names = gloo.name_collectives(trace, cpu_activity)
-    start_order = np.argsort(trace.start_ns[span_rows], kind="stable")
-    sorted_rows = span_rows[start_order]
-    span_operations = gloo.find_span_operations(trace, cpu_activity, collective_names)
-    operation_numbers: dict[CollectiveOperation, int] = {}
-    operation_of_span = np.array(
-        [operation_numbers.setdefault(span_operations[index], len(operation_numbers)) for index in start_order], np.int32
+    order_by_start = np.argsort(trace.start_ns[span_rows], kind="stable")
+    span_rows_by_start = span_rows[order_by_start]
+    operation_by_span = gloo.find_span_operations(trace, cpu_activity, collective_names)
+    number_by_operation: dict[CollectiveOperation, int] = {}
+    operation_index_by_span = np.array(
+        [number_by_operation.setdefault(operation_by_span[index], len(number_by_operation)) for index in order_by_start],
+        np.int32,
     )
     return Activities(
-        source="gloo" if len(sorted_rows) else "cpu",
+        source="gloo" if len(span_rows_by_start) else "cpu",
         start_ns=cpu_activity.start_ns,
         end_ns=cpu_activity.end_ns,
-        event_rows=sorted_rows,
-        is_collective=np.ones(len(sorted_rows), bool),
-        operation_index=operation_of_span,
-        operations=list(operation_numbers),
-        launch_row=np.full(len(sorted_rows), -1, np.intp),
+        event_rows=span_rows_by_start,
+        is_collective=np.ones(len(span_rows_by_start), bool),
+        operation_index=operation_index_by_span,
+        operations=list(number_by_operation),
+        launch_row=np.full(len(span_rows_by_start), -1, np.intp),
         compute=cpu_activity.compute,
         communication=cpu_activity.communication,
         memory=intervals.NO_INTERVALS,
         busy=intervals.unite_intervals(cpu_activity.compute, cpu_activity.communication),
-        host_collectives=intervals.event_spans(trace, cpu_activity.is_c10d),
-        operating=intervals.event_spans(trace, cpu_activity.is_operator),
+        host_collectives=intervals.merge_events(trace, cpu_activity.is_c10d),
+        operating=intervals.merge_events(trace, cpu_activity.is_operator),
     )
 
 
@@ -120,8 +121,8 @@ def find_launch_rows(trace: Trace, event_rows: NDArray[np.intp]) -> NDArray[np.i
     launch_rows = np.flatnonzero(trace.has_category(*LAUNCH_CATEGORIES) & (trace.correlation > 0))
     launch_rows = launch_rows[np.lexsort((trace.start_ns[launch_rows], trace.correlation[launch_rows]))]
     correlation_ids = trace.correlation[event_rows]
-    call_positions = np.searchsorted(trace.correlation[launch_rows], correlation_ids)
-    in_range = (call_positions < len(launch_rows)) & (correlation_ids > 0)
+    position_of_call = np.searchsorted(trace.correlation[launch_rows], correlation_ids)
+    in_range = (position_of_call < len(launch_rows)) & (correlation_ids > 0)
     call_rows = np.full(len(event_rows), -1, np.intp)
-    call_rows[in_range] = launch_rows[call_positions[in_range]]
+    call_rows[in_range] = launch_rows[position_of_call[in_range]]
     return np.where((call_rows >= 0) & (trace.correlation[call_rows] == correlation_ids), call_rows, -1)

@@ -10,7 +10,7 @@ from shardlab.terminal import notation
 from shardlab.terminal.table import Column
 
 Row = TypeVar("Row")
-GetNumber = Callable[[Row], float | None]
+NumberGetter = Callable[[Row], float | None]
 
 MOST_ROWS = 12  # the most rows of a run or cell that a table shows; the JSON documents contain all rows
 MOST_LAYERS = 40  # the same for the table of modules
@@ -18,37 +18,37 @@ MOST_LAYERS = 40  # the same for the table of modules
 LONGEST_NAME = 72
 
 
-def ms_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
+def make_ms_column(heading: str, get_ns: NumberGetter[Row]) -> Column[Row]:
     """A column of times in milliseconds. get_ns: the time of a row in nanoseconds; None: not known."""
     return Column(heading, get_ns, "ms", scale=1e6)
 
 
-def bound_column(heading: str, name: str) -> Column[Breakdown]:
+def make_bound_column(heading: str, field_name: str) -> Column[Breakdown]:
     """A column of times of ranks in milliseconds, with a sign before a bound; blank if not even a bound is known.
 
-    name: the name of the time."""
+    field_name: the name of the time."""
 
-    def show_time(breakdown: Breakdown) -> str | None:
-        time_ns: int | None = getattr(breakdown, name)
-        bound = breakdown.bounds.get(name, "")
-        sign = {"at least": "≥ ", "at most": "≤ "}.get(bound, "")
-        ms = None if time_ns is None or bound == "unknown" else notation.format_number(time_ns / 1e6)
-        return None if ms is None else f"{sign}{ms}"
+    def format_time(breakdown: Breakdown) -> str | None:
+        time_ns: int | None = getattr(breakdown, field_name)
+        bound = breakdown.bounds.get(field_name, "")
+        bound_sign = {"at least": "≥ ", "at most": "≤ "}.get(bound, "")
+        ms_text = None if time_ns is None or bound == "unknown" else notation.format_number(time_ns / 1e6)
+        return None if ms_text is None else f"{bound_sign}{ms_text}"
 
-    return Column(heading, show_time, "ms", is_number=True)
+    return Column(heading, format_time, "ms", is_number=True)
 
 
-def us_column(heading: str, get_ns: GetNumber[Row]) -> Column[Row]:
+def make_us_column(heading: str, get_ns: NumberGetter[Row]) -> Column[Row]:
     """A column of times in microseconds. get_ns: the time of a row in nanoseconds; None: not known."""
     return Column(heading, get_ns, "us", scale=1e3)
 
 
-def mib_column(heading: str, get_bytes: GetNumber[Row]) -> Column[Row]:
+def make_mib_column(heading: str, get_bytes: NumberGetter[Row]) -> Column[Row]:
     """A column of sizes in MiB. get_bytes: the size of a row in bytes; None: not known."""
     return Column(heading, get_bytes, "MiB", scale=notation.MIB)
 
 
-def name_column(heading: str, get_name: Callable[[Row], str]) -> Column[Row]:
+def make_name_column(heading: str, get_name: Callable[[Row], str]) -> Column[Row]:
     """A column of names of operators or kernels, of which long names are cut."""
     return Column(heading, get_name, longest=LONGEST_NAME, is_code=True, is_number=False)
 
@@ -61,7 +61,7 @@ BANDWIDTH_COLUMNS: tuple[Column[Any], ...] = (
     Column("Link", lambda use: use.link_gb_per_s, "GB/s"),
 )
 SIZE_COLUMNS: tuple[Column[Any], ...] = (
-    name_column("Operator", lambda product: product.operator),
+    make_name_column("Operator", lambda product: product.operator),
     Column("Batch", lambda product: product.batch),
     Column("M", lambda product: product.m),
     Column("N", lambda product: product.n),
@@ -73,7 +73,7 @@ ACHIEVED_FLOPS_COLUMN: Column[Any] = Column("Achieved", lambda product: product.
 ATTENTION_COLUMNS: tuple[Column[Any], ...] = (
     Column("Implementation", lambda use: use.backend),
     Column("Pass", lambda use: "backward" if use.backward else "forward"),
-    name_column("Operator or kernel", lambda use: use.name),
-    name_column("Its kernels", lambda use: "" if use.kernels == [use.name] else ", ".join(use.kernels)),
+    make_name_column("Operator or kernel", lambda use: use.name),
+    make_name_column("Its kernels", lambda use: "" if use.kernels == [use.name] else ", ".join(use.kernels)),
     Column("Calls", lambda use: use.calls),
 )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from collect.traces import gloo
 from collect.traces.activities import Activities
 from collect.traces.details import EventSpans
-from collect.traces.nesting import find_containing_spans, is_outermost, select_spans
+from collect.traces.nesting import find_containing_spans, find_outermost_spans, select_spans
 from collect.traces.rank_sums import merge_rows
 from collect.traces.trace import Trace
 
@@ -71,61 +71,61 @@ class AttentionUse(msgspec.Struct, frozen=True, kw_only=True):
 def sum_attention(uses: Iterable[AttentionUse]) -> list[AttentionUse]:
     """The attention of all ranks, added up by implementation, direction and name, the longest time first."""
     all_uses = list(uses)
-    kernels_of_key: dict[Hashable, dict[str, None]] = {}
+    kernels_by_key: dict[Hashable, dict[str, None]] = {}
     for use in all_uses:
-        kernels_of_key.setdefault(_sum_key(use), {}).update(dict.fromkeys(use.kernels))
+        kernels_by_key.setdefault(_make_sum_key(use), {}).update(dict.fromkeys(use.kernels))
     summed_uses = [
-        msgspec.structs.replace(use, kernels=list(kernels_of_key[_sum_key(use)])[:MOST_KERNELS])
-        for use in merge_rows(all_uses, _sum_key, ("calls", "total_ns"))
+        msgspec.structs.replace(use, kernels=list(kernels_by_key[_make_sum_key(use)])[:MOST_KERNELS])
+        for use in merge_rows(all_uses, _make_sum_key, ("calls", "total_ns"))
     ]
     return sorted(summed_uses, key=lambda entry: (-(entry.total_ns or 0), entry.backend, entry.name))
 
 
-def _sum_key(use: AttentionUse) -> Hashable:
+def _make_sum_key(use: AttentionUse) -> Hashable:
     return use.backend, use.backward, use.name, use.by
 
 
 def find_attention(trace: Trace, activities: Activities) -> list[AttentionUse]:
     """Find the calls of attention in a trace: one entry per operator or kernel, longest time first; empty if there are no
     calls."""
-    backend_of_label = [find_operator_backend(label) for label in trace.labels]
-    has_backend = [backend is not None for backend in backend_of_label]
+    backend_by_label = [find_operator_backend(label) for label in trace.labels]
+    has_backend = [backend is not None for backend in backend_by_label]
     operator_rows = np.flatnonzero(trace.match_labels(trace.name, has_backend) & trace.has_category("cpu_op"))
-    operator_rows = operator_rows[gloo.starts_in_steps(trace, trace.start_ns[operator_rows])]
+    operator_rows = operator_rows[gloo.find_moments_in_steps(trace, trace.start_ns[operator_rows])]
     operator_spans = select_spans(trace, operator_rows)
-    operator_spans = operator_spans.select(is_outermost(operator_spans))
+    operator_spans = operator_spans.select(find_outermost_spans(operator_spans))
     attention_uses = [
-        _measure_operator(trace, activities, operator_spans, int(label_index), backend_of_label)
+        _measure_operator(trace, activities, operator_spans, int(label_index), backend_by_label)
         for label_index in np.unique(operator_spans.name)
     ]
     attention_uses += _find_attention_kernels(trace, activities, _find_launching_spans(trace, activities, operator_spans) < 0)
     return sorted(attention_uses, key=lambda use: (-(use.total_ns or 0), use.backend, use.name))
 
 
-def find_operator_backend(name: str) -> Backend | None:
-    return next((backend for pattern, backend in _OPERATOR_PATTERNS if pattern.match(name)), None)
+def find_operator_backend(operator_name: str) -> Backend | None:
+    return next((backend for pattern, backend in _OPERATOR_PATTERNS if pattern.match(operator_name)), None)
 
 
-def find_kernel_backend(name: str) -> Backend | None:
-    return next((backend for pattern, backend in _KERNEL_PATTERNS if pattern.search(name)), None)
+def find_kernel_backend(kernel_name: str) -> Backend | None:
+    return next((backend for pattern, backend in _KERNEL_PATTERNS if pattern.search(kernel_name)), None)
 
 
 def _find_launching_spans(trace: Trace, activities: Activities, spans: EventSpans) -> NDArray[np.intp]:
     """For each of `activities.event_rows`, the index of the span during which the work was launched; -1 if it was
     launched during no span."""
-    launch_row = activities.launch_row
-    span_index = np.full(len(launch_row), -1, np.intp)
-    launch_known = launch_row >= 0
-    launch_rows = launch_row[launch_known]
-    span_index[launch_known] = find_containing_spans(spans, trace.thread[launch_rows], trace.start_ns[launch_rows])
-    return span_index
+    launch_row_by_event = activities.launch_row
+    span_by_event = np.full(len(launch_row_by_event), -1, np.intp)
+    launch_known = launch_row_by_event >= 0
+    launch_rows = launch_row_by_event[launch_known]
+    span_by_event[launch_known] = find_containing_spans(spans, trace.thread[launch_rows], trace.start_ns[launch_rows])
+    return span_by_event
 
 
 def _measure_operator(
-    trace: Trace, activities: Activities, spans: EventSpans, label_index: int, backend_of_label: list[Backend | None]
+    trace: Trace, activities: Activities, spans: EventSpans, label_index: int, backend_by_label: list[Backend | None]
 ) -> AttentionUse:
     operator_spans = spans.select(spans.name == label_index)
-    backend = backend_of_label[label_index]
+    backend = backend_by_label[label_index]
     assert backend is not None
     if activities.source == "gpu":
         event_rows = activities.event_rows[_find_launching_spans(trace, activities, operator_spans) >= 0]
@@ -172,7 +172,7 @@ def _find_attention_kernels(trace: Trace, activities: Activities, outside_operat
 
 
 def _select_longest_kernels(trace: Trace, event_rows: NDArray[np.intp]) -> list[str]:
-    label_indexes, name_index = np.unique(trace.name[event_rows], return_inverse=True)
-    total_ns = np.zeros(len(label_indexes), np.int64)
+    name_labels, name_index = np.unique(trace.name[event_rows], return_inverse=True)
+    total_ns = np.zeros(len(name_labels), np.int64)
     np.add.at(total_ns, name_index, trace.duration_ns[event_rows])
-    return [trace.labels[label_indexes[index]] for index in np.argsort(-total_ns, kind="stable")[:MOST_KERNELS]]
+    return [trace.labels[name_labels[index]] for index in np.argsort(-total_ns, kind="stable")[:MOST_KERNELS]]

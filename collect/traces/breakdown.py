@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from collect.traces import gloo, intervals
 from collect.traces.communication import find_communication
 from collect.traces.intervals import Intervals
-from collect.traces.lacks import BOUNDS, Bound, Lack, find_lacks, find_launch_calls, list_devices
-from collect.traces.launches import GPU_CATEGORIES, STEP_NAME, Launches, divide_by_launch
+from collect.traces.lacks import BOUNDS_BY_LACK, BoundKind, Lack, find_lacks, find_launch_calls, list_devices
+from collect.traces.launches import GPU_CATEGORIES, STEP_NAME, GpuEventsByLaunch, divide_by_launch
 from collect.traces.trace import Trace
 
 Source = Literal["gpu", "gloo", "cpu"]
@@ -114,13 +114,13 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
         return ("gpu, like HTA" if self.like_hta else "gpu") if self.source == "gpu" else "cpu"
 
     @property
-    def bounds(self) -> dict[str, Bound]:
+    def bounds(self) -> dict[str, BoundKind]:
         """The names of the times that are only bounds, because the recording lacks something."""
-        return {name: bound for lack in self.lacks for name, bound in BOUNDS[lack.kind].items()}
+        return {field_name: bound for lack in self.lacks for field_name, bound in BOUNDS_BY_LACK[lack.kind].items()}
 
-    def exact_ns(self, name: str) -> int | None:
+    def get_exact_ns(self, field_name: str) -> int | None:
         """The time with this name; None if it is not known, or is only a bound."""
-        return None if name in self.bounds else getattr(self, name)
+        return None if field_name in self.bounds else getattr(self, field_name)
 
     @property
     def exposed_communication_ns(self) -> int:
@@ -152,9 +152,9 @@ def compute_breakdown(trace: Trace) -> Breakdown | None:
     communication_kernels = find_communication(trace, is_kernel)
     is_collective = communication_kernels.is_communication
     compute, communication, memory_operations = (
-        intervals.event_spans(trace, event_mask) for event_mask in (is_kernel & ~is_collective, is_collective, is_memory)
+        intervals.merge_events(trace, event_mask) for event_mask in (is_kernel & ~is_collective, is_collective, is_memory)
     )
-    busy = intervals.event_spans(trace, is_kernel | is_memory)
+    busy = intervals.merge_events(trace, is_kernel | is_memory)
     event_mask = np.flatnonzero(is_collective)
     exact_breakdown = _build_breakdown(
         trace,
@@ -180,19 +180,19 @@ def _measure_devices(
 ) -> list[DeviceTime]:
     """The time of each GPU; empty if all kernels ran on one."""
     devices = list_devices(trace, is_kernel)
-    whole = intervals.event_spans(trace, is_kernel | is_memory)
-    times = []
+    rank_busy = intervals.merge_events(trace, is_kernel | is_memory)
+    device_times = []
     for device in devices if len(devices) > 1 else ():
-        is_here = trace.device == device
-        compute, communication, memory, busy = (
-            intervals.event_spans(trace, is_here & mask).length
-            for mask in (is_kernel & ~is_collective, is_collective, is_memory, is_kernel | is_memory)
+        is_on_device = trace.device == device
+        compute, communication, memory_ns, busy_ns = (
+            intervals.merge_events(trace, is_on_device & event_mask).length
+            for event_mask in (is_kernel & ~is_collective, is_collective, is_memory, is_kernel | is_memory)
         )
-        idle_ns = int(whole.end[-1] - whole.start[0]) - busy
-        times.append(
-            DeviceTime(device=device, compute_ns=compute, communication_ns=communication, memory_ns=memory, idle_ns=idle_ns)
+        idle_ns = int(rank_busy.end[-1] - rank_busy.start[0]) - busy_ns
+        device_times.append(
+            DeviceTime(device=device, compute_ns=compute, communication_ns=communication, memory_ns=memory_ns, idle_ns=idle_ns)
         )
-    return times
+    return device_times
 
 
 def is_trace_of_cpu(trace: Trace) -> bool:
@@ -201,30 +201,30 @@ def is_trace_of_cpu(trace: Trace) -> bool:
     return not count_unknown_categories(trace) and not len(find_launch_calls(trace).rows)
 
 
-def _measure_left_out(trace: Trace, gpu_events: Launches, left_out_mask: NDArray[np.bool_]) -> LeftOut | None:
-    if not left_out_mask.any():
+def _measure_left_out(trace: Trace, gpu_events: GpuEventsByLaunch, is_left_out: NDArray[np.bool_]) -> LeftOut | None:
+    if not is_left_out.any():
         return None
-    all_rows = gpu_events.is_counted | gpu_events.before_recording | gpu_events.outside_steps
-    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[event_mask]) for event_mask in (all_rows, left_out_mask))
-    return LeftOut(int(np.count_nonzero(left_out_mask)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
+    is_gpu_event = gpu_events.is_counted | gpu_events.before_recording | gpu_events.outside_steps
+    total_ns, left_out_ns = (_sum_durations(trace.duration_ns[event_mask]) for event_mask in (is_gpu_event, is_left_out))
+    return LeftOut(int(np.count_nonzero(is_left_out)), left_out_ns, 100 * left_out_ns / total_ns if total_ns else 0.0)
 
 
 def count_unknown_categories(trace: Trace) -> dict[str, int]:
     """The categories in a trace that Kineto uses neither for hosts nor for GPUs, with the number of their events."""
-    categories, counts = np.unique(trace.category, return_counts=True)
-    count_of_category = {trace.labels[category]: int(count) for category, count in zip(categories, counts, strict=True)}
-    return {category_name: count for category_name, count in count_of_category.items() if category_name not in KNOWN_CATEGORIES}
+    categories, event_counts = np.unique(trace.category, return_counts=True)
+    count_by_category = {trace.labels[label]: int(count) for label, count in zip(categories, event_counts, strict=True)}
+    return {category_name: count for category_name, count in count_by_category.items() if category_name not in KNOWN_CATEGORIES}
 
 
 def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
     cpu_activity = gloo.find_activity(trace)
     if cpu_activity is None:
         return None
-    source: Source = "gloo" if cpu_activity.is_collective.any() else "cpu"
+    figures_source: Source = "gloo" if cpu_activity.is_collective.any() else "cpu"
     span_rows = np.flatnonzero(cpu_activity.is_collective)
     cpu_breakdown = _build_breakdown(
         trace,
-        source,
+        figures_source,
         cpu_activity.end_ns - cpu_activity.start_ns,
         cpu_activity.compute,
         cpu_activity.communication,
@@ -235,19 +235,19 @@ def _compute_cpu_breakdown(trace: Trace) -> Breakdown | None:
     return msgspec.structs.replace(cpu_breakdown, lacks=find_lacks(trace, np.zeros(len(trace.name), np.bool_)))
 
 
-def _tally_collectives(trace: Trace, rows: NDArray[np.intp], collective_names: Sequence[str]) -> list[EventTally]:
+def _tally_collectives(trace: Trace, call_rows: NDArray[np.intp], collective_names: Sequence[str]) -> list[EventTally]:
     """Count the calls of each collective, and add up their durations.
 
-    rows: the indexes of the calls in the trace. collective_names: the name of the collective of each call.
+    call_rows: the indexes of the calls in the trace. collective_names: the name of the collective of each call.
     """
     return rename_tallies(
-        [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(collective_names, rows, strict=True)], str
+        [EventTally(name, 1, int(trace.duration_ns[row])) for name, row in zip(collective_names, call_rows, strict=True)], str
     )
 
 
 def _build_breakdown(
     trace: Trace,
-    source: Source,
+    figures_source: Source,
     span_ns: int,
     compute: Intervals,
     communication: Intervals,
@@ -261,7 +261,7 @@ def _build_breakdown(
         busy = intervals.unite_intervals(busy, memory)
     return Breakdown(
         rank=trace.rank,
-        source=source,
+        source=figures_source,
         steps=count_steps(trace),
         span_ns=span_ns,
         compute_ns=compute.length,
@@ -269,7 +269,7 @@ def _build_breakdown(
         memory_ns=None if memory is None else memory.length,
         non_compute_ns=busy.length - compute.length,
         idle_ns=span_ns - busy.length,
-        overlap_ns=intervals.intersection_length(compute, communication),
+        overlap_ns=intervals.measure_intersection(compute, communication),
         collectives=collectives,
         kernels=kernels,
     )
@@ -281,24 +281,23 @@ def count_steps(trace: Trace) -> int:
 
 
 def tally_events(
-    trace: Trace, rows: NDArray[np.bool_] | NDArray[np.intp], duration_ns: NDArray[np.int64] | None = None
+    trace: Trace, chosen_events: NDArray[np.bool_] | NDArray[np.intp], replaced_durations_ns: NDArray[np.int64] | None = None
 ) -> list[EventTally]:
     """Count the chosen events by name, and add up their durations. The name with the longest total comes first.
 
-    rows: the chosen events, as a boolean mask or as indexes. duration_ns: durations, one per chosen event, that replace the
-    durations in the trace.
-    """
-    durations_ns = trace.duration_ns[rows] if duration_ns is None else duration_ns
-    label_indexes, label_index = np.unique(trace.name[rows], return_inverse=True)
-    counts = np.bincount(label_index, minlength=len(label_indexes))
+    chosen_events: the chosen events, as a boolean mask or as indexes. replaced_durations_ns: durations, one per chosen event,
+    that replace the durations in the trace."""
+    durations_ns = trace.duration_ns[chosen_events] if replaced_durations_ns is None else replaced_durations_ns
+    name_labels, name_index_by_event = np.unique(trace.name[chosen_events], return_inverse=True)
+    event_counts = np.bincount(name_index_by_event, minlength=len(name_labels))
     # sums of the lower and the upper 32 bits: one sum may exceed 64 bits
-    low_sums, high_sums = np.zeros((2, len(label_indexes)), np.int64)
-    np.add.at(low_sums, label_index, durations_ns & _LOW_32_BITS)
-    np.add.at(high_sums, label_index, durations_ns >> 32)
-    totals_ns = [(int(high_sum) << 32) + int(low_sum) for high_sum, low_sum in zip(high_sums, low_sums, strict=True)]
+    low_bits_sums, high_bits_sums = np.zeros((2, len(name_labels)), np.int64)
+    np.add.at(low_bits_sums, name_index_by_event, durations_ns & _LOW_32_BITS)
+    np.add.at(high_bits_sums, name_index_by_event, durations_ns >> 32)
+    totals_ns = [(int(high_sum) << 32) + int(low_sum) for high_sum, low_sum in zip(high_bits_sums, low_bits_sums, strict=True)]
     tallies = [
-        EventTally(trace.labels[label_number], int(count), ns)
-        for label_number, count, ns in zip(label_indexes, counts, totals_ns, strict=True)
+        EventTally(trace.labels[name_label], int(count), total_ns)
+        for name_label, count, total_ns in zip(name_labels, event_counts, totals_ns, strict=True)
     ]
     return sorted(tallies, key=lambda event_tally: (-event_tally.total_ns, event_tally.name))
 
@@ -307,12 +306,12 @@ def _sum_durations(durations_ns: NDArray[np.int64]) -> int:
     return (int(np.sum(durations_ns >> 32)) << 32) + int(np.sum(durations_ns & _LOW_32_BITS))
 
 
-def rename_tallies(tallies: Sequence[EventTally], rename: Callable[[str], str]) -> list[EventTally]:
+def rename_tallies(tallies: Sequence[EventTally], get_new_name: Callable[[str], str]) -> list[EventTally]:
     """Rename tallies, and add up tallies that then have the same name. The result is sorted by total time, the longest
     first."""
-    tally_of_name: dict[str, EventTally] = {}
+    tally_by_name: dict[str, EventTally] = {}
     for event_tally in tallies:
-        name = rename(event_tally.name)
-        sum_so_far = tally_of_name.get(name, EventTally(name, 0, 0))
-        tally_of_name[name] = EventTally(name, sum_so_far.count + event_tally.count, sum_so_far.total_ns + event_tally.total_ns)
-    return sorted(tally_of_name.values(), key=lambda tally: (-tally.total_ns, tally.name))
+        name = get_new_name(event_tally.name)
+        sum_so_far = tally_by_name.get(name, EventTally(name, 0, 0))
+        tally_by_name[name] = EventTally(name, sum_so_far.count + event_tally.count, sum_so_far.total_ns + event_tally.total_ns)
+    return sorted(tally_by_name.values(), key=lambda tally: (-tally.total_ns, tally.name))

@@ -26,7 +26,7 @@ from collect.traces.trace import Trace
 # Collective -> function that gives for a number of ranks n the bytes that a rank sends, as a share of the size of the message
 # (`calls.compute_message_bytes`), by the ring algorithm (Thakur, Rabenseifner and Gropp, 2005, sections 4.1 to 4.5). For
 # broadcast and reduce it gives the mean over the ranks.
-SENT_SHARES: dict[str, Callable[[int], float]] = {
+SENT_SHARE_BY_COLLECTIVE: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (1 - 1 / n),  # the ring algorithm does a reduce_scatter, then an all_gather
     "all_gather": lambda n: 1 - 1 / n,
     "reduce_scatter": lambda n: 1 - 1 / n,
@@ -76,8 +76,8 @@ class ProcessGroup(msgspec.Struct, frozen=True):
 def label_groups(groups: Iterable[ProcessGroup]) -> dict[ProcessGroup, str]:
     """The text that tables show for each group. Groups of the same name and size are told apart by their ranks."""
     distinct_groups = dict.fromkeys(groups)
-    count_of_label = Counter(group.label for group in distinct_groups)
-    return {group: group.label if count_of_label[group.label] == 1 else group.label_with_ranks for group in distinct_groups}
+    count_by_label = Counter(group.label for group in distinct_groups)
+    return {group: group.label if count_by_label[group.label] == 1 else group.label_with_ranks for group in distinct_groups}
 
 
 class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
@@ -106,10 +106,10 @@ class CollectiveCall(msgspec.Struct, frozen=True, array_like=True):
         """How much longer the call makes the step, in ns: the sum of the pieces in `exposed`."""
         return sum(self.exposed[1::2])
 
-    def exposed_within(self, first_ns: int) -> int:
+    def measure_exposed_within(self, first_ns: int) -> int:
         """The exposed time (see `exposed_ns`) in the first `first_ns` nanoseconds of the call, in ns."""
-        piece_pairs = zip(self.exposed[::2], self.exposed[1::2], strict=True)
-        return sum(max(0, min(offset + length, first_ns) - offset) for offset, length in piece_pairs)
+        piece_bounds = zip(self.exposed[::2], self.exposed[1::2], strict=True)
+        return sum(max(0, min(offset + piece_length, first_ns) - offset) for offset, piece_length in piece_bounds)
 
 
 def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup], list[CollectiveCall]]:
@@ -117,35 +117,35 @@ def list_calls(trace: Trace, activities: Activities) -> tuple[list[ProcessGroup]
     call_rows = activities.event_rows[activities.is_collective]
     launch_rows = activities.launch_row[activities.is_collective]
     sole_group = _find_sole_group(trace)
-    group_numbers: dict[ProcessGroup, int] = {}
-    group_of_operation = [
-        group_numbers.setdefault(
-            sole_group if operation.group is None else _build_group(operation, trace.head.groups or ()), len(group_numbers)
+    number_by_group: dict[ProcessGroup, int] = {}
+    group_by_operation = [
+        number_by_group.setdefault(
+            sole_group if operation.group is None else _build_group(operation, trace.head.groups or ()), len(number_by_group)
         )
         for operation in activities.operations
     ]
-    operation_indexes = activities.operation_index[activities.is_collective].tolist()
+    operation_index_by_call = activities.operation_index[activities.is_collective].tolist()
     message_sizes = [compute_message_bytes(operation) for operation in activities.operations]
-    groups = list(group_numbers)
-    sent_sizes = [
-        bytes_sent_for_message(operation.name, size, groups[group].size)
+    groups = list(number_by_group)
+    sent_bytes_by_operation = [
+        compute_sent_bytes(operation.name, message_bytes, groups[group_number].size)
         if operation.name != "all_to_all" or not operation.in_splits
-        else bytes_sent_in_all_to_all(operation, groups[group].ranks or groups[group].first_ranks, trace.rank)
-        for operation, size, group in zip(activities.operations, message_sizes, group_of_operation, strict=True)
+        else compute_uneven_sent_bytes(operation, groups[group_number].ranks or groups[group_number].first_ranks, trace.rank)
+        for operation, message_bytes, group_number in zip(activities.operations, message_sizes, group_by_operation, strict=True)
     ]
-    start, end = trace.start_ns[call_rows], trace.end_ns[call_rows]
-    step = gloo.find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], start))
-    columns = (
-        [activities.operations[index].name for index in operation_indexes],
-        [group_of_operation[index] for index in operation_indexes],
-        step,
-        (end - start).tolist(),
-        [message_sizes[index] for index in operation_indexes],
-        compute_hidden_ns(start, end, activities.compute),
-        find_exposed_pieces(start, end, activities),
-        [sent_sizes[index] for index in operation_indexes],
+    call_starts_ns, call_ends_ns = trace.start_ns[call_rows], trace.end_ns[call_rows]
+    step_by_call = gloo.find_steps_at(trace, np.where(launch_rows >= 0, trace.start_ns[launch_rows], call_starts_ns))
+    call_columns = (
+        [activities.operations[operation_index].name for operation_index in operation_index_by_call],
+        [group_by_operation[operation_index] for operation_index in operation_index_by_call],
+        step_by_call,
+        (call_ends_ns - call_starts_ns).tolist(),
+        [message_sizes[operation_index] for operation_index in operation_index_by_call],
+        compute_hidden_ns(call_starts_ns, call_ends_ns, activities.compute),
+        find_exposed_pieces(call_starts_ns, call_ends_ns, activities),
+        [sent_bytes_by_operation[operation_index] for operation_index in operation_index_by_call],
     )
-    return groups, [CollectiveCall(*call_values) for call_values in zip(*columns, strict=True)]
+    return groups, [CollectiveCall(*call_values) for call_values in zip(*call_columns, strict=True)]
 
 
 def compute_message_bytes(operation: CollectiveOperation) -> int | None:
@@ -159,12 +159,12 @@ def compute_message_bytes(operation: CollectiveOperation) -> int | None:
     return operation.output_bytes if operation.name in ("all_gather", "recv") else operation.input_bytes
 
 
-def _build_group(operation: CollectiveOperation, groups: Sequence[NamedGroup]) -> ProcessGroup:
-    """The process group of a call. groups: the groups that the head of the trace lists, with all their ranks."""
-    name, size = operation.group or "", operation.group_size
-    listed = (tuple(group.ranks) for group in groups if group.pg_name == name and len(group.ranks) == size)
-    ranks = operation.ranks or next(listed, ())
-    return ProcessGroup(name, ranks, size, operation.description or "", () if ranks else operation.first_ranks)
+def _build_group(operation: CollectiveOperation, head_groups: Sequence[NamedGroup]) -> ProcessGroup:
+    """The process group of a call. head_groups: the groups that the head of the trace lists, with all their ranks."""
+    name, group_size = operation.group or "", operation.group_size
+    listed_ranks = (tuple(group.ranks) for group in head_groups if group.pg_name == name and len(group.ranks) == group_size)
+    ranks = operation.ranks or next(listed_ranks, ())
+    return ProcessGroup(name, ranks, group_size, operation.description or "", () if ranks else operation.first_ranks)
 
 
 def _find_sole_group(trace: Trace) -> ProcessGroup:
@@ -173,18 +173,19 @@ def _find_sole_group(trace: Trace) -> ProcessGroup:
 
     If the trace lists several groups, the result is `mixed`, and its size is known only if all groups have the same size.
     """
-    groups = trace.head.groups
-    if groups is None:
+    head_groups = trace.head.groups
+    if head_groups is None:
         return ProcessGroup()
-    if len(groups) > 1:
+    if len(head_groups) > 1:
         return ProcessGroup(size=gloo.find_sole_group_size(trace), mixed=True)
-    return ProcessGroup(groups[0].pg_name, tuple(groups[0].ranks), groups[0].pg_size, groups[0].pg_desc)
+    return ProcessGroup(head_groups[0].pg_name, tuple(head_groups[0].ranks), head_groups[0].pg_size, head_groups[0].pg_desc)
 
 
-def compute_hidden_ns(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
-    """For each call of a collective, how long compute runs during the call, in ns. start_ns, end_ns: start and end of each
-    call."""
-    return (intervals.length_before(compute, end_ns) - intervals.length_before(compute, start_ns)).tolist()  # type: ignore[no-any-return]
+def compute_hidden_ns(call_starts_ns: NDArray[np.int64], call_ends_ns: NDArray[np.int64], compute: Intervals) -> list[int]:
+    """For each call of a collective, how long compute runs during the call, in ns. call_starts_ns, call_ends_ns: start and end
+    of each call."""
+    before_end_ns = intervals.measure_length_before(compute, call_ends_ns)
+    return (before_end_ns - intervals.measure_length_before(compute, call_starts_ns)).tolist()  # type: ignore[no-any-return]
 
 
 def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], activities: Activities) -> list[list[int]]:
@@ -196,55 +197,54 @@ def find_exposed_pieces(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64], 
     to the collective that is first in the file. So the pieces of all calls are disjoint, and their union is the communication
     without compute.
     """
-    pieces_of_call: list[list[int]] = [[] for _ in start_ns]
-    if not pieces_of_call:
-        return pieces_of_call
-    start = np.clip(start_ns, activities.start_ns, activities.end_ns)
+    pieces_by_call: list[list[int]] = [[] for _ in start_ns]
+    if not pieces_by_call:
+        return pieces_by_call
+    clipped_starts_ns = np.clip(start_ns, activities.start_ns, activities.end_ns)
     end = np.clip(end_ns, activities.start_ns, activities.end_ns)
-    earlier_end = np.concatenate([[activities.start_ns], np.maximum.accumulate(end)[:-1]])
-    owned_start = np.maximum(start, earlier_end)
-    is_owner = end > owned_start
+    earlier_ends_ns = np.concatenate([[activities.start_ns], np.maximum.accumulate(end)[:-1]])
+    owned_starts_ns = np.maximum(clipped_starts_ns, earlier_ends_ns)
+    is_owner = end > owned_starts_ns
     owner_calls = np.flatnonzero(is_owner)
     exposed_time = intervals.subtract_intervals(activities.communication, activities.compute)
     # `bare`: the times of communication without compute. `owned`: the part of each call that belongs to this call and to no
     # earlier call. The intervals of each list are disjoint and sorted, and the owned intervals cover all communication.
-    edges_ns = np.unique(np.concatenate([owned_start[is_owner], end[is_owner], exposed_time.start, exposed_time.end]))
+    edges_ns = np.unique(np.concatenate([owned_starts_ns[is_owner], end[is_owner], exposed_time.start, exposed_time.end]))
     is_exposed = np.searchsorted(exposed_time.start, edges_ns[:-1], side="right") > np.searchsorted(
         exposed_time.end, edges_ns[:-1], side="right"
     )
     piece_indexes = np.flatnonzero(is_exposed)
-    call_of_piece = owner_calls[np.searchsorted(owned_start[is_owner], edges_ns[piece_indexes], side="right") - 1]
-    start_of_call = start_ns.tolist()
-    for call_index, piece_start, piece_end in zip(
-        call_of_piece.tolist(), edges_ns[piece_indexes].tolist(), edges_ns[piece_indexes + 1].tolist(), strict=True
+    call_by_piece = owner_calls[np.searchsorted(owned_starts_ns[is_owner], edges_ns[piece_indexes], side="right") - 1]
+    start_ns_by_call = start_ns.tolist()
+    for call_index, piece_start_ns, piece_end_ns in zip(
+        call_by_piece.tolist(), edges_ns[piece_indexes].tolist(), edges_ns[piece_indexes + 1].tolist(), strict=True
     ):
-        pieces_of_call[call_index] += (piece_start - start_of_call[call_index], piece_end - piece_start)
-    return pieces_of_call
+        pieces_by_call[call_index] += (piece_start_ns - start_ns_by_call[call_index], piece_end_ns - piece_start_ns)
+    return pieces_by_call
 
 
-def bytes_sent_for_message(collective: str, message_bytes: int | None, group_size: int | None) -> float | None:
+def compute_sent_bytes(collective: str, message_bytes: int | None, group_size: int | None) -> float | None:
     """The bytes that a rank sends for one message of a collective. 0 for a barrier, because a barrier sends no data.
 
     group_size: the number of ranks in the process group. None if the size of the message or the number of ranks is not known.
     """
     if collective == "barrier":
         return 0.0
-    get_share = SENT_SHARES.get(collective)
+    get_share = SENT_SHARE_BY_COLLECTIVE.get(collective)
     return None if get_share is None or message_bytes is None or not group_size else get_share(group_size) * message_bytes
 
 
-def bytes_sent_in_all_to_all(operation: CollectiveOperation, ranks: Sequence[int], rank: int | None) -> int | None:
+def compute_uneven_sent_bytes(operation: CollectiveOperation, group_ranks: Sequence[int], rank: int | None) -> int | None:
     """The bytes that this rank sends to other ranks in an all_to_all whose parts differ in size; None if they are not known.
 
-    The trace says the parts in elements, or in rows that have the same number of elements. ranks: the ranks of the group, in
-    the order of the group; the last may be missing. rank: the rank itself.
-    """
+    The trace says the parts in elements, or in rows that have the same number of elements. group_ranks: the ranks of the group,
+    in the order of the group; the last may be missing. rank: the rank itself."""
     splits = operation.in_splits
-    if not splits or len(splits) != operation.group_size or rank not in ranks or operation.input_bytes is None:
+    if not splits or len(splits) != operation.group_size or rank not in group_ranks or operation.input_bytes is None:
         return None
-    total = sum(splits)
-    if not total:
+    split_total = sum(splits)
+    if not split_total:
         return None if operation.in_elements else 0
-    if (operation.in_elements or 0) % total:
+    if (operation.in_elements or 0) % split_total:
         return None
-    return operation.input_bytes * (total - splits[ranks.index(rank)]) // total
+    return operation.input_bytes * (split_total - splits[group_ranks.index(rank)]) // split_total

@@ -24,7 +24,7 @@ ELEMENT_BYTES = {
     "ComplexDouble": 16,
 }
 # Name that traces give a type of input tensors -> name of the same type in ELEMENT_BYTES.
-_INPUT_TYPES = {
+_ELEMENT_TYPES = {
     "unsigned char": "Byte",
     "signed char": "Char",
     "bool": "Bool",
@@ -40,7 +40,7 @@ _INPUT_TYPES = {
     "c10::complex<float>": "ComplexFloat",
 }
 GLOO_PREFIX = "gloo:"  # the prefix of the names of gloo's spans
-_TORCH_NAMES = (  # (start of the name of a collective, without underscores; name of this collective in torch.distributed)
+_TORCH_NAME_PAIRS = (  # (start of the name of a collective, without underscores; its name in torch.distributed)
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
@@ -102,15 +102,15 @@ class CollectiveOperation(NamedTuple):
     @property
     def input_bytes(self) -> int | None:
         """The input of this rank in bytes; None if the elements or the size of their type are not known."""
-        return _byte_size(self.in_elements, self.dtype)
+        return _compute_size_bytes(self.in_elements, self.dtype)
 
     @property
     def output_bytes(self) -> int | None:
         """The output of this rank in bytes; None if the elements or the size of their type are not known."""
-        return _byte_size(self.out_elements, self.dtype)
+        return _compute_size_bytes(self.out_elements, self.dtype)
 
 
-class CollectiveTexts(NamedTuple):
+class CollectiveArguments(NamedTuple):
     """The arguments that Kineto writes for the kernel of a collective, each as the JSON text in the file; b"" if absent."""
 
     name: bytes
@@ -124,22 +124,22 @@ class CollectiveTexts(NamedTuple):
     in_split: bytes = b""
 
 
-def parse_operation(texts: CollectiveTexts) -> CollectiveOperation | None:
+def parse_operation(texts: CollectiveArguments) -> CollectiveOperation | None:
     """Parse the arguments that Kineto writes for the kernel of a collective. None if the arguments name no collective.
 
     If an argument has an unexpected type, the field of the result is None.
     """
-    name = _parse_string(texts.name)
-    if not name:
+    collective_name = _parse_string(texts.name)
+    if not collective_name:
         return None
-    size = parse_count(texts.group_size)
+    group_size = parse_count(texts.group_size)
     ranks = _parse_integers(texts.ranks)
     return CollectiveOperation(
-        name=find_torch_name(name),
+        name=find_torch_name(collective_name),
         group=_parse_string(texts.group) or (str(number) if (number := parse_count(texts.group)) is not None else None),
         description=_parse_string(texts.description) or None,
-        group_size=size,
-        ranks=ranks if ranks and len(ranks) == size else None,  # for a large group, Kineto writes only a part of the list
+        group_size=group_size,
+        ranks=ranks if ranks and len(ranks) == group_size else None,  # for a large group, Kineto writes only a part of the list
         in_elements=parse_count(texts.in_elements),
         out_elements=parse_count(texts.out_elements),
         dtype=_parse_string(texts.dtype) or None,
@@ -160,20 +160,20 @@ def parse_gloo_span(span_name: str, dimensions: bytes, types: bytes) -> Collecti
         type_names = msgspec.json.decode(types, type=list[str])
     except DECODE_FAULTS:
         return None
-    if not shapes or len(shapes) != len(type_names) or len(set(type_names)) != 1 or type_names[0] not in _INPUT_TYPES:
+    if not shapes or len(shapes) != len(type_names) or len(set(type_names)) != 1 or type_names[0] not in _ELEMENT_TYPES:
         return None
     element_count = sum(map(math.prod, shapes))
     if element_count >= 1 << 62:
         return None
     return CollectiveOperation(
-        find_torch_name(span_name[len(GLOO_PREFIX) :]), in_elements=element_count, dtype=_INPUT_TYPES[type_names[0]]
+        find_torch_name(span_name[len(GLOO_PREFIX) :]), in_elements=element_count, dtype=_ELEMENT_TYPES[type_names[0]]
     )
 
 
 def find_torch_name(name: str) -> str:
     """The name of a collective in torch.distributed: `_allgather_base` is an all_gather. An unknown name is not changed."""
     plain_name = name.replace("_", "").lower()
-    return next((torch_name for start, torch_name in _TORCH_NAMES if plain_name.startswith(start)), name)
+    return next((torch_name for name_start, torch_name in _TORCH_NAME_PAIRS if plain_name.startswith(name_start)), name)
 
 
 def find_kernel_collective(kernel_name: str) -> str | None:
@@ -184,11 +184,11 @@ def find_kernel_collective(kernel_name: str) -> str | None:
     """
     if match := _OLD_NCCL_NAME.match(kernel_name) or _NCCL_NAME.match(kernel_name):
         return find_torch_name(_WORD_BOUNDARY.sub("_", match[1]).lower())
-    library = kernel_name[:5].lower()
-    if library.startswith(("nccl", "rccl")):
+    library_name = kernel_name[:5].lower()
+    if library_name.startswith(("nccl", "rccl")):
         return kernel_name if "kernel" in kernel_name.lower() else None
     # MSCCL and MSCCL++ run programs, so the name does not say which collective the kernel is
-    if library == "msccl":
+    if library_name == "msccl":
         return "generic"
     match = _FUNCTION_NAME.match(kernel_name)
     if match is None or kernel_name.startswith(_TRITON_PREFIX):
@@ -200,34 +200,34 @@ def find_kernel_collective(kernel_name: str) -> str | None:
     return None
 
 
-def is_gloo_name(name: str) -> bool:
+def is_gloo_name(event_name: str) -> bool:
     """Whether an event with this name is a span of gloo, in letters of any case."""
-    return name[: len(GLOO_PREFIX)].lower() == GLOO_PREFIX
+    return event_name[: len(GLOO_PREFIX)].lower() == GLOO_PREFIX
 
 
-def parse_count(text: bytes) -> int | None:
+def parse_count(json_text: bytes) -> int | None:
     """Parse a JSON text as a count, an integer of at least 0. None if the text is anything else."""
-    value = _parse_json(text)
-    return value if type(value) is int and 0 <= value < 1 << 62 else None
+    parsed_value = _parse_json(json_text)
+    return parsed_value if type(parsed_value) is int and 0 <= parsed_value < 1 << 62 else None
 
 
-def _parse_integers(text: bytes) -> tuple[int, ...]:
+def _parse_integers(list_text: bytes) -> tuple[int, ...]:
     """The integers in a JSON list or in a text such as "[0, 1, ...]"."""
-    return tuple(int(digits) for digits in _DIGITS.findall(text.decode("latin-1")))
+    return tuple(int(digits) for digits in _DIGITS.findall(list_text.decode("latin-1")))
 
 
-def _byte_size(elements: int | None, dtype: str | None) -> int | None:
+def _compute_size_bytes(element_count: int | None, dtype: str | None) -> int | None:
     element_bytes = ELEMENT_BYTES.get(dtype or "")
-    return None if elements is None or element_bytes is None else elements * element_bytes
+    return None if element_count is None or element_bytes is None else element_count * element_bytes
 
 
-def _parse_string(text: bytes) -> str:
-    value = _parse_json(text)
-    return value if isinstance(value, str) else ""
+def _parse_string(json_text: bytes) -> str:
+    parsed_value = _parse_json(json_text)
+    return parsed_value if isinstance(parsed_value, str) else ""
 
 
-def _parse_json(text: bytes) -> object:
+def _parse_json(json_text: bytes) -> object:
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(json_text)
     except DECODE_FAULTS:
         return None

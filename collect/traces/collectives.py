@@ -20,7 +20,7 @@ from collect.traces.stragglers import RankWaits
 from shardlab.hardware import gpu_models
 
 # Collective -> function that gives for a number of ranks n the bus bandwidth divided by the algorithm bandwidth (nccl-tests).
-_BUS_FACTORS: dict[str, Callable[[int], float]] = {
+_BUS_FACTOR_BY_COLLECTIVE: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     **dict.fromkeys(("all_gather", "reduce_scatter", "gather", "scatter"), lambda n: (n - 1) / n),
     **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), lambda n: 1.0),
@@ -88,8 +88,8 @@ class CollectiveUse(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.collective == "all_to_all":
             return self.sent_bytes or None
-        factor, size = _BUS_FACTORS.get(self.collective), self.group.size or 0
-        return None if self.message_bytes is None or factor is None or size < 2 else self.message_bytes * factor(size)
+        get_factor, size = _BUS_FACTOR_BY_COLLECTIVE.get(self.collective), self.group.size or 0
+        return None if self.message_bytes is None or get_factor is None or size < 2 else self.message_bytes * get_factor(size)
 
     @property
     def algorithm_gb_per_s(self) -> float | None:
@@ -117,40 +117,40 @@ def compute_collective_uses(ranks: Sequence[RankAnalysis], waits: RankWaits) -> 
     for rank_index, analysis in enumerate(ranks):
         for call_index, call in enumerate(analysis.calls):
             name_and_group = call.name, analysis.groups[call.group]
-            calls_of_group.setdefault(name_and_group, []).append((call, waits.waited.get((rank_index, call_index))))
+            calls_of_group.setdefault(name_and_group, []).append((call, waits.waited_ns.get((rank_index, call_index))))
     collective_uses = [_compute_use(ranks, name, group, group_calls) for (name, group), group_calls in calls_of_group.items()]
     return sorted(collective_uses, key=lambda use: (-use.total_ns, use.collective, use.group.name, use.group.ranks))
 
 
 def _compute_use(
-    ranks: Sequence[RankAnalysis], name: str, group: ProcessGroup, calls: Sequence[tuple[CollectiveCall, int | None]]
+    ranks: Sequence[RankAnalysis], name: str, process_group: ProcessGroup, calls: Sequence[tuple[CollectiveCall, int | None]]
 ) -> CollectiveUse:
-    message_sizes = [call.message_bytes for call, _ in calls]
-    known_sizes = [size for size in message_sizes if size is not None]
-    known_sent = [call.sent_bytes for call, _ in calls if call.sent_bytes is not None]
-    waited_ns = [waiting_ns for _, waiting_ns in calls if waiting_ns is not None]
-    gpu = _find_gpu_model(ranks, group)
-    gpu_model = gpu_models.find_gpu_model(gpu) if gpu else None
+    message_bytes_of_calls = [call.message_bytes for call, _ in calls]
+    known_message_bytes = [message_bytes for message_bytes in message_bytes_of_calls if message_bytes is not None]
+    known_sent_bytes = [call.sent_bytes for call, _ in calls if call.sent_bytes is not None]
+    known_waits_ns = [waiting_ns for _, waiting_ns in calls if waiting_ns is not None]
+    gpu_name = _find_gpu_model(ranks, process_group)
+    gpu_model = gpu_models.find_gpu_model(gpu_name) if gpu_name else None
     return CollectiveUse(
         collective=name,
-        group=group,
-        profiled=len({analysis.rank for analysis in ranks if group in analysis.groups}),
+        group=process_group,
+        profiled=len({analysis.rank for analysis in ranks if process_group in analysis.groups}),
         calls=len(calls),
         total_ns=sum(call.duration_ns for call, _ in calls),
-        message_bytes=sum(known_sizes) if len(known_sizes) == len(message_sizes) else None,
-        sent_bytes=sum(known_sent) if len(known_sent) == len(calls) else None,
+        message_bytes=sum(known_message_bytes) if len(known_message_bytes) == len(message_bytes_of_calls) else None,
+        sent_bytes=sum(known_sent_bytes) if len(known_sent_bytes) == len(calls) else None,
         hidden_ns=sum(call.hidden_ns for call, _ in calls),
-        matched=len(waited_ns),
-        waited_ns=sum(waited_ns),
+        matched=len(known_waits_ns),
+        waited_ns=sum(known_waits_ns),
         link=gpu_model.link if gpu_model else None,
         link_gb_per_s=gpu_model.link_gb_per_s / 2 if gpu_model else None,
     )
 
 
-def _find_gpu_model(ranks: Sequence[RankAnalysis], group: ProcessGroup) -> str:
+def _find_gpu_model(ranks: Sequence[RankAnalysis], process_group: ProcessGroup) -> str:
     """The GPU model of the ranks of a group, if all of these ranks were profiled on one host with one GPU model; else ""."""
-    analysis_of_rank = {analysis.rank: analysis for analysis in ranks}
-    member_analyses = [analysis_of_rank.get(rank) for rank in group.ranks]
+    analysis_by_rank = {analysis.rank: analysis for analysis in ranks}
+    member_analyses = [analysis_by_rank.get(rank) for rank in process_group.ranks]
     hosts_and_gpus = {(analysis.host, analysis.gpu) if analysis else ("", "") for analysis in member_analyses}
     host, gpu_model = hosts_and_gpus.pop() if len(hosts_and_gpus) == 1 else ("", "")
     return gpu_model if host else ""

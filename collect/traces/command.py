@@ -24,12 +24,12 @@ from collect.traces.file_figures import (
     compute_file_figures,
     describe_damage,
     expect_gpu,
-    rank_sort_key,
+    make_rank_sort_key,
     sort_by_rank,
 )
 from collect.traces.lacks import SPOILING, Lack
 from collect.traces.operators import OperatorDifference, compare_trace_operators
-from collect.traces.rank_analysis import rank_document
+from collect.traces.rank_analysis import make_rank_document
 from collect.traces.run_answers import RunAnswers
 from collect.traces.trace import Trace
 from shardlab.errors import InputError, ShardlabError
@@ -73,66 +73,66 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
             )
         return _print_report(output, document_header, merged_figures)
     paths = find_trace_files(workspace, run)
-    on_gpu = None if "/" in run else run_traces.ran_on_gpu(RunDir(workspace.runs / run).read_result())
+    used_gpus = None if "/" in run else run_traces.trained_on_gpus(RunDir(workspace.runs / run).read_result())
     if against is None and not like_hta:  # traces are read one after another, because thousands would not fit into memory
         return _print_report(
             output,
             document_header,
-            sort_by_rank([expect_gpu(compute_file_figures(source.read_trace(path)), on_gpu) for path in paths]),
+            sort_by_rank([expect_gpu(compute_file_figures(source.read_trace(path)), used_gpus) for path in paths]),
         )
     other_paths = find_trace_files(workspace, against) if against else []
-    traces = sorted(map(source.read_trace, paths), key=lambda trace: rank_sort_key(trace.rank, str(trace.path)))
+    traces = sorted(map(source.read_trace, paths), key=lambda trace: make_rank_sort_key(trace.rank, str(trace.path)))
     other_traces = [source.read_trace(path) for path in other_paths]
-    damage_sentences = [f"{trace.path}: {sentence}" for trace in other_traces for sentence in describe_damage(trace)]
+    damage_sentences = [f"{trace.path}: {lack_sentence}" for trace in other_traces for lack_sentence in describe_damage(trace)]
     comparison = None
     if against:
-        other_figures = [compute_file_figures(entry) for entry in other_traces]
+        other_figures = [compute_file_figures(trace) for trace in other_traces]
         comparison = TraceComparison(against, compare_trace_operators(traces, other_traces), other_figures, damage_sentences)
     if not like_hta:
         return _print_report(
-            output, document_header, [expect_gpu(compute_file_figures(trace), on_gpu) for trace in traces], comparison
+            output, document_header, [expect_gpu(compute_file_figures(trace), used_gpus) for trace in traces], comparison
         )
     breakdowns, failures = _compute_like_hta(traces)
-    for sentence in (f"{breakdown.file}: {lack.text}" for breakdown in breakdowns for lack in breakdown.lacks):
-        output.print_remark(sentence, style="yellow")
-    trace_damage = [f"{trace.path}: {sentence}" for trace in traces for sentence in describe_damage(trace)]
+    for lack_sentence in (f"{breakdown.file}: {lack.text}" for breakdown in breakdowns for lack in breakdown.lacks):
+        output.print_remark(lack_sentence, style="yellow")
+    trace_damage = [f"{trace.path}: {lack_sentence}" for trace in traces for lack_sentence in describe_damage(trace)]
     _print_breakdowns(output, run, breakdowns, like_hta=True)
-    collective_tallies = [entry for breakdown in breakdowns for entry in breakdown.collectives]
+    collective_tallies = [trace for breakdown in breakdowns for trace in breakdown.collectives]
     if collective_tallies:
         output.show_table(answer_tables.make_tally_table("collectives", "Collective", collective_tallies))
     _print_kernels(output, breakdowns)
     if comparison:
-        output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
+        output.show_table(answer_tables.make_operators_table(run, comparison.other_run, comparison.operators))
     duplicate_sentences = _describe_duplicates([(trace.rank, trace.path.name) for trace in traces])
     _print_remarks(output, breakdowns, duplicate_sentences, [*failures, *trace_damage, *damage_sentences])
-    document = document_header | {"like_hta": True, "ranks": [_breakdown_document(entry) for entry in breakdowns]}
-    document |= {"without_figures": failures, "damage": [*trace_damage, *damage_sentences]}
-    output.print_document(document | (comparison.document(None) if comparison else {}))
-    return 1 if document["damage"] or failures else 0
+    json_document = document_header | {"like_hta": True, "ranks": [_make_breakdown_document(trace) for trace in breakdowns]}
+    json_document |= {"without_figures": failures, "damage": [*trace_damage, *damage_sentences]}
+    output.print_document(json_document | (comparison.make_document(None) if comparison else {}))
+    return 1 if json_document["damage"] or failures else 0
 
 
-def _find_run_id(workspace: Workspace, name: str) -> str:
+def _find_run_id(workspace: Workspace, run_name: str) -> str:
     """The id of the run with this name; a path, which has a slash, is returned unchanged. Raises InputError."""
-    return name if "/" in name else workspace.find_run(name).run_id
+    return run_name if "/" in run_name else workspace.find_run(run_name).run_id
 
 
 class TraceComparison(NamedTuple):
     """The comparison of the run with another run (option --against)."""
 
-    against: str
+    other_run: str
     """The name of the other run."""
     operators: list[OperatorDifference]
     """How the operators of both runs differ."""
-    others: list[FileFigures]
+    other_figures: list[FileFigures]
     """The figures of each trace of the other run."""
-    damage: list[str]
+    damage_sentences: list[str]
     """Sentences about damaged traces of the other run."""
 
-    def document(self, why: StepDifference | None, not_compared: str = "") -> dict[str, Any]:
-        """The comparison as a part of the JSON document. why: the difference between the steps of the two runs; None: not
-        known. not_compared: why nothing is compared; "" if the runs are compared."""
+    def make_document(self, step_difference: StepDifference | None, not_compared: str = "") -> dict[str, Any]:
+        """The comparison as a part of the JSON document. step_difference: the difference between the steps of the two runs;
+        None: not known. not_compared: why nothing is compared; "" if the runs are compared."""
         operators = None if not_compared else self.operators
-        return {"against": self.against, "why": why, "operators": operators, "not_compared": not_compared or None}
+        return {"against": self.other_run, "why": step_difference, "operators": operators, "not_compared": not_compared or None}
 
 
 def _print_report(
@@ -143,16 +143,19 @@ def _print_report(
     document_header: the first keys of the JSON document: the name of the run, and which runs are rehearsals. figures: the
     figures of all traces of the run, sorted by rank. comparison: the comparison with another run, or None."""
     run = document_header["run"]
-    names = dict(zip((entry.path for entry in figures), name_files([entry.path for entry in figures]), strict=True))
-    breakdowns = [structs.replace(entry.breakdown, file=names[entry.path]) for entry in figures if entry.breakdown]
-    analyses = [structs.replace(entry.analysis, file=names[entry.path]) for entry in figures if entry.analysis]
+    names = dict(zip((file.path for file in figures), name_files([file.path for file in figures]), strict=True))
+    breakdowns = [structs.replace(file.breakdown, file=names[file.path]) for file in figures if file.breakdown]
+    analyses = [structs.replace(file.analysis, file=names[file.path]) for file in figures if file.analysis]
     run_answers = RunAnswers(analyses)
-    failures = [f"{entry.path}: {entry.why}" for entry in figures if entry.why]
-    damage_sentences = [f"{entry.path}: {sentence}" for entry in figures for sentence in entry.damage]
-    damage_sentences += comparison.damage if comparison else []
-    step_difference, not_compared = None, why_not_compared([*figures, *comparison.others]) if comparison else ""
+    failures = [f"{file.path}: {file.why}" for file in figures if file.why]
+    damage_sentences = [f"{file.path}: {remark}" for file in figures for remark in file.damage]
+    damage_sentences += comparison.damage_sentences if comparison else []
+    step_difference, not_compared = (
+        None,
+        explain_missing_comparison([*figures, *comparison.other_figures]) if comparison else "",
+    )
     if comparison and not not_compared:
-        other_analyses = [entry.analysis for entry in comparison.others if entry.analysis]
+        other_analyses = [file.analysis for file in comparison.other_figures if file.analysis]
         step_difference = compute_step_difference([run_answers], [RunAnswers(other_analyses)])
     advice = find_advice([run_answers], len(run_answers.ranks))
     if advice:
@@ -161,27 +164,28 @@ def _print_report(
     answer_tables.print_answer_tables(output, run_answers)
     _print_kernels(output, breakdowns)
     if comparison and step_difference:
-        output.show_table(_make_step_table(run, comparison.against, step_difference))
+        output.show_table(_make_step_table(run, comparison.other_run, step_difference))
     if comparison and not not_compared:
-        output.show_table(answer_tables.make_operators_table(run, comparison.against, comparison.operators))
-    for sentence in (*describe_lacks(figures, names, run_answers), *([not_compared] if not_compared else [])):
-        output.print_remark(sentence, style="yellow")
-    duplicate_sentences = _describe_duplicates([(entry.rank, names[entry.path]) for entry in figures])
+        output.show_table(answer_tables.make_operators_table(run, comparison.other_run, comparison.operators))
+    for remark in (*describe_lacks(figures, names, run_answers), *([not_compared] if not_compared else [])):
+        output.print_remark(remark, style="yellow")
+    duplicate_sentences = _describe_duplicates([(file.rank, names[file.path]) for file in figures])
     _print_remarks(output, breakdowns, duplicate_sentences, [*failures, *damage_sentences])
-    ranks = [
-        _breakdown_document(entry) | rank_document(rank) for entry, rank in zip(breakdowns, run_answers.ranks, strict=True)
+    rank_documents = [
+        _make_breakdown_document(file) | make_rank_document(rank_analysis)
+        for file, rank_analysis in zip(breakdowns, run_answers.ranks, strict=True)
     ]
-    document = document_header | {"like_hta": False, "advice": msgspec.to_builtins(advice), "ranks": ranks}
-    document |= {"without_figures": failures, "lacks": lack_documents(figures, names), "damage": damage_sentences}
-    document |= run_answers.document()
-    output.print_document(document | (comparison.document(step_difference, not_compared) if comparison else {}))
+    json_document = document_header | {"like_hta": False, "advice": msgspec.to_builtins(advice), "ranks": rank_documents}
+    json_document |= {"without_figures": failures, "lacks": make_lack_documents(figures, names), "damage": damage_sentences}
+    json_document |= run_answers.make_document()
+    output.print_document(json_document | (comparison.make_document(step_difference, not_compared) if comparison else {}))
     return 1 if damage_sentences or failures else 0
 
 
 def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown], *, like_hta: bool) -> None:
-    table = answer_tables.make_breakdown_table(run, breakdowns, like_hta=like_hta)
-    output.show_table(table)
-    output.print_line(table.note)
+    breakdown_table = answer_tables.make_breakdown_table(run, breakdowns, like_hta=like_hta)
+    output.show_table(breakdown_table)
+    output.print_line(breakdown_table.note)
     if (devices_table := answer_tables.make_devices_table(breakdowns)).rows:
         output.show_table(devices_table)
 
@@ -189,24 +193,24 @@ def _print_breakdowns(output: Output, run: str, breakdowns: Sequence[Breakdown],
 def _print_kernels(output: Output, breakdowns: Sequence[Breakdown]) -> None:
     kernel_tallies = [kernel for breakdown in breakdowns for kernel in breakdown.kernels]
     if kernel_tallies:
-        title = "kernels (on CPU: operators including all that they call)"
-        output.show_table(answer_tables.make_tally_table(title, "Name", kernel_tallies))
+        table_title = "kernels (on CPU: operators including all that they call)"
+        output.show_table(answer_tables.make_tally_table(table_title, "Name", kernel_tallies))
 
 
-def _make_step_table(run: str, other_run: str, step: StepDifference) -> Table[DifferenceRow]:
+def _make_step_table(run: str, other_run: str, step_difference: StepDifference) -> Table[DifferenceRow]:
     """The table that divides the difference between a step of the run and a step of the other run into parts."""
-    if not step.difference_ns:
-        return make_difference_table(f"{run} and {other_run}: mean {step.per}", step, "against")
-    faster_or_slower = "slower" if step.difference_ns > 0 else "faster"
-    title = f"why {run} is {faster_or_slower} than {other_run}: mean {step.per}, parts sum to the difference"
-    return make_difference_table(title, step, "against")
+    if not step_difference.difference_ns:
+        return make_difference_table(f"{run} and {other_run}: mean {step_difference.per}", step_difference, "against")
+    faster_or_slower = "slower" if step_difference.difference_ns > 0 else "faster"
+    table_title = f"why {run} is {faster_or_slower} than {other_run}: mean {step_difference.per}, parts sum to the difference"
+    return make_difference_table(table_title, step_difference, "against")
 
 
 def _print_remarks(output: Output, breakdowns: Sequence[Breakdown], duplicates: Sequence[str], problems: Sequence[str]) -> None:
     """Print remarks on the figures of a run.
 
-    duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces without figures.
-    """
+    duplicates: about ranks with several trace files. problems: sentences about damaged traces and traces
+    without figures."""
     left_out_sentences = [sentence for breakdown in breakdowns for sentence in _describe_left_out(breakdown)]
     for sentence in (*duplicates, *left_out_sentences):
         output.print_remark(sentence)
@@ -220,50 +224,50 @@ def _compute_like_hta(traces: Sequence[Trace]) -> tuple[list[Breakdown], list[st
     Raises InputError if no trace has figures.
     """
     attempts = hta.attempt_breakdowns(traces)
-    breakdowns = [attempt for attempt in attempts if isinstance(attempt, Breakdown)]
-    errors = [attempt for attempt in attempts if isinstance(attempt, InputError)]
+    breakdowns = [breakdown_or_error for breakdown_or_error in attempts if isinstance(breakdown_or_error, Breakdown)]
+    errors = [breakdown_or_error for breakdown_or_error in attempts if isinstance(breakdown_or_error, InputError)]
     if errors and not breakdowns:
         raise errors[0]
-    return breakdowns, [str(attempt) for attempt in errors]
+    return breakdowns, [str(breakdown_or_error) for breakdown_or_error in errors]
 
 
-def _describe_duplicates(files_of_ranks: Sequence[tuple[int | None, str]]) -> list[str]:
-    """A sentence for each rank that has several trace files. files_of_ranks: for each trace, (rank that the file states,
+def _describe_duplicates(ranks_and_files: Sequence[tuple[int | None, str]]) -> list[str]:
+    """A sentence for each rank that has several trace files. ranks_and_files: for each trace, (rank that the file states,
     file)."""
-    names_of_rank: defaultdict[int, list[str]] = defaultdict(list)
-    for rank, name in files_of_ranks:
+    names_by_rank: defaultdict[int, list[str]] = defaultdict(list)
+    for rank, file_name in ranks_and_files:
         if rank is not None:
-            names_of_rank[rank].append(name)
+            names_by_rank[rank].append(file_name)
     return [
-        f"rank {rank}: {len(names)} files are of this rank: {', '.join(names)}. Each has a row."
-        for rank, names in names_of_rank.items()
-        if len(names) > 1
+        f"rank {rank}: {len(file_names)} files are of this rank: {', '.join(file_names)}. Each has a row."
+        for rank, file_names in names_by_rank.items()
+        if len(file_names) > 1
     ]
 
 
 def _describe_left_out(breakdown: Breakdown) -> list[str]:
     """Sentences about the events that are left out of the breakdown of a rank."""
     rank = "" if breakdown.rank is None else f"rank {breakdown.rank}: "
-    reason_of_part = (
+    parts_and_reasons = (
         (breakdown.before_recording, "launched before the recording began"),
         (breakdown.outside_steps, "launched in no profiler step"),
     )
     return [
-        f"{rank}{part.count:,} events of the GPU ({part.share_pct:.1f} % of its time) were {reason}; no figure contains them."
-        for part, reason in reason_of_part
+        f"{rank}{part.count:,} events of the GPU ({part.share_pct:.1f} % of its time) were {cause}; no figure contains them."
+        for part, cause in parts_and_reasons
         if part is not None
     ]
 
 
-def _breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(breakdown)
+def _make_breakdown_document(breakdown: Breakdown) -> dict[str, Any]:
+    breakdown_document: dict[str, Any] = msgspec.to_builtins(breakdown)
     for tally_documents, tallies in (
-        (document["collectives"], breakdown.collectives),
-        (document["kernels"], breakdown.kernels),
+        (breakdown_document["collectives"], breakdown.collectives),
+        (breakdown_document["kernels"], breakdown.kernels),
     ):
-        for row, event_tally in zip(tally_documents, tallies, strict=True):
-            row["mean_ns"] = event_tally.mean_ns
-    return document | {figure_name: getattr(breakdown, figure_name) for figure_name in _DERIVED_FIGURES}
+        for tally_document, event_tally in zip(tally_documents, tallies, strict=True):
+            tally_document["mean_ns"] = event_tally.mean_ns
+    return breakdown_document | {figure_name: getattr(breakdown, figure_name) for figure_name in _DERIVED_FIGURES}
 
 
 def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
@@ -272,18 +276,18 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     run: the id of a run; or, if it contains a slash, the path of a trace file or of a folder with traces, also in its
     subfolders.
     """
-    is_path = "/" in run
-    folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
-    if is_path and folder.is_file():
-        return [folder]
-    trace_paths = trace_part.find_trace_paths(folder)
-    paths = trace_paths if is_path else run_traces.select_regular_files(trace_paths)
-    if not paths:
+    is_run_path = "/" in run
+    trace_path = Path(run) if is_run_path else workspace.find_run(run).path / "trace"
+    if is_run_path and trace_path.is_file():
+        return [trace_path]
+    trace_paths = trace_part.find_trace_paths(trace_path)
+    chosen_paths = trace_paths if is_run_path else run_traces.select_regular_files(trace_paths)
+    if not chosen_paths:
         raise InputError(
-            f"{folder}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, or a folder or file (with a "
-            "slash in its name) of Chrome traces, *.json or *.json.gz; subfolders are searched too."
+            f"{trace_path}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, or a folder or file (with "
+            "a slash in its name) of Chrome traces, *.json or *.json.gz; subfolders are searched too."
         )
-    return paths
+    return chosen_paths
 
 
 def name_files(paths: Sequence[str]) -> list[str]:
@@ -292,37 +296,37 @@ def name_files(paths: Sequence[str]) -> list[str]:
     return [os.path.relpath(path, folder or ".") for path in paths]
 
 
-def describe_lacks(figures: Sequence[FileFigures], names: Mapping[str, str], answers: RunAnswers) -> list[str]:
-    """A sentence for each file and kind of lack, and one about ranks that were not profiled. names: the name of each path."""
-    lacks_of_kind: dict[str, list[tuple[str, Lack]]] = {}
-    for entry in figures:
-        for lack in entry.lacks:
-            lacks_of_kind.setdefault(lack.kind, []).append((names[entry.path], lack))
+def describe_lacks(figures: Sequence[FileFigures], name_by_path: Mapping[str, str], answers: RunAnswers) -> list[str]:
+    """A sentence for each file and kind of lack, and one about ranks that were not profiled. name_by_path: the name of each
+    path."""
+    lacks_by_kind: dict[str, list[tuple[str, Lack]]] = {}
+    for file_figures in figures:
+        for lack in file_figures.lacks:
+            lacks_by_kind.setdefault(lack.kind, []).append((name_by_path[file_figures.path], lack))
     sentences = []
-    for lacks in lacks_of_kind.values():
-        sentences += [f"{name}: {lack.text}" for name, lack in lacks[:_MOST_FILES]]
-        if rest := lacks[_MOST_FILES:]:
+    for kind_lacks in lacks_by_kind.values():
+        sentences += [f"{file_name}: {lack.text}" for file_name, lack in kind_lacks[:_MOST_FILES]]
+        if rest := kind_lacks[_MOST_FILES:]:
             sentences.append(f"{len(rest):,} more files lack the same: {sum(lack.count for _, lack in rest):,} in all.")
     return [*sentences, *([answers.missing_ranks] if answers.missing_ranks else [])]
 
 
-def lack_documents(figures: Sequence[FileFigures], names: Mapping[str, str]) -> list[dict[str, Any]]:
+def make_lack_documents(figures: Sequence[FileFigures], name_by_path: Mapping[str, str]) -> list[dict[str, Any]]:
     """What each file lacks, as JSON values."""
     return [
-        {"file": names[entry.path], "rank": entry.rank} | msgspec.to_builtins(lack, str_keys=True)
-        for entry in figures
-        for lack in entry.lacks
+        {"file": name_by_path[file_figures.path], "rank": file_figures.rank} | msgspec.to_builtins(lack, str_keys=True)
+        for file_figures in figures
+        for lack in file_figures.lacks
     ]
 
 
-def why_not_compared(figures: Sequence[FileFigures]) -> str:
+def explain_missing_comparison(figures: Sequence[FileFigures]) -> str:
     """A sentence that says why runs with these traces are not compared; "" if they are."""
-    lacking = {lack.kind: entry.path for entry in figures for lack in entry.lacks if lack.kind in SPOILING}
-    if not lacking:
+    path_by_lack = {lack.kind: file.path for file in figures for lack in file.lacks if lack.kind in SPOILING}
+    if not path_by_lack:
         return ""
-    return (
-        f"not compared, because a recording is incomplete ({', '.join(f'{path}: {kind}' for kind, path in lacking.items())})."
-    )
+    lacks_text = ", ".join(f"{file_path}: {lack_kind}" for lack_kind, file_path in path_by_lack.items())
+    return f"not compared, because a recording is incomplete ({lacks_text})."
 
 
 def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | None:
@@ -332,26 +336,26 @@ def merge_figures(workspace: Workspace, set_name: str) -> list[FileFigures] | No
     The result is the same as if one machine had analysed the whole folder. Raises InputError if a part of the folder has not
     been analysed completely, or if a summary cannot be read.
     """
-    latest_runs = _find_latest_runs(workspace, set_name) if SET_NAME.fullmatch(set_name) else {}
-    if not latest_runs:
+    latest_run_by_part = _find_latest_runs(workspace, set_name) if SET_NAME.fullmatch(set_name) else {}
+    if not latest_run_by_part:
         return None
-    part_count = next(iter(latest_runs.values()))[2].parts
-    missing_parts = sorted(set(range(part_count)) - latest_runs.keys())
+    part_count = next(iter(latest_run_by_part.values()))[2].parts
+    missing_parts = sorted(set(range(part_count)) - latest_run_by_part.keys())
     if missing_parts:
         raise InputError(f"{set_name}: {len(missing_parts)} of {part_count} parts have no run. `jobs trace` submits them.")
-    unfinished_ids = [folder.run_id for folder, _, _ in latest_runs.values() if folder.judge().state != "completed"]
+    unfinished_ids = [run_dir.run_id for run_dir, _, _ in latest_run_by_part.values() if run_dir.judge().state != "completed"]
     if unfinished_ids:
-        run_ids = ", ".join(unfinished_ids[:_MOST_NAMED_RUNS])
+        run_ids_text = ", ".join(unfinished_ids[:_MOST_NAMED_RUNS])
         more_text = f" and {len(unfinished_ids) - _MOST_NAMED_RUNS} more" if len(unfinished_ids) > _MOST_NAMED_RUNS else ""
         raise InputError(
-            f"{set_name}: {len(unfinished_ids)} of {part_count} parts have not completed: {run_ids}{more_text}. `jobs status` "
-            "says why; on a remote cluster, `collect fetch` copies the runs first."
+            f"{set_name}: {len(unfinished_ids)} of {part_count} parts have not completed: {run_ids_text}{more_text}. "
+            "`jobs status` says why; on a remote cluster, `collect fetch` copies the runs first."
         )
     return sort_by_rank(
         [
-            summary
+            file_summary
             for part_number in range(part_count)
-            for summary in _read_summaries(latest_runs[part_number][0], latest_runs[part_number][2])
+            for file_summary in _read_summaries(latest_run_by_part[part_number][0], latest_run_by_part[part_number][2])
         ]
     )
 
@@ -361,7 +365,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
 
     set_name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
-    latest_runs: dict[int, tuple[RunDir, Run, TracePart]] = {}
+    latest_run_by_part: dict[int, tuple[RunDir, Run, TracePart]] = {}
     for run_dir in workspace.all_runs():
         try:
             run = run_dir.read_run()
@@ -369,18 +373,18 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
             continue
         if run.traces is None or run.matrix != set_name:
             continue
-        earlier = latest_runs.get(run.traces.place)
-        if earlier is None or earlier[1].attempt < run.attempt:
-            latest_runs[run.traces.place] = (run_dir, run, run.traces)
-    return latest_runs
+        earlier_run = latest_run_by_part.get(run.traces.place)
+        if earlier_run is None or earlier_run[1].attempt < run.attempt:
+            latest_run_by_part[run.traces.place] = (run_dir, run, run.traces)
+    return latest_run_by_part
 
 
 def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
-    summaries = []
+    file_summaries = []
     for file_number in range(len(trace_part.files)):
         summary_path = run_dir.path / SUMMARIES_FOLDER / summary_name(file_number)
-        summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
-        if summary is None:
+        file_summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
+        if file_summary is None:
             raise InputError(f"{summary_path}: the summary is missing, although the run completed.")
-        summaries.append(summary)
-    return summaries
+        file_summaries.append(file_summary)
+    return file_summaries

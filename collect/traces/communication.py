@@ -12,7 +12,7 @@ from collect.traces.collective import CollectiveOperation
 from collect.traces.trace import Trace
 
 
-class Communication(NamedTuple):
+class CommunicationKernels(NamedTuple):
     """The kernels in a trace that communicate."""
 
     is_communication: NDArray[np.bool_]
@@ -28,7 +28,7 @@ class Communication(NamedTuple):
         return [self.operations[index].name for index in self.operation_index[event_rows]]
 
 
-def find_communication(trace: Trace, is_kernel: NDArray[np.bool_]) -> Communication:
+def find_communication(trace: Trace, is_kernel: NDArray[np.bool_]) -> CommunicationKernels:
     """Find the kernels that communicate. is_kernel: which events of the trace are kernels, shape (number of events,).
 
     The collective of a kernel is known from the arguments that Kineto wrote for the kernel. If a kernel has no arguments, the
@@ -36,13 +36,13 @@ def find_communication(trace: Trace, is_kernel: NDArray[np.bool_]) -> Communicat
     RCCL has one kernel name for all collectives.
     """
     operations = list(trace.collectives)
-    operation_of_label = np.full(len(trace.labels), -1, np.int32)
+    operation_index_by_label = np.full(len(trace.labels), -1, np.int32)
     for label_index in np.flatnonzero(np.bincount(trace.name[is_kernel])):  # np.unique would import numpy.ma, which takes time
         if collective_name := collective.find_kernel_collective(trace.labels[label_index]):
-            operation_of_label[label_index] = len(operations)
+            operation_index_by_label[label_index] = len(operations)
             operations.append(CollectiveOperation(collective_name))
     operation_index = trace.collective
     if len(trace.name):
-        operation_index = np.where(trace.collective >= 0, trace.collective, operation_of_label[trace.name])
+        operation_index = np.where(trace.collective >= 0, trace.collective, operation_index_by_label[trace.name])
     operation_index = np.where(is_kernel, operation_index, np.int32(-1)).astype(np.int32)
-    return Communication(operation_index >= 0, operation_index, operations)
+    return CommunicationKernels(operation_index >= 0, operation_index, operations)

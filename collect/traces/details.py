@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces.event import UNKNOWN_NS, AnyArgs, Args, to_integers
+from collect.traces.event import UNKNOWN_NS, AnyEventArgs, EventArgs, convert_to_integers
 
 _OPERATOR_CATEGORIES = ("cpu_op", "Operator")  # the category of operators today, and its name until PyTorch 1.10
 EventKey = tuple[str, str, int | str]  # name, category and thread of an event
@@ -69,7 +69,7 @@ class TraceDetails(NamedTuple):
     """The allocations and releases of memory."""
 
 
-class _Part(NamedTuple):
+class _EventBlock(NamedTuple):
     """Some events of one block of a trace file."""
 
     kinds: NDArray[np.int32]
@@ -88,73 +88,72 @@ class DetailColumns:
     """
 
     def __init__(self) -> None:
-        self.numbers = False
+        self.collects_sequences = False
         self._is_operator = np.empty(0, np.bool_)  # for each kind of event, whether it is an operator
-        self._modules: list[_Part] = []
-        self._operators: list[_Part] = []
-        self._sequences: list[NDArray[np.int64]] = []
-        self._memory: list[MemoryEvents] = []
+        self._module_blocks: list[_EventBlock] = []
+        self._operator_blocks: list[_EventBlock] = []
+        self._sequence_blocks: list[NDArray[np.int64]] = []
+        self._memory_blocks: list[MemoryEvents] = []
 
-    def add(
+    def add_operators(
         self,
         keys: Mapping[EventKey, int],
-        kinds: NDArray[np.int32],
+        kind_by_event: NDArray[np.int32],
         start_ns: NDArray[np.int64],
         duration_ns: NDArray[np.int64],
-        args: Sequence[Args],
+        event_args: Sequence[EventArgs],
     ) -> None:
         """Add the operators of a block to the details. Events without a time are ignored.
 
-        keys: {kind of event: number of this kind} for all kinds that occurred so far, in the order of the numbers. kinds: for
-        each event of the block that has a duration, the number of its kind. start_ns, duration_ns, args: the times and the
-        arguments of the same events.
-        """
-        if not self.numbers:
+        keys: {kind of event: number of this kind} for all kinds that occurred so far, in the order of the numbers.
+        kind_by_event: for each event of the block that has a duration, the number of its kind. start_ns, duration_ns,
+        event_args: the times and the arguments of the same events."""
+        if not self.collects_sequences:
             return
-        new_kinds = [category in _OPERATOR_CATEGORIES for _, category, _ in islice(keys, len(self._is_operator), None)]
-        self._is_operator = np.concatenate([self._is_operator, np.array(new_kinds, np.bool_)])
-        operator_rows = _select_timed(np.flatnonzero(self._is_operator[kinds]), start_ns, duration_ns)
-        sequence_numbers = to_integers([args[row].autograd for row in operator_rows.tolist()])
+        is_new_operator = [category in _OPERATOR_CATEGORIES for _, category, _ in islice(keys, len(self._is_operator), None)]
+        self._is_operator = np.concatenate([self._is_operator, np.array(is_new_operator, np.bool_)])
+        operator_rows = _select_timed(np.flatnonzero(self._is_operator[kind_by_event]), start_ns, duration_ns)
+        sequence_numbers = convert_to_integers([event_args[row].autograd for row in operator_rows.tolist()])
         operator_rows, sequence_numbers = operator_rows[sequence_numbers >= 0], sequence_numbers[sequence_numbers >= 0]
-        forward_threads = to_integers([args[row].forward_thread for row in operator_rows.tolist()])
-        self._operators.append(_build_part(kinds, start_ns, duration_ns, operator_rows))
-        self._sequences.append(np.stack([sequence_numbers, forward_threads]))
+        forward_threads = convert_to_integers([event_args[row].forward_thread for row in operator_rows.tolist()])
+        self._operator_blocks.append(_build_block(kind_by_event, start_ns, duration_ns, operator_rows))
+        self._sequence_blocks.append(np.stack([sequence_numbers, forward_threads]))
 
     def add_modules(self, kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> None:
         """Add the calls of modules in a block of events. Calls without a time are ignored."""
         module_rows = _select_timed(np.arange(len(kinds)), start_ns, duration_ns)
-        self._modules.append(_build_part(kinds, start_ns, duration_ns, module_rows))
-        self.numbers = True
+        self._module_blocks.append(_build_block(kinds, start_ns, duration_ns, module_rows))
+        self.collects_sequences = True
 
-    def add_memory(self, memory_args: Sequence[AnyArgs], moments_ns: NDArray[np.int64]) -> None:
+    def add_memory(self, memory_args: Sequence[AnyEventArgs], moments_ns: NDArray[np.int64]) -> None:
         """Add the allocations and releases in a block of events. Those without a time or size are ignored.
 
         memory_args: the arguments of the allocations and releases. moments_ns: their times.
         """
         if not memory_args:
             return
-        columns = (
-            to_integers([arg.device_type for arg in memory_args]),
-            to_integers([arg.device_id for arg in memory_args]),
+        event_columns = (
+            convert_to_integers([event_args.device_type for event_args in memory_args]),
+            convert_to_integers([event_args.device_id for event_args in memory_args]),
             moments_ns,
-            to_integers([arg.bytes for arg in memory_args]),
-            to_integers([arg.allocated for arg in memory_args]),
-            to_integers([arg.reserved for arg in memory_args]),
+            convert_to_integers([event_args.bytes for event_args in memory_args]),
+            convert_to_integers([event_args.allocated for event_args in memory_args]),
+            convert_to_integers([event_args.reserved for event_args in memory_args]),
         )
-        is_valid = (columns[0] >= 0) & (columns[2] != UNKNOWN_NS) & (columns[4] >= 0)
-        self._memory.append(MemoryEvents(*(column[is_valid] for column in columns)))
+        is_valid = (event_columns[0] >= 0) & (event_columns[2] != UNKNOWN_NS) & (event_columns[4] >= 0)
+        self._memory_blocks.append(MemoryEvents(*(column[is_valid] for column in event_columns)))
 
-    def join_blocks(self, name: NDArray[np.int32], thread: NDArray[np.int32]) -> TraceDetails:
-        """Join the details of all blocks. name, thread: for each kind of event, the index of its name and of its thread in
-        the labels."""
-        sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequences], axis=1)
-        memory_parts = [np.empty((6, 0), np.int64), *(np.stack(part) for part in self._memory)]
+    def join_blocks(self, name_by_kind: NDArray[np.int32], thread_by_kind: NDArray[np.int32]) -> TraceDetails:
+        """Join the details of all blocks. name_by_kind, thread_by_kind: for each kind of event, the index of its name and of
+        its thread in the labels."""
+        sequences = np.concatenate([np.empty((2, 0), np.int64), *self._sequence_blocks], axis=1)
+        memory_arrays = [np.empty((6, 0), np.int64), *(np.stack(memory_block) for memory_block in self._memory_blocks)]
         return TraceDetails(
-            modules=_join_parts(self._modules, name, thread),
-            operators=_join_parts(self._operators, name, thread),
+            modules=_join_event_blocks(self._module_blocks, name_by_kind, thread_by_kind),
+            operators=_join_event_blocks(self._operator_blocks, name_by_kind, thread_by_kind),
             sequence_number=sequences[0],
             forward_thread=sequences[1],
-            memory=MemoryEvents(*np.concatenate(memory_parts, axis=1)),
+            memory=MemoryEvents(*np.concatenate(memory_arrays, axis=1)),
         )
 
 
@@ -164,19 +163,19 @@ def _select_timed(rows: NDArray[np.intp], start_ns: NDArray[np.int64], duration_
     return rows[is_valid]
 
 
-def _build_part(
-    kinds: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], rows: NDArray[np.intp]
-) -> _Part:
-    return _Part(kinds[rows], start_ns[rows], start_ns[rows] + duration_ns[rows])
+def _build_block(
+    kind_by_event: NDArray[np.int32], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64], event_rows: NDArray[np.intp]
+) -> _EventBlock:
+    return _EventBlock(kind_by_event[event_rows], start_ns[event_rows], start_ns[event_rows] + duration_ns[event_rows])
 
 
-def _join_parts(parts: Sequence[_Part], name: NDArray[np.int32], thread: NDArray[np.int32]) -> EventSpans:
-    kinds = np.concatenate([np.empty(0, np.int32), *(part.kinds for part in parts)])
+def _join_event_blocks(event_blocks: Sequence[_EventBlock], name: NDArray[np.int32], thread: NDArray[np.int32]) -> EventSpans:
+    kind_by_event = np.concatenate([np.empty(0, np.int32), *(event_block.kinds for event_block in event_blocks)])
     return EventSpans(
-        name[kinds],
-        thread[kinds],
-        np.concatenate([np.empty(0, np.int64), *(part.start_ns for part in parts)]),
-        np.concatenate([np.empty(0, np.int64), *(part.end_ns for part in parts)]),
+        name[kind_by_event],
+        thread[kind_by_event],
+        np.concatenate([np.empty(0, np.int64), *(event_block.start_ns for event_block in event_blocks)]),
+        np.concatenate([np.empty(0, np.int64), *(event_block.end_ns for event_block in event_blocks)]),
     )
 
 

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from collect.traces.answer_columns import ms_column
+from collect.traces.answer_columns import make_ms_column
 from collect.traces.run_answers import RunAnswers
 from collect.traces.step_parts import StepPart, StepTime, compute_step_time
 from shardlab.terminal.table import Column, Table
 
-Unit = Literal["step", "trace"]
+TimeUnit = Literal["step", "trace"]
 
 
 class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class PartDifference(msgspec.Struct, frozen=True, kw_only=True):
 class StepDifference(msgspec.Struct, frozen=True, kw_only=True):
     """The difference of two runs. The sum over all parts is exactly difference_ns = time_ns - against_ns."""
 
-    per: Unit
+    per: TimeUnit
     """`step` if all traces have profiler steps, else `trace`."""
     time_ns: int
     """The mean time of a step (or of a trace) over ranks and steps, in ns: from the first kernel to the last one, or on a CPU
@@ -58,24 +58,24 @@ class DifferenceRow(NamedTuple):
     difference_ns: int
 
 
-def make_difference_table(title: str, step: StepDifference, other_words: str) -> Table[DifferenceRow]:
-    """A table that divides a difference into parts, whose sum is the difference. other_words: words for the other run, after
-    the heading of its times."""
+def make_difference_table(table_title: str, step: StepDifference, other_run_words: str) -> Table[DifferenceRow]:
+    """A table that divides a difference into parts, whose sum is the difference. other_run_words: words for the other run,
+    after the heading of its times."""
     difference_rows = [
-        DifferenceRow(part.label, part.time_ns, part.against_ns, part.difference_ns)
-        for part in step.parts
-        if part.difference_ns
+        DifferenceRow(step_part.label, step_part.time_ns, step_part.against_ns, step_part.difference_ns)
+        for step_part in step.parts
+        if step_part.difference_ns
     ]
     difference_rows.append(DifferenceRow(f"whole {step.per}", step.time_ns, step.against_ns, step.difference_ns))
     whole_ns = step.difference_ns
-    columns: list[Column[DifferenceRow]] = [
+    table_columns: list[Column[DifferenceRow]] = [
         Column("Part", lambda row: row.label),
-        ms_column("Time", lambda row: row.time_ns),
-        ms_column(f"Time {other_words}", lambda row: row.against_ns),
+        make_ms_column("Time", lambda row: row.time_ns),
+        make_ms_column(f"Time {other_run_words}", lambda row: row.against_ns),
         Column("Difference", lambda row: row.difference_ns, "ms", scale=1e6, is_signed=True),
         Column("Share", lambda row: 100 * row.difference_ns / whole_ns if whole_ns else None, "%", digits=3),
     ]
-    return Table(title, columns, difference_rows)
+    return Table(table_title, table_columns, difference_rows)
 
 
 def compute_step_difference(runs: Sequence[RunAnswers], against_runs: Sequence[RunAnswers]) -> StepDifference | None:
@@ -94,20 +94,20 @@ def compute_step_difference(runs: Sequence[RunAnswers], against_runs: Sequence[R
     return subtract_step_times(run_step, against_step, "step" if by_step else "trace")
 
 
-def subtract_step_times(run_step: StepTime, against_step: StepTime, per: Unit) -> StepDifference:
+def subtract_step_times(run_step: StepTime, against_step: StepTime, time_unit: TimeUnit) -> StepDifference:
     """The difference between two mean steps, part by part: time of `run_step` minus time of `against_step`."""
     part_differences = [
         PartDifference(
-            part=part,
-            label=part.label,
-            time_ns=run_step.parts.get(part, 0),
-            against_ns=against_step.parts.get(part, 0),
-            difference_ns=run_step.parts.get(part, 0) - against_step.parts.get(part, 0),
+            part=step_part,
+            label=step_part.label,
+            time_ns=run_step.parts.get(step_part, 0),
+            against_ns=against_step.parts.get(step_part, 0),
+            difference_ns=run_step.parts.get(step_part, 0) - against_step.parts.get(step_part, 0),
         )
-        for part in run_step.parts.keys() | against_step.parts.keys()
+        for step_part in run_step.parts.keys() | against_step.parts.keys()
     ]
     return StepDifference(
-        per=per,
+        per=time_unit,
         time_ns=run_step.total_ns,
         against_ns=against_step.total_ns,
         difference_ns=run_step.total_ns - against_step.total_ns,

@@ -17,12 +17,12 @@ from msgspec import Raw, Struct, field
 from numpy.typing import NDArray
 
 UNKNOWN_NS = np.iinfo(np.int64).min
-_MOST_FLOAT_US = float(1 << 43)  # us; below this time, neighbouring float64 are less than 1 ns apart
-_MOST_NS = 1 << 61  # ns, 73 years (since 1970: until 2043); the difference between two greater times could overflow
+_EXACT_FLOAT_LIMIT_US = float(1 << 43)  # us; below this time, neighbouring float64 are less than 1 ns apart
+_LIMIT_NS = 1 << 61  # ns, 73 years (since 1970: until 2043); the difference between two greater times could overflow
 _ABSENT_TEXT = Raw(b"")
 
 
-class Args(Struct, gc=False):
+class EventArgs(Struct, gc=False):
     """The arguments of an event that has a duration."""
 
     values: Raw = field(name="Concrete Inputs", default=_ABSENT_TEXT)
@@ -57,13 +57,13 @@ class Args(Struct, gc=False):
     Kineto writes them: msgspec then finds them faster. Values of any type are accepted, so that a value of an unexpected type
     does not make the whole event unreadable."""
 
-    def collective_texts(self) -> tuple[Raw, ...]:
-        """The texts of the arguments of the collective, in the order of the fields of `CollectiveTexts`."""
-        group = (self.group or self.group_id, self.description, self.group_size, self.ranks)
-        return (self.collective, *group, self.in_elements, self.out_elements, self.dtype, self.in_split)
+    def list_collective_texts(self) -> tuple[Raw, ...]:
+        """The texts of the arguments of the collective, in the order of the fields of `CollectiveArguments`."""
+        group_texts = (self.group or self.group_id, self.description, self.group_size, self.ranks)
+        return (self.collective, *group_texts, self.in_elements, self.out_elements, self.dtype, self.in_split)
 
 
-class AnyArgs(Args, gc=False):
+class AnyEventArgs(EventArgs, gc=False):
     """The arguments of an event of any phase: `Args`, and the arguments of an allocation (collect/traces/details.py)."""
 
     bytes: Any = field(name="Bytes", default=0)
@@ -85,7 +85,7 @@ class TraceEvent(Struct, gc=False):
     """Start in microseconds."""
     dur: Any = None
     """Duration in microseconds."""
-    args: Args | None = None
+    args: EventArgs | None = None
 
 
 class AnyEvent(TraceEvent, gc=False):
@@ -98,7 +98,7 @@ class AnyEvent(TraceEvent, gc=False):
     ts: Raw = _ABSENT_TEXT
     dur: Raw = _ABSENT_TEXT
     ph: str = ""
-    args: AnyArgs | None = None
+    args: AnyEventArgs | None = None
 
 
 class CompleteEvent(TraceEvent, gc=False, tag_field="ph", tag="X"):
@@ -112,7 +112,7 @@ class InstantEvent(TraceEvent, gc=False, tag_field="ph", tag="i"):
     """An event without a duration, such as an allocation. Its time is a number; an absent time is not a number (NaN)."""
 
     ts: int | float = math.nan
-    args: AnyArgs | None = None
+    args: AnyEventArgs | None = None
 
 
 class _FlowStart(Struct, gc=False, tag_field="ph", tag="s"):
@@ -133,11 +133,11 @@ class _Counter(Struct, gc=False, tag_field="ph", tag="C"):
 
 # The types of the phases that are not used have no fields, so msgspec only skips the text of such an event. Nearly half of the
 # events of a trace are flows. An event of another phase is not decoded by these types, but as AnyEvent.
-_Unused = _FlowStart | _FlowEnd | _Metadata | _Counter
-KinetoEvent = CompleteEvent | InstantEvent | _Unused
+_UnusedEvent = _FlowStart | _FlowEnd | _Metadata | _Counter
+KinetoEvent = CompleteEvent | InstantEvent | _UnusedEvent
 
 
-def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
+def convert_numbers_to_ns(numbers_us: Sequence[float]) -> NDArray[np.int64] | None:
     """Convert each time in microseconds to nanoseconds. Shape (number of times,).
 
     Returns None if a number does not determine the nanosecond; the caller must then decode the times as texts.
@@ -148,51 +148,51 @@ def numbers_to_ns(times: Sequence[float]) -> NDArray[np.int64] | None:
     2**43 us, the result for a text with more decimals may be wrong by 1 ns; Kineto writes three decimals.
     """
     try:
-        times_us = np.array(times)
+        times_us = np.array(numbers_us)
     except OverflowError:  # an integer that no float64 can hold
         return None
     if times_us.dtype == np.int64:
-        return times_us * 1000 if times_us.min() * 1000.0 > -_MOST_NS and times_us.max() * 1000.0 < _MOST_NS else None
+        return times_us * 1000 if times_us.min() * 1000.0 > -_LIMIT_NS and times_us.max() * 1000.0 < _LIMIT_NS else None
     if times_us.dtype != np.float64:  # integers that do not fit into 64 bits
         return None
     whole_us = np.floor(times_us)
     # `us * 1000` would be rounded to a neighbouring integer near 2**43 us
     times_ns = whole_us * 1000 + np.rint((times_us - whole_us) * 1000)
-    is_exact = np.array_equal(times_ns / 1000, times_us) and np.abs(times_us).max(initial=0) < _MOST_FLOAT_US
+    is_exact = np.array_equal(times_ns / 1000, times_us) and np.abs(times_us).max(initial=0) < _EXACT_FLOAT_LIMIT_US
     return times_ns.astype(np.int64) if is_exact else None
 
 
-def texts_to_ns(texts: Sequence[Raw]) -> NDArray[np.int64]:
+def convert_texts_to_ns(texts_us: Sequence[Raw]) -> NDArray[np.int64]:
     """Convert each text of microseconds to nanoseconds, rounded half to even; UNKNOWN for a text that is not a number. Shape
     (number of texts,). A number in quotation marks, as torch_npu writes it, is read as the number."""
-    return np.array([_text_to_ns(bytes(text).strip(b'"')) for text in texts], np.int64)
+    return np.array([_convert_text_to_ns(bytes(text_us).strip(b'"')) for text_us in texts_us], np.int64)
 
 
-def _text_to_ns(text: bytes) -> int:
-    digits = text.replace(b".", b"", 1)
-    if text[-4:-3] == b"." and len(digits) < 19 + (digits < b"2") and digits.isdigit():  # three decimals, as Kineto writes
+def _convert_text_to_ns(text_us: bytes) -> int:
+    digits = text_us.replace(b".", b"", 1)
+    if text_us[-4:-3] == b"." and len(digits) < 19 + (digits < b"2") and digits.isdigit():  # three decimals, as Kineto writes
         return int(digits)
     try:
-        exact_ns = Decimal(text.decode()) * 1000
-        return int(exact_ns.to_integral_value()) if abs(exact_ns) < _MOST_NS else UNKNOWN_NS
+        exact_ns = Decimal(text_us.decode()) * 1000
+        return int(exact_ns.to_integral_value()) if abs(exact_ns) < _LIMIT_NS else UNKNOWN_NS
     except (ArithmeticError, UnicodeDecodeError):  # not a number, or an exponent that is too great
         return UNKNOWN_NS
 
 
-def to_integers(values: Sequence[Any]) -> NDArray[np.int64]:
+def convert_to_integers(raw_values: Sequence[Any]) -> NDArray[np.int64]:
     """Convert each value to an integer. A value may also be a text of digits. Shape (number of values,).
 
     The result is -1 for a value that is not a number or does not fit into 64 bits.
     """
     try:
-        return np.fromiter(values, np.int64, len(values))  # converts each value as `int` does
+        return np.fromiter(raw_values, np.int64, len(raw_values))  # converts each value as `int` does
     except (TypeError, ValueError, OverflowError):
-        return np.array([_to_integer(value) for value in values], np.int64)
+        return np.array([_convert_to_integer(raw_value) for raw_value in raw_values], np.int64)
 
 
-def _to_integer(value: Any) -> int:
+def _convert_to_integer(raw_value: Any) -> int:
     try:
-        integer = int(value) if isinstance(value, int | float | str) else -1
+        integer = int(raw_value) if isinstance(raw_value, int | float | str) else -1
     except (ValueError, OverflowError):
         return -1
     return integer if -(1 << 63) <= integer < 1 << 63 else -1

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces.event import (
-    AnyArgs,
     AnyEvent,
+    AnyEventArgs,
     CompleteEvent,
     InstantEvent,
     KinetoEvent,
     TraceEvent,
-    numbers_to_ns,
-    texts_to_ns,
+    convert_numbers_to_ns,
+    convert_texts_to_ns,
 )
 
 MODULE_PREFIX = "nn.Module: "  # Kineto's prefix for the frame of the Python stack that calls a module
@@ -30,8 +30,8 @@ _FRAME_CATEGORY, _ALLOCATION_CATEGORY = ("python_function", "cpu_instant_event")
 # phases of the Trace Event Format whose events are used or have no duration
 _KNOWN_PHASES = frozenset("XiIsStfPNODMCbneRcvV(),")
 
-_number_decoder = msgspec.json.Decoder(list[KinetoEvent])
-_text_decoder = msgspec.json.Decoder(list[AnyEvent])
+_NUMBER_DECODER = msgspec.json.Decoder(list[KinetoEvent])
+_TEXT_DECODER = msgspec.json.Decoder(list[AnyEvent])
 
 
 class DecodedEvents(NamedTuple):
@@ -49,13 +49,13 @@ class DecodedEvents(NamedTuple):
     """The start times of `modules`."""
     module_duration_ns: NDArray[np.int64]
     """The durations of `modules`."""
-    memory: Sequence[AnyArgs]
+    memory: Sequence[AnyEventArgs]
     """The arguments of the allocations and releases."""
     memory_ns: NDArray[np.int64]
     """The time of each of `memory`."""
-    lost: dict[str, int]
+    lost_counts: dict[str, int]
     """{reason: number of events whose phase cannot be used for this reason}."""
-    any_phase: bool
+    has_any_phase: bool
     """Whether any event has a phase (`ph`)."""
 
 
@@ -68,24 +68,24 @@ class EventDecoder:
     """
 
     def __init__(self) -> None:
-        self._exact = False
+        self._reads_texts = False
 
-    def decode(self, text: bytes) -> DecodedEvents:
+    def decode(self, json_text: bytes) -> DecodedEvents:
         """Decode a JSON list of events. Raises one of DECODE_FAULTS if the text is not a list of events."""
         try:
-            if not self._exact:
-                events = _number_decoder.decode(text)
+            if not self._reads_texts:
+                events = _NUMBER_DECODER.decode(json_text)
                 complete_events = [event for event in events if type(event) is CompleteEvent]
                 instant_events = [event for event in events if type(event) is InstantEvent]
                 decoded_events = _select_events(
-                    complete_events, instant_events, numbers_to_ns, lost_counts={}, has_events=bool(events)
+                    complete_events, instant_events, convert_numbers_to_ns, lost_counts={}, has_events=bool(events)
                 )
                 if decoded_events is not None:
                     return decoded_events
-                self._exact = True
+                self._reads_texts = True
         except msgspec.ValidationError:
             pass
-        return convert_events(_text_decoder.decode(text))
+        return convert_events(_TEXT_DECODER.decode(json_text))
 
 
 def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
@@ -102,7 +102,7 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
     decoded_events = _select_events(
         [event for event in used_events if event.ph == "X"],
         [event for event in used_events if event.ph == "i"],
-        texts_to_ns,
+        convert_texts_to_ns,
         lost_counts=lost_counts,
         has_events=any(phase_counts),
     )
@@ -113,7 +113,7 @@ def convert_events(events: Sequence[AnyEvent]) -> DecodedEvents:
 def _select_events(
     complete_events: Sequence[TraceEvent],
     instant_events: Sequence[InstantEvent | AnyEvent],
-    to_nanoseconds: Callable[[list[Any]], NDArray[np.int64] | None],
+    convert_to_ns: Callable[[list[Any]], NDArray[np.int64] | None],
     *,
     lost_counts: dict[str, int],
     has_events: bool,
@@ -127,8 +127,8 @@ def _select_events(
     memory_events = [event for event in instant_events if event.cat == _ALLOCATION_CATEGORY and event.name == MEMORY_EVENT_NAME]
     lasting_events = [*selected_events, *module_events] if module_events else selected_events
     timed_events = [*lasting_events, *memory_events] if memory_events else lasting_events
-    starts_ns = to_nanoseconds([event.ts for event in timed_events])
-    durations_ns = to_nanoseconds([event.dur for event in lasting_events])
+    starts_ns = convert_to_ns([event.ts for event in timed_events])
+    durations_ns = convert_to_ns([event.dur for event in lasting_events])
     if starts_ns is None or durations_ns is None:
         return None
     return DecodedEvents(
@@ -138,34 +138,34 @@ def _select_events(
         modules=module_events,
         module_start_ns=starts_ns[len(selected_events) : len(lasting_events)],
         module_duration_ns=durations_ns[len(selected_events) :],
-        memory=[event.args or AnyArgs() for event in memory_events],
+        memory=[event.args or AnyEventArgs() for event in memory_events],
         memory_ns=starts_ns[len(lasting_events) :],
-        lost=lost_counts,
-        any_phase=has_events,
+        lost_counts=lost_counts,
+        has_any_phase=has_events,
     )
 
 
 def find_impossible_times(
-    device: NDArray[np.int16],
-    stream: NDArray[np.int64],
+    device_by_event: NDArray[np.int16],
+    stream_by_event: NDArray[np.int64],
     correlation: NDArray[np.int64],
-    start_ns: NDArray[np.int64],
-    duration_ns: NDArray[np.int64],
+    starts_ns: NDArray[np.int64],
+    durations_ns: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Which events start at a negative time, or at time zero although the recording began later. Shape (number of events,).
 
     A trace whose times count from its own start has true events at time zero. So an event at time zero counts only if the first
     event after time zero is further away than the recording is long, or if the call that launched the event starts later.
     """
-    is_impossible: NDArray[np.bool_] = start_ns < 0
-    is_zero, is_later = start_ns == 0, start_ns > 0
-    if not is_zero.any() or not is_later.any():
+    is_impossible: NDArray[np.bool_] = starts_ns < 0
+    is_zero, is_after_zero = starts_ns == 0, starts_ns > 0
+    if not is_zero.any() or not is_after_zero.any():
         return is_impossible
-    first_ns = start_ns[is_later].min()
-    if first_ns > (start_ns + duration_ns)[is_later].max() - first_ns:
+    first_later_ns = starts_ns[is_after_zero].min()
+    if first_later_ns > (starts_ns + durations_ns)[is_after_zero].max() - first_later_ns:
         is_impossible |= is_zero
         return is_impossible
-    is_of_gpu = (device >= 0) & (stream >= 0) & (correlation > 0)
-    launched_later = np.isin(correlation, correlation[is_later & ~is_of_gpu & (correlation > 0)])
+    is_of_gpu = (device_by_event >= 0) & (stream_by_event >= 0) & (correlation > 0)
+    launched_later = np.isin(correlation, correlation[is_after_zero & ~is_of_gpu & (correlation > 0)])
     is_impossible |= is_zero & is_of_gpu & launched_later
     return is_impossible

@@ -17,11 +17,11 @@ from collect.traces.trace import Trace
 _C10D_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
 # an event that includes hooks of autograd, which may wait for a collective
 AUTOGRAD_NODE = "autograd::engine::evaluate_function"
-_SCATTER = "reduce_scatter"
+_REDUCE_SCATTER_WORD = "reduce_scatter"
 _POINT_TO_POINT = ("send", "recv")
 
 
-class Activity(NamedTuple):
+class CpuActivity(NamedTuple):
     """What a rank without a GPU does, within start_ns to end_ns. All masks have the shape (number of events,)."""
 
     start_ns: int
@@ -43,7 +43,7 @@ class Activity(NamedTuple):
     are spans on the main thread that last until they are waited for."""
 
 
-def find_activity(trace: Trace) -> Activity | None:
+def find_activity(trace: Trace) -> CpuActivity | None:
     """Find what a rank without a GPU does, from its trace; None if the trace contains neither operators nor spans of gloo."""
     is_step = find_steps(trace)
     is_operator = trace.has_category("cpu_op")
@@ -54,19 +54,19 @@ def find_activity(trace: Trace) -> Activity | None:
     is_operator &= trace.thread == main_thread
     is_c10d = is_operator & _match_names(trace, lambda label: label.startswith(_C10D_PREFIXES))
     is_computing = is_operator & ~is_c10d & _match_names(trace, lambda label: not label.startswith(AUTOGRAD_NODE))
-    range_events = is_step if is_step.any() else is_operator | is_collective
-    start, end = int(trace.start_ns[range_events].min()), int(trace.end_ns[range_events].max())
-    compute = intervals.subtract_intervals(intervals.event_spans(trace, is_computing), intervals.event_spans(trace, is_c10d))
-    return Activity(
-        start_ns=start,
-        end_ns=end,
+    is_in_range = is_step if is_step.any() else is_operator | is_collective
+    range_start_ns, range_end_ns = int(trace.start_ns[is_in_range].min()), int(trace.end_ns[is_in_range].max())
+    compute = intervals.subtract_intervals(intervals.merge_events(trace, is_computing), intervals.merge_events(trace, is_c10d))
+    return CpuActivity(
+        start_ns=range_start_ns,
+        end_ns=range_end_ns,
         is_operator=is_operator,
         is_c10d=is_c10d,
         is_launch=is_c10d & _match_names(trace, lambda label: label.startswith("c10d::")),
         is_computing=is_computing,
         is_collective=is_collective,
-        compute=intervals.clip_intervals(compute, start, end),
-        communication=intervals.clip_intervals(intervals.event_spans(trace, is_collective), start, end),
+        compute=intervals.clip_intervals(compute, range_start_ns, range_end_ns),
+        communication=intervals.clip_intervals(intervals.merge_events(trace, is_collective), range_start_ns, range_end_ns),
     )
 
 
@@ -82,25 +82,29 @@ def find_steps_at(trace: Trace, moments_ns: NDArray[np.int64]) -> list[int]:
     if not len(step_rows):
         return [-1] * len(moments_ns)
     step_matches = [match for label in trace.name[step_rows] if (match := STEP_NAME.match(trace.labels[label]))]
-    step_numbers = np.array([int(step[1]) for step in step_matches], np.int64)
+    step_numbers = np.array([int(step_match[1]) for step_match in step_matches], np.int64)
     step_positions = np.searchsorted(trace.start_ns[step_rows], moments_ns, side="right") - 1
     is_inside = (step_positions >= 0) & (moments_ns < trace.end_ns[step_rows][step_positions])
     return np.where(is_inside, step_numbers[step_positions], -1).tolist()  # type: ignore[no-any-return]
 
 
-def starts_in_steps(trace: Trace, moments_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+def find_moments_in_steps(trace: Trace, moments_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which moments lie in a profiler step. If the trace has no profiler steps, all moments count. Shape (number of
     moments,)."""
-    steps = find_steps(trace)
-    return intervals.covers(intervals.event_spans(trace, steps), moments_ns) if steps.any() else np.ones(len(moments_ns), bool)
+    is_step = find_steps(trace)
+    return (
+        intervals.find_covered(intervals.merge_events(trace, is_step), moments_ns)
+        if is_step.any()
+        else np.ones(len(moments_ns), bool)
+    )
 
 
-def find_autograd(trace: Trace) -> NDArray[np.bool_]:
+def find_autograd_nodes(trace: Trace) -> NDArray[np.bool_]:
     """Which events are the wrappers of autograd around the operators of a backward pass."""
     return trace.has_category("cpu_op") & _match_names(trace, lambda label: label.startswith(AUTOGRAD_NODE))
 
 
-def name_collectives(trace: Trace, activity: Activity) -> list[str]:
+def name_collectives(trace: Trace, activity: CpuActivity) -> list[str]:
     """The name of the collective of each span of gloo, in the order of the spans in the trace.
 
     gloo carries out a reduce_scatter as an all_reduce of the whole input, and names the span all_reduce. The operator that
@@ -112,8 +116,8 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
     """
     span_rows = np.flatnonzero(activity.is_collective)
     span_names = [trace.labels[label][len(GLOO_PREFIX) :] for label in trace.name[span_rows]]
-    queued_indexes = [index for index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
-    queued_indexes.sort(key=lambda index: trace.start_ns[span_rows[index]])
+    queued_indexes = [span_index for span_index, name in enumerate(span_names) if name not in _POINT_TO_POINT]
+    queued_indexes.sort(key=lambda span_index: trace.start_ns[span_rows[span_index]])
     launch_rows = sorted(np.flatnonzero(activity.is_launch), key=lambda row: trace.start_ns[row])
     named_launches = [
         (row, find_torch_name(trace.labels[trace.name[row]].removeprefix("c10d::").strip("_"))) for row in launch_rows
@@ -122,15 +126,15 @@ def name_collectives(trace: Trace, activity: Activity) -> list[str]:
     if len(queued_launches) != len(queued_indexes):
         return span_names
     collective_names = list(span_names)
-    for index, (row, name) in zip(queued_indexes, queued_launches, strict=True):
-        is_match = name == span_names[index] or (name, span_names[index]) == ("reduce_scatter", "all_reduce")
-        if not is_match or trace.start_ns[span_rows[index]] < trace.start_ns[row]:
+    for span_index, (row, name) in zip(queued_indexes, queued_launches, strict=True):
+        is_match = name == span_names[span_index] or (name, span_names[span_index]) == ("reduce_scatter", "all_reduce")
+        if not is_match or trace.start_ns[span_rows[span_index]] < trace.start_ns[row]:
             return span_names
-        collective_names[index] = name
+        collective_names[span_index] = name
     return collective_names
 
 
-def find_span_operations(trace: Trace, activity: Activity, collective_names: Sequence[str]) -> list[CollectiveOperation]:
+def find_span_operations(trace: Trace, activity: CpuActivity, collective_names: Sequence[str]) -> list[CollectiveOperation]:
     """The collective of each span of gloo, in the order of the spans in the trace. collective_names: the result of
     `name_collectives`.
 
@@ -140,11 +144,11 @@ def find_span_operations(trace: Trace, activity: Activity, collective_names: Seq
     """
     group_size = find_sole_group_size(trace)
     is_ambiguous = "reduce_scatter" not in collective_names and bool(
-        (activity.is_launch & _match_names(trace, lambda label: _SCATTER in label)).any()
+        (activity.is_launch & _match_names(trace, lambda label: _REDUCE_SCATTER_WORD in label)).any()
     )
     span_operations = []
-    for row, name in zip(np.flatnonzero(activity.is_collective), collective_names, strict=True):
-        operation = trace.collectives[index] if (index := trace.collective[row]) >= 0 else CollectiveOperation(name)
+    for span_row, name in zip(np.flatnonzero(activity.is_collective), collective_names, strict=True):
+        operation = trace.collectives[index] if (index := trace.collective[span_row]) >= 0 else CollectiveOperation(name)
         in_elements = None if name == "all_reduce" and is_ambiguous else operation.in_elements
         out_elements = (
             in_elements * group_size if name == "all_gather" and in_elements is not None and group_size is not None else None
@@ -165,9 +169,9 @@ def find_sole_group_size(trace: Trace) -> int | None:
 def _find_main_thread(trace: Trace, is_step: NDArray[np.bool_], is_operator: NDArray[np.bool_]) -> int:
     """The number of the thread with the profiler steps. Without profiler steps, the thread with the most operators; -1
     without both."""
-    is_chosen = is_step if is_step.any() else is_operator
-    return int(np.bincount(trace.thread[is_chosen]).argmax()) if is_chosen.any() else -1
+    is_deciding = is_step if is_step.any() else is_operator
+    return int(np.bincount(trace.thread[is_deciding]).argmax()) if is_deciding.any() else -1
 
 
-def _match_names(trace: Trace, is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
-    return trace.match_labels(trace.name, [is_wanted(label) for label in trace.labels])
+def _match_names(trace: Trace, is_wanted_name: Callable[[str], bool]) -> NDArray[np.bool_]:
+    return trace.match_labels(trace.name, [is_wanted_name(label) for label in trace.labels])

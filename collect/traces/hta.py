@@ -39,12 +39,12 @@ from shardlab.errors import InputError
 _NCCL_KERNEL = re.compile(r"nccl.*Kernel")
 _MEMORY_KERNEL = re.compile(r"Memcpy|Memset|dma")
 _NOT_COMPUTE_KERNEL = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
-_SYNC_NAMES = ("Event Sync", "Context Sync")
+_SYNC_EVENT_NAMES = ("Event Sync", "Context Sync")
 _STEP_PREFIX = "ProfilerStep"
-_MOST_ROWS = 20_000_000
+_MOST_KERNEL_ROWS = 20_000_000
 
 
-class Kernels(NamedTuple):
+class HtaKernels(NamedTuple):
     """The kernels that HTA analyses, with times that are rounded to whole us as HTA rounds them."""
 
     event_rows: NDArray[np.intp]
@@ -52,9 +52,9 @@ class Kernels(NamedTuple):
     start_us: NDArray[np.int64]
     end_us: NDArray[np.int64]
 
-    def select(self, chosen_kernels: NDArray[np.bool_]) -> Kernels:
+    def select(self, chosen_kernels: NDArray[np.bool_]) -> HtaKernels:
         """The chosen kernels. chosen_kernels: a boolean mask."""
-        return Kernels(*(column[chosen_kernels] for column in self))
+        return HtaKernels(*(column[chosen_kernels] for column in self))
 
 
 def compute_hta_breakdowns(traces: Sequence[Trace]) -> list[Breakdown]:
@@ -73,7 +73,7 @@ def attempt_breakdowns(traces: Sequence[Trace]) -> list[Breakdown | InputError]:
     All traces of a run must be passed together, because HTA leaves out the last profiler step only if all traces together have
     at least two steps.
     """
-    step_names = {label for trace in traces for label in _step_names(trace)}
+    step_names = {label for trace in traces for label in _list_step_names(trace)}
     breakdowns_or_errors: list[Breakdown | InputError] = []
     for trace in traces:
         try:
@@ -88,22 +88,22 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     if not len(kernels.event_rows):
         limit_text = " before the last profiler step" if leave_out_last else ""
         raise InputError(f"{trace.path}: no kernels of a GPU{limit_text}. Allowed with --like-hta: traces of runs on GPUs.")
-    is_communicating, is_moving, is_computing = _classify_kernels(trace, kernels)
+    is_communicating, is_moving_memory, is_computing = _classify_kernels(trace, kernels)
     communicating_kernels = kernels.select(is_communicating)
-    busy, communication = _merge_kernels(kernels), _merge_kernels(communicating_kernels)
-    computation = _merge_kernels(kernels.select(is_computing))
-    compute_us, memory_us = _total_length(computation), _total_length(_merge_kernels(kernels.select(is_moving)))
-    span_us = int(busy[1][-1] - busy[0][0])
-    idle_us = span_us - _total_length(busy)
-    time_of_part = {"span": span_us, "compute": compute_us, "communication": _total_length(communication), "idle": idle_us}
-    time_of_part["non-compute"] = span_us - compute_us - idle_us
-    if negative_times := [f"{name} {us} us" for name, us in time_of_part.items() if us < 0]:
+    busy_us, communication = _merge_kernels(kernels), _merge_kernels(communicating_kernels)
+    compute_intervals = _merge_kernels(kernels.select(is_computing))
+    compute_us, memory_us = _sum_lengths(compute_intervals), _sum_lengths(_merge_kernels(kernels.select(is_moving_memory)))
+    span_us = int(busy_us[1][-1] - busy_us[0][0])
+    idle_us = span_us - _sum_lengths(busy_us)
+    us_by_part = {"span": span_us, "compute": compute_us, "communication": _sum_lengths(communication), "idle": idle_us}
+    us_by_part["non-compute"] = span_us - compute_us - idle_us
+    if negative_times := [f"{part_name} {part_us} us" for part_name, part_us in us_by_part.items() if part_us < 0]:
         raise InputError(
             f"{trace.path}: after HolisticTraceAnalysis' rounding these times are negative: {', '.join(negative_times)}; it "
             "gives no figures then. Use collect trace without --like-hta."
         )
-    overlap_us = intervals.intersection_length(
-        intervals.merge_overlapping(*computation), intervals.merge_overlapping(*communication)
+    overlap_us = intervals.measure_intersection(
+        intervals.merge_overlapping(*compute_intervals), intervals.merge_overlapping(*communication)
     )
     return Breakdown(
         rank=trace.rank,
@@ -111,12 +111,12 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
         steps=max(count_steps(trace) - leave_out_last, 0),
         span_ns=span_us * 1000,
         compute_ns=compute_us * 1000,
-        communication_ns=_total_length(communication) * 1000,
+        communication_ns=_sum_lengths(communication) * 1000,
         memory_ns=memory_us * 1000 if memory_us >= 0 else None,  # HTA does not compute this time; rounding may make it negative
         non_compute_ns=(span_us - compute_us - idle_us) * 1000,
         idle_ns=idle_us * 1000,
         overlap_ns=overlap_us * 1000,
-        collectives=rename_tallies(_tally_kernels(trace, communicating_kernels), _collective_name),
+        collectives=rename_tallies(_tally_kernels(trace, communicating_kernels), _find_collective_name),
         kernels=_tally_kernels(trace, kernels),
         file=trace.path.name,
         lacks=find_lacks(trace, divide_by_launch(trace).is_counted),
@@ -124,45 +124,45 @@ def _compute_breakdown(trace: Trace, *, leave_out_last: bool) -> Breakdown:
     )
 
 
-def _select_kernels(trace: Trace, *, leave_out_last: bool) -> Kernels:
+def _select_kernels(trace: Trace, *, leave_out_last: bool) -> HtaKernels:
     """The events that HTA analyses because it treats them as kernels, in the order of the file."""
-    start = _convert_to_us(trace.start_ns)
-    start_us = np.ceil(start).astype(np.int64)
-    is_sync = trace.match_labels(trace.name, [label in _SYNC_NAMES for label in trace.labels])
-    is_on_gpu = ((trace.stream >= 0) & (trace.correlation >= 0)) | is_sync
-    with_stream = trace.stream != -1
-    kernel_rows = np.flatnonzero(with_stream)
+    exact_start_us = _convert_to_us(trace.start_ns)
+    start_us = np.ceil(exact_start_us).astype(np.int64)
+    is_sync = trace.match_labels(trace.name, [label in _SYNC_EVENT_NAMES for label in trace.labels])
+    is_gpu_event = ((trace.stream >= 0) & (trace.correlation >= 0)) | is_sync
+    has_stream = trace.stream != -1
+    kernel_rows = np.flatnonzero(has_stream)
     if leave_out_last:
-        is_call = ~is_on_gpu & trace.match_labels(trace.category, [label != "" for label in trace.labels])
-        step = is_call & trace.match_labels(trace.name, [_STEP_PREFIX in label for label in trace.labels])
-        last_step_us = start_us[step].max() if step.any() else np.iinfo(np.int64).min
+        is_call = ~is_gpu_event & trace.match_labels(trace.category, [label != "" for label in trace.labels])
+        is_step = is_call & trace.match_labels(trace.name, [_STEP_PREFIX in label for label in trace.labels])
+        last_step_us = start_us[is_step].max() if is_step.any() else np.iinfo(np.int64).min
         is_call &= start_us < last_step_us
         launched_ids = np.sort(trace.correlation[is_call])
-        kernel_rows = np.flatnonzero(is_on_gpu & with_stream)
+        kernel_rows = np.flatnonzero(is_gpu_event & has_stream)
         correlation_ids = trace.correlation[kernel_rows]
         call_counts = np.searchsorted(launched_ids, correlation_ids, side="right") - np.searchsorted(
             launched_ids, correlation_ids, side="left"
         )
-        if call_counts.sum() > _MOST_ROWS:
+        if call_counts.sum() > _MOST_KERNEL_ROWS:
             raise InputError(
                 f"{trace.path}: HolisticTraceAnalysis would make {call_counts.sum():,} rows of {len(kernel_rows):,} kernels, "
-                f"as many events have the same correlation. Allowed with --like-hta: {_MOST_ROWS:,} rows."
+                f"as many events have the same correlation. Allowed with --like-hta: {_MOST_KERNEL_ROWS:,} rows."
             )
-        kernel_rows = np.concatenate([np.repeat(kernel_rows, call_counts), np.flatnonzero(is_call & with_stream)])
-    end_us = np.floor(start[kernel_rows] + _convert_to_us(trace.duration_ns[kernel_rows])).astype(np.int64)
-    return Kernels(kernel_rows, start_us[kernel_rows], end_us)
+        kernel_rows = np.concatenate([np.repeat(kernel_rows, call_counts), np.flatnonzero(is_call & has_stream)])
+    end_us = np.floor(exact_start_us[kernel_rows] + _convert_to_us(trace.duration_ns[kernel_rows])).astype(np.int64)
+    return HtaKernels(kernel_rows, start_us[kernel_rows], end_us)
 
 
-def _classify_kernels(trace: Trace, kernels: Kernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+def _classify_kernels(trace: Trace, kernels: HtaKernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns (which kernels communicate, which kernels move memory, which kernels compute). Some kernels do none of the
     three."""
     label_indexes = trace.name[kernels.event_rows]
     is_communicating = trace.match_labels(label_indexes, [_NCCL_KERNEL.match(label) is not None for label in trace.labels])
-    is_moving = ~is_communicating & trace.match_labels(
+    is_moving_memory = ~is_communicating & trace.match_labels(
         label_indexes, [_MEMORY_KERNEL.match(label) is not None for label in trace.labels]
     )
     is_other = trace.match_labels(label_indexes, [_NOT_COMPUTE_KERNEL.match(label) is not None for label in trace.labels])
-    return is_communicating, is_moving, ~(is_communicating | is_moving | is_other)
+    return is_communicating, is_moving_memory, ~(is_communicating | is_moving_memory | is_other)
 
 
 def _convert_to_us(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -175,33 +175,33 @@ def _convert_to_us(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
     return whole_us + remainder_ns / 1000
 
 
-def _merge_kernels(kernels: Kernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _merge_kernels(kernels: HtaKernels) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Join kernels that touch or overlap into groups, as merge_kernel_intervals of HTA does.
 
     Returns (start of each group, end of each group), in us.
     A kernel of -1 us may be a group of its own.
     """
-    start_order = np.argsort(kernels.start_us, kind="stable")
-    start, end = kernels.start_us[start_order], kernels.end_us[start_order]
-    if not len(start):
-        return start, end
-    group_starts = np.flatnonzero(np.r_[True, start[1:] > np.maximum.accumulate(end)[:-1]])
-    return start[group_starts], np.maximum.reduceat(end, group_starts)
+    order_by_start = np.argsort(kernels.start_us, kind="stable")
+    sorted_starts_us, sorted_ends_us = kernels.start_us[order_by_start], kernels.end_us[order_by_start]
+    if not len(sorted_starts_us):
+        return sorted_starts_us, sorted_ends_us
+    first_of_group = np.flatnonzero(np.r_[True, sorted_starts_us[1:] > np.maximum.accumulate(sorted_ends_us)[:-1]])
+    return sorted_starts_us[first_of_group], np.maximum.reduceat(sorted_ends_us, first_of_group)
 
 
-def _total_length(merged_intervals: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
+def _sum_lengths(merged_intervals: tuple[NDArray[np.int64], NDArray[np.int64]]) -> int:
     return int(np.sum(merged_intervals[1] - merged_intervals[0]))
 
 
-def _tally_kernels(trace: Trace, kernels: Kernels) -> list[EventTally]:
+def _tally_kernels(trace: Trace, kernels: HtaKernels) -> list[EventTally]:
     return tally_events(trace, kernels.event_rows, (kernels.end_us - kernels.start_us) * 1000)
 
 
-def _collective_name(kernel: str) -> str:
+def _find_collective_name(kernel_name: str) -> str:
     """The collective that a kernel carries out, from the name of the kernel alone, as in HTA; an unknown name is returned."""
-    return collective.find_kernel_collective(kernel) or kernel
+    return collective.find_kernel_collective(kernel_name) or kernel_name
 
 
-def _step_names(trace: Trace) -> list[str]:
+def _list_step_names(trace: Trace) -> list[str]:
     """The names in a trace that HTA treats as profiler steps."""
     return [label for label in trace.labels if _STEP_PREFIX in label]

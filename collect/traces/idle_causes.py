@@ -75,26 +75,26 @@ class LaunchDelays(msgspec.Struct, frozen=True):
 
 def find_idle_causes(trace: Trace, activities: Activities) -> IdleCauses | None:
     """Divide the idle time of a rank by cause. None if the trace of a GPU does not record the calls that launch kernels."""
-    idle_time = intervals.complement(activities.busy, activities.start_ns, activities.end_ns)
+    idle_time = intervals.complement_intervals(activities.busy, activities.start_ns, activities.end_ns)
     if activities.source != "gpu":
         return _find_cpu_idle_causes(idle_time, activities)
     if not (activities.launch_row >= 0).any():
         return None
-    begin_ns = trace.start_ns[activities.event_rows]
+    work_starts_ns = trace.start_ns[activities.event_rows]
     # If the launch of a kernel is not recorded, the launch was before the recording began. So the kernel counts as queued from
     # the start of the recording on.
     has_launch = activities.launch_row >= 0
     call_starts_ns, call_ends_ns = (
         np.where(has_launch, edge_ns[activities.launch_row], activities.start_ns) for edge_ns in (trace.start_ns, trace.end_ns)
     )
-    queued_time = intervals.merge_overlapping(call_ends_ns, begin_ns)
+    queued_time = intervals.merge_overlapping(call_ends_ns, work_starts_ns)
     unqueued_idle = intervals.subtract_intervals(idle_time, queued_time)
-    unlaunched_idle = intervals.subtract_intervals(unqueued_idle, intervals.merge_overlapping(call_starts_ns, begin_ns))
-    waiting_ns = intervals.intersect_intervals(unlaunched_idle, activities.host_collectives).length
-    handed_over = _measure_handover(trace, activities, intervals.intersect_intervals(idle_time, queued_time))
-    host_ns, launching_ns = unlaunched_idle.length - waiting_ns, unqueued_idle.length - unlaunched_idle.length
-    other_ns = idle_time.length - unqueued_idle.length - handed_over
-    return IdleCauses(host_ns, launching_ns, waiting_ns + handed_over, other_ns)
+    unlaunched_idle = intervals.subtract_intervals(unqueued_idle, intervals.merge_overlapping(call_starts_ns, work_starts_ns))
+    host_communication_ns = intervals.intersect_intervals(unlaunched_idle, activities.host_collectives).length
+    handover_ns = _measure_handover(trace, activities, intervals.intersect_intervals(idle_time, queued_time))
+    host_ns, launching_ns = unlaunched_idle.length - host_communication_ns, unqueued_idle.length - unlaunched_idle.length
+    other_ns = idle_time.length - unqueued_idle.length - handover_ns
+    return IdleCauses(host_ns, launching_ns, host_communication_ns + handover_ns, other_ns)
 
 
 def compute_launch_delays(trace: Trace, activities: Activities) -> LaunchDelays | None:
@@ -111,11 +111,11 @@ def compute_launch_delays(trace: Trace, activities: Activities) -> LaunchDelays 
     )
 
 
-def _find_cpu_idle_causes(idle: Intervals, activities: Activities) -> IdleCauses:
-    communication_ns = intervals.intersect_intervals(idle, activities.host_collectives).length
+def _find_cpu_idle_causes(idle_time: Intervals, activities: Activities) -> IdleCauses:
+    communication_ns = intervals.intersect_intervals(idle_time, activities.host_collectives).length
     operating_time = intervals.unite_intervals(activities.operating, activities.host_collectives)
-    other_ns = intervals.intersect_intervals(idle, operating_time).length - communication_ns
-    return IdleCauses(idle.length - communication_ns - other_ns, 0, communication_ns, other_ns)
+    other_ns = intervals.intersect_intervals(idle_time, operating_time).length - communication_ns
+    return IdleCauses(idle_time.length - communication_ns - other_ns, 0, communication_ns, other_ns)
 
 
 def _measure_handover(trace: Trace, activities: Activities, queued_idle: Intervals) -> int:
@@ -123,38 +123,38 @@ def _measure_handover(trace: Trace, activities: Activities, queued_idle: Interva
 
     queued_idle: the idle time during which work is queued.
     """
-    begin_ns, end_ns = trace.start_ns[activities.event_rows], trace.end_ns[activities.event_rows]
+    begin_ns, work_ends_ns = trace.start_ns[activities.event_rows], trace.end_ns[activities.event_rows]
     stream = trace.stream[activities.event_rows]
-    is_lasting = end_ns > begin_ns  # an event with duration 0 neither begins nor ends a gap
+    is_lasting = work_ends_ns > begin_ns  # an event with duration 0 neither begins nor ends a gap
     is_collective = is_lasting & activities.is_collective
     busy_time = activities.busy
     # A gap is the time between two busy intervals. A gap counts only if it begins at the end of a collective while work is
     # queued.
     next_busy = np.searchsorted(busy_time.start, queued_idle.start, side="right")
     is_gap = (next_busy > 0) & (next_busy < len(busy_time.start))
-    next_busy, idle = next_busy[is_gap], Intervals(queued_idle.start[is_gap], queued_idle.end[is_gap])
+    next_busy, gap_time = next_busy[is_gap], Intervals(queued_idle.start[is_gap], queued_idle.end[is_gap])
     # nothing runs in a gap, so a collective can only end where the gap starts
-    is_after = np.isin(idle.start, end_ns[is_collective])
-    next_busy, idle = next_busy[is_after], Intervals(idle.start[is_after], idle.end[is_after])
-    streams_ended = _group_streams_by_time(end_ns, stream, is_collective & np.isin(end_ns, idle.start))
-    streams_started = _group_streams_by_time(begin_ns, stream, is_lasting & np.isin(begin_ns, busy_time.start[next_busy]))
+    is_after = np.isin(gap_time.start, work_ends_ns[is_collective])
+    next_busy, gap_time = (next_busy[is_after], Intervals(gap_time.start[is_after], gap_time.end[is_after]))
+    ended_streams_by_ns = _group_streams_by_time(work_ends_ns, stream, is_collective & np.isin(work_ends_ns, gap_time.start))
+    started_streams_by_ns = _group_streams_by_time(begin_ns, stream, is_lasting & np.isin(begin_ns, busy_time.start[next_busy]))
     handover_ns = 0
-    for idle_start, idle_end, busy_start in zip(
-        idle.start.tolist(), idle.end.tolist(), busy_time.start[next_busy].tolist(), strict=True
+    for idle_start_ns, idle_end_ns, busy_start_ns in zip(
+        gap_time.start.tolist(), gap_time.end.tolist(), busy_time.start[next_busy].tolist(), strict=True
     ):
         if any(
             ended_stream != started_stream
-            for ended_stream in streams_ended[idle_start]
-            for started_stream in streams_started[busy_start]
+            for ended_stream in ended_streams_by_ns[idle_start_ns]
+            for started_stream in started_streams_by_ns[busy_start_ns]
         ):
-            handover_ns += idle_end - idle_start
+            handover_ns += idle_end_ns - idle_start_ns
     return handover_ns
 
 
 def _group_streams_by_time(
-    times_ns: NDArray[np.int64], stream: NDArray[np.int64], rows: NDArray[np.bool_]
+    times_ns: NDArray[np.int64], stream_by_event: NDArray[np.int64], is_chosen: NDArray[np.bool_]
 ) -> dict[int, set[int]]:
-    streams_of_time: dict[int, set[int]] = {}
-    for moment, stream_number in zip(times_ns[rows].tolist(), stream[rows].tolist(), strict=True):
-        streams_of_time.setdefault(moment, set()).add(stream_number)
-    return streams_of_time
+    streams_by_ns: dict[int, set[int]] = {}
+    for moment_ns, stream_number in zip(times_ns[is_chosen].tolist(), stream_by_event[is_chosen].tolist(), strict=True):
+        streams_by_ns.setdefault(moment_ns, set()).add(stream_number)
+    return streams_by_ns

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from collect.traces.attention import find_kernel_backend, find_operator_backend
 
-Category = Literal[
+WorkCategory = Literal[
     "matrix products",
     "convolution",
     "normalisation",
@@ -18,9 +18,9 @@ Category = Literal[
     "communication",
     "other",
 ]
-CATEGORIES: tuple[Category, ...] = get_args(Category)
+CATEGORIES: tuple[WorkCategory, ...] = get_args(WorkCategory)
 # Operators whose kernels all do the same work, whatever their names: a convolution may call a kernel of products.
-_OPERATORS_OF_ONE_KIND: tuple[tuple[re.Pattern[str], Category], ...] = (
+_SINGLE_CATEGORY_PATTERNS: tuple[tuple[re.Pattern[str], WorkCategory], ...] = (
     (re.compile(r"conv(?!er)", re.IGNORECASE), "convolution"),
     (re.compile(r"::(?:_int_|_scaled_|_grouped_|_scaled_grouped_)?(?:mm|addmm_?|bmm|baddbmm_?|addbmm|mv|addmv_?|dot|linear|matmul|"
                 r"_addmm_activation)\Z"),
@@ -28,7 +28,7 @@ _OPERATORS_OF_ONE_KIND: tuple[tuple[re.Pattern[str], Category], ...] = (
     (re.compile(r"(?:layer|batch|group|instance|rms)_?norm", re.IGNORECASE), "normalisation"),
     (re.compile(r"::(?:copy_|_to_copy|cat|_cat|clone|contiguous|stack|_pin_memory)\Z"), "copies"),
 )  # fmt: skip
-_KERNELS: tuple[tuple[re.Pattern[str], Category], ...] = (
+_KERNEL_PATTERNS: tuple[tuple[re.Pattern[str], WorkCategory], ...] = (
     (re.compile(r"triton_poi_"), "element-wise"),
     (re.compile(r"triton_(?:red|per)_\w*norm"), "normalisation"),
     (re.compile(r"triton_(?:red|per)_"), "reduction"),
@@ -46,7 +46,7 @@ _KERNELS: tuple[tuple[re.Pattern[str], Category], ...] = (
 )  # fmt: skip
 _LONGEST_SEARCHED = 500  # the most characters of a kernel's name that are searched: names of templates may have thousands
 _ATTENTION_KERNEL = re.compile(r"attention|fmha", re.IGNORECASE)  # kernels of attention whose implementation is not known
-_OTHER_OPERATORS: tuple[tuple[re.Pattern[str], Category], ...] = (
+_OTHER_PATTERNS: tuple[tuple[re.Pattern[str], WorkCategory], ...] = (
     (re.compile(r"c10d::|c10d_functional::|\Agloo:|\Anccl:"), "communication"),
     (re.compile(r"::(?:\w*softmax\w*|sum|mean|prod|a?max|a?min|arg(?:max|min)|std|var|norm|linalg_vector_norm|cum\w+|sort|topk|"
                 r"nll_loss\w*|\w*cross_entropy\w*|all|any|logsumexp)\Z"),
@@ -58,24 +58,24 @@ _OTHER_OPERATORS: tuple[tuple[re.Pattern[str], Category], ...] = (
 )  # fmt: skip
 
 
-def classify_operator(operator: str) -> Category:
+def classify_operator(operator: str) -> WorkCategory:
     """The category of the work of an operator, by its name alone, as for the operators of a CPU."""
     if find_operator_backend(operator):
         return "attention"
-    return _find_first(operator, _OPERATORS_OF_ONE_KIND) or _find_first(operator, _OTHER_OPERATORS) or "other"
+    return _find_category(operator, _SINGLE_CATEGORY_PATTERNS) or _find_category(operator, _OTHER_PATTERNS) or "other"
 
 
-def classify_kernel(kernel: str, operator: str) -> Category:
+def classify_kernel(kernel: str, operator: str) -> WorkCategory:
     """The category of a kernel that neither belongs to attention nor communicates.
 
     operator: the operator that launched the kernel; "" if it is not known.
     """
     # Inductor names a kernel after all operators that it replaces, and the operator after the kernel
-    category = None if operator.startswith("triton_") else _find_first(operator, _OPERATORS_OF_ONE_KIND)
+    category = None if operator.startswith("triton_") else _find_category(operator, _SINGLE_CATEGORY_PATTERNS)
     if category is None and (find_kernel_backend(kernel) or _ATTENTION_KERNEL.search(kernel)):
         return "attention"
-    return category or _find_first(kernel[:_LONGEST_SEARCHED], _KERNELS) or classify_operator(operator)
+    return category or _find_category(kernel[:_LONGEST_SEARCHED], _KERNEL_PATTERNS) or classify_operator(operator)
 
 
-def _find_first(name: str, patterns: tuple[tuple[re.Pattern[str], Category], ...]) -> Category | None:
-    return next((category for pattern, category in patterns if pattern.search(name)), None)
+def _find_category(name: str, category_patterns: tuple[tuple[re.Pattern[str], WorkCategory], ...]) -> WorkCategory | None:
+    return next((category for pattern, category in category_patterns if pattern.search(name)), None)

@@ -17,7 +17,7 @@ from collect.traces import gloo
 from collect.traces.details import MemoryEvents
 from collect.traces.trace import Trace
 
-MOST_POINTS = 300  # the most points of the curve of a device
+MOST_CURVE_POINTS = 300  # the most points of the curve of a device
 CPU_DEVICE = "cpu"
 # Number of a type of device in c10/core/DeviceType.h -> its name. ROCm uses the number of CUDA.
 _DEVICE_TYPE_NAMES = {0: CPU_DEVICE, 1: "cuda", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
@@ -53,10 +53,10 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_memory(trace: Trace) -> list[MemoryUse]:
     """The memory of each device, sorted by device; empty if the trace records no allocations in the profiled steps."""
-    begin_ns, _ = _find_profiled_range(trace)
+    profiled_start_ns, _ = _find_profiled_range(trace)
     memory_uses = []
     for device, rows_before, rows_inside in select_device_events(trace):
-        if (use := _measure_device(trace.details.memory, rows_before, rows_inside, begin_ns, device)) is not None:
+        if (use := _measure_device(trace.details.memory, rows_before, rows_inside, profiled_start_ns, device)) is not None:
             memory_uses.append(use)
     return memory_uses
 
@@ -68,7 +68,7 @@ def select_device_events(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDAr
     """
     memory_events = trace.details.memory
     begin_ns, end_ns = _find_profiled_range(trace)
-    devices = []
+    events_by_device = []
     for device_type, device_number in sorted(
         set(zip(memory_events.device_type.tolist(), memory_events.device_number.tolist(), strict=True))
     ):
@@ -78,8 +78,8 @@ def select_device_events(trace: Trace) -> list[tuple[str, NDArray[np.intp], NDAr
         device_rows = device_rows[np.argsort(memory_events.at_ns[device_rows], kind="stable")]
         rows_before = device_rows[memory_events.at_ns[device_rows] < begin_ns]
         rows_inside = device_rows[(memory_events.at_ns[device_rows] >= begin_ns) & (memory_events.at_ns[device_rows] < end_ns)]
-        devices.append((_device_name(device_type, device_number), rows_before[-1:], rows_inside))
-    return devices
+        events_by_device.append((_make_device_name(device_type, device_number), rows_before[-1:], rows_inside))
+    return events_by_device
 
 
 def _find_profiled_range(trace: Trace) -> tuple[int, int]:
@@ -90,15 +90,15 @@ def _find_profiled_range(trace: Trace) -> tuple[int, int]:
     return (int(moments_ns.min()), int(moments_ns.max()) + 1) if len(moments_ns) else (0, 0)
 
 
-def _device_name(device_type: int, device_number: int) -> str:
+def _make_device_name(device_type: int, device_number: int) -> str:
     type_name = _DEVICE_TYPE_NAMES.get(device_type, f"device type {device_type}")
     return type_name if type_name == CPU_DEVICE or device_number < 0 else f"{type_name}:{device_number}"
 
 
 def _measure_device(
-    events: MemoryEvents, rows_before: NDArray[np.intp], rows_inside: NDArray[np.intp], begin_ns: int, device: str
+    events: MemoryEvents, rows_before: NDArray[np.intp], rows_inside: NDArray[np.intp], profiled_start_ns: int, device: str
 ) -> MemoryUse | None:
-    """The memory of one device from `begin_ns` on, in ns. None if nothing is known about this time.
+    """The memory of one device from `profiled_start_ns` on, in ns. None if nothing is known about this time.
 
     rows_before, rows_inside: as in `select_device_events`.
     """
@@ -108,7 +108,7 @@ def _measure_device(
     # If no event is before `begin`, the memory at `begin` is the memory after the first event minus the size of this event.
     allocated_bytes = events.allocated_bytes[device_rows]
     reserved_bytes = events.reserved_bytes[device_rows]
-    moments_ns = np.maximum(0, events.at_ns[device_rows] - begin_ns)
+    moments_ns = np.maximum(0, events.at_ns[device_rows] - profiled_start_ns)
     start = int(allocated_bytes[0]) if len(rows_before) else max(0, int(allocated_bytes[0] - events.size_bytes[device_rows[0]]))
     # Some versions and allocators write 0 for the reserved memory, which cannot be less than the allocated memory.
     reserved_known = device != CPU_DEVICE and bool((reserved_bytes >= allocated_bytes).all())
@@ -133,7 +133,7 @@ def _measure_device(
 def _select_curve_points(allocated_bytes: NDArray[np.int64]) -> list[int]:
     """The indexes of the points that the curve keeps, at most MOST_POINTS - 1: the greatest point of each section of the
     curve."""
-    point_count = min(len(allocated_bytes), MOST_POINTS - 1)
+    point_count = min(len(allocated_bytes), MOST_CURVE_POINTS - 1)
     section_bounds = [len(allocated_bytes) * section // point_count for section in range(point_count + 1)]
     return [
         section_start + int(allocated_bytes[section_start:section_end].argmax())

@@ -35,32 +35,32 @@ def compute_nesting(spans: EventSpans) -> Nesting:
     segment_rows: list[tuple[int, int, int, int]] = []
     running_spans: list[tuple[int, int]] = []  # (index of the span, its end), the innermost span last
     span_order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
-    columns = (span_order, spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order])
+    span_columns = (span_order, spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order])
     written_until_ns = current_thread = 0
 
-    def end_until(moment: int | None) -> None:
+    def end_until(moment_ns: int | None) -> None:
         """Write the segments of the running spans until this moment; None: until all running spans have ended."""
         nonlocal written_until_ns
         while running_spans:
             span_index, span_end = running_spans[-1]
-            segment_end = span_end if moment is None else min(span_end, moment)
+            segment_end = span_end if moment_ns is None else min(span_end, moment_ns)
             if segment_end > written_until_ns:
                 segment_rows.append((span_index, current_thread, written_until_ns, segment_end))
                 written_until_ns = segment_end
-            if moment is not None and span_end > moment:
+            if moment_ns is not None and span_end > moment_ns:
                 return
             running_spans.pop()
 
-    for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        end_until(start if thread == current_thread else None)
-        current_thread, written_until_ns = thread, start
+    for span_number, thread, start_ns, end_ns in zip(*(column.tolist() for column in span_columns), strict=True):
+        end_until(start_ns if thread == current_thread else None)
+        current_thread, written_until_ns = thread, start_ns
         if len(running_spans) >= MOST_LEVELS:
-            parent_of_span[index] = -2
+            parent_of_span[span_number] = -2
             continue
         if running_spans:
-            parent_of_span[index] = running_spans[-1][0]
-            end = min(end, running_spans[-1][1])
-        running_spans.append((index, end))
+            parent_of_span[span_number] = running_spans[-1][0]
+            end_ns = min(end_ns, running_spans[-1][1])
+        running_spans.append((span_number, end_ns))
     end_until(None)
     segments = np.array(segment_rows, np.int64).reshape(-1, 4)
     return Nesting(
@@ -69,65 +69,65 @@ def compute_nesting(spans: EventSpans) -> Nesting:
     )
 
 
-def find_containing_spans(spans: EventSpans, thread: NDArray[np.int32], moment: NDArray[np.int64]) -> NDArray[np.intp]:
+def find_containing_spans(spans: EventSpans, thread: NDArray[np.int32], moments_ns: NDArray[np.int64]) -> NDArray[np.intp]:
     """For each moment, the index of the span that contains it on its thread; -1 if there is none. Shape (number of moments,).
 
-    spans: disjoint on each thread. thread, moment: the thread and the time of each moment.
+    spans: disjoint on each thread. thread, moments_ns: the thread and the time of each moment.
     """
     span_count = len(spans.start_ns)
     all_threads = np.concatenate([spans.thread, thread])
-    all_moments = np.concatenate([spans.start_ns, moment])
+    all_moments = np.concatenate([spans.start_ns, moments_ns])
     is_moment = np.arange(len(all_threads)) >= span_count
-    time_order = np.lexsort((is_moment, all_moments, all_threads))
-    last_span = np.maximum.accumulate(np.where(time_order < span_count, np.arange(len(time_order)), -1))
-    span_of_entry = np.where(last_span >= 0, time_order[np.maximum(last_span, 0)], -1)
-    is_inside = (span_of_entry >= 0) & (all_threads[span_of_entry] == all_threads[time_order])
-    is_inside[is_inside] = spans.end_ns[span_of_entry[is_inside]] > all_moments[time_order[is_inside]]
-    span_of_moment = np.full(len(all_threads), -1, np.intp)
-    span_of_moment[time_order] = np.where(is_inside, span_of_entry, -1)
-    return span_of_moment[span_count:]
+    order_by_time = np.lexsort((is_moment, all_moments, all_threads))
+    last_span = np.maximum.accumulate(np.where(order_by_time < span_count, np.arange(len(order_by_time)), -1))
+    span_by_entry = np.where(last_span >= 0, order_by_time[np.maximum(last_span, 0)], -1)
+    is_inside = (span_by_entry >= 0) & (all_threads[span_by_entry] == all_threads[order_by_time])
+    is_inside[is_inside] = spans.end_ns[span_by_entry[is_inside]] > all_moments[order_by_time[is_inside]]
+    span_by_moment = np.full(len(all_threads), -1, np.intp)
+    span_by_moment[order_by_time] = np.where(is_inside, span_by_entry, -1)
+    return span_by_moment[span_count:]
 
 
-def is_innermost(spans: EventSpans) -> NDArray[np.bool_]:
+def find_innermost_spans(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are innermost: no other span of the same thread starts within them."""
     span_order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
-    thread, start, end = spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order]
-    contains_next = (thread[1:] == thread[:-1]) & (start[1:] < end[:-1])
+    thread_by_span, starts_ns, ends_ns = spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order]
+    contains_next = (thread_by_span[1:] == thread_by_span[:-1]) & (starts_ns[1:] < ends_ns[:-1])
     innermost_mask = np.ones(len(span_order), bool)
     innermost_mask[span_order[:-1][contains_next]] = False
     return innermost_mask
 
 
-def is_outermost(spans: EventSpans) -> NDArray[np.bool_]:
+def find_outermost_spans(spans: EventSpans) -> NDArray[np.bool_]:
     """Which spans are outermost: they do not start within another span of the same thread."""
     outermost_mask = np.zeros(len(spans.start_ns), bool)
     span_order = np.lexsort((-spans.end_ns, spans.start_ns, spans.thread))
-    columns = (span_order, spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order])
-    current_thread, span_end = -1, 0
-    for index, thread, start, end in zip(*(column.tolist() for column in columns), strict=True):
-        if thread != current_thread or start >= span_end:
-            outermost_mask[index] = True
-            current_thread, span_end = thread, end
+    span_columns = (span_order, spans.thread[span_order], spans.start_ns[span_order], spans.end_ns[span_order])
+    current_thread, outer_end_ns = -1, 0
+    for span_index, thread, start_ns, end_ns in zip(*(column.tolist() for column in span_columns), strict=True):
+        if thread != current_thread or start_ns >= outer_end_ns:
+            outermost_mask[span_index] = True
+            current_thread, outer_end_ns = thread, end_ns
     return outermost_mask
 
 
-def union_lengths(
-    group_of_interval: NDArray[np.intp], start: NDArray[np.int64], end: NDArray[np.int64], group_count: int
+def measure_unions(
+    group_by_interval: NDArray[np.intp], start: NDArray[np.int64], ends_ns: NDArray[np.int64], group_count: int
 ) -> NDArray[np.int64]:
     """For each group of intervals [start, end), the length of their union. Shape (groups,).
 
-    group_of_interval: for each interval, the number of its group, from 0. group_count: the number of groups.
+    group_by_interval: for each interval, the number of its group, from 0. group_count: the number of groups.
     """
-    lengths = np.zeros(group_count, np.int64)
-    if not len(group_of_interval):
-        return lengths
-    interval_order = np.lexsort((start, group_of_interval))
-    group_of_interval, start, end = group_of_interval[interval_order], start[interval_order], end[interval_order]
-    distinct_ends, rank = np.unique(end, return_inverse=True)
+    union_ns = np.zeros(group_count, np.int64)
+    if not len(group_by_interval):
+        return union_ns
+    interval_order = np.lexsort((start, group_by_interval))
+    group_by_interval, start, ends_ns = (group_by_interval[interval_order], start[interval_order], ends_ns[interval_order])
+    distinct_ends, end_rank = np.unique(ends_ns, return_inverse=True)
     # For each interval, the greatest end so far in its group. The number that is accumulated is (group, rank of the end) as one
     # number. Groups are in ascending order, so the ends of an earlier group never exceed those of a later group.
-    reached_end = distinct_ends[np.maximum.accumulate(group_of_interval * len(distinct_ends) + rank) % len(distinct_ends)]
+    reached_end = distinct_ends[np.maximum.accumulate(group_by_interval * len(distinct_ends) + end_rank) % len(distinct_ends)]
     earlier_end = np.concatenate([start[:1], reached_end[:-1]])
-    earlier_end[1:][group_of_interval[1:] != group_of_interval[:-1]] = np.iinfo(np.int64).min
-    np.add.at(lengths, group_of_interval, np.maximum(0, end - np.maximum(start, earlier_end)))
-    return lengths
+    earlier_end[1:][group_by_interval[1:] != group_by_interval[:-1]] = np.iinfo(np.int64).min
+    np.add.at(union_ns, group_by_interval, np.maximum(0, ends_ns - np.maximum(start, earlier_end)))
+    return union_ns

@@ -13,16 +13,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from collect.traces.input_shapes import Tensor, count_bytes, has_lists, read_tensors, read_values
-from collect.traces.kernel_categories import Category
-from collect.traces.matrix_products import find_factors, parse_product_sizes
+from collect.traces.input_shapes import InputTensor, has_tensor_lists, read_input_integers, read_input_tensors, sum_tensor_bytes
+from collect.traces.kernel_categories import WorkCategory
+from collect.traces.matrix_products import find_factor_positions, parse_product_sizes
 from collect.traces.trace import InputTexts
 from shardlab.hardware.gpu_models import find_gpu_model, model_peak_flops
 
-_PRECISIONS = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32"}
+_PRECISION_BY_TYPE = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32"}
 _TF32_KERNEL = re.compile(r"tf32|s1688|s16816|tensorop", re.IGNORECASE)
 # For each operator of a convolution: the positions of stride, padding and dilation among its inputs; None: 1.
-_CONVOLUTIONS: dict[str, tuple[int, int, int | None]] = {
+_CONVOLUTION_POSITIONS: dict[str, tuple[int, int, int | None]] = {
     "aten::convolution": (3, 4, 5),
     "aten::_convolution": (3, 4, 5),
     "aten::cudnn_convolution": (3, 2, 4),
@@ -36,7 +36,7 @@ _CONVOLUTIONS: dict[str, tuple[int, int, int | None]] = {
 }
 _TRANSPOSED = {"aten::convolution": 6, "aten::_convolution": 6, "aten::convolution_backward": 7}
 # For each operator of attention: the position of the query, whether heads come before the sequence, the position of is_causal.
-_ATTENTIONS: dict[str, tuple[int, bool, int]] = {
+_ATTENTION_POSITIONS: dict[str, tuple[int, bool, int]] = {
     "aten::_scaled_dot_product_flash_attention": (0, True, 4),
     "aten::_scaled_dot_product_efficient_attention": (0, True, 6),
     "aten::_scaled_dot_product_cudnn_attention": (0, True, 6),
@@ -50,42 +50,42 @@ _ATTENTIONS: dict[str, tuple[int, bool, int]] = {
 _OVERWRITING = re.compile(r"::(?:copy|fill|zero|normal|uniform|random|bernoulli)_\Z")
 
 
-class Work(NamedTuple):
+class OperatorWork(NamedTuple):
     """The work of one call of an operator. None: there is no formula, or the trace does not record what it needs."""
 
     flops: int | None
     bytes: int | None
 
 
-def count_work(operator: str, category: Category, texts: InputTexts) -> Work:
-    """The work of one call of an operator. category: the category of its kernels. texts: its inputs."""
-    tensors = read_tensors(texts)
-    if not tensors or has_lists(texts):
-        return Work(None, None)
-    inputs = list(tensors.values())
+def count_work(operator: str, category: WorkCategory, input_texts: InputTexts) -> OperatorWork:
+    """The work of one call of an operator. category: the category of its kernels. input_texts: its inputs."""
+    tensor_by_position = read_input_tensors(input_texts)
+    if not tensor_by_position or has_tensor_lists(input_texts):
+        return OperatorWork(None, None)
+    inputs = list(tensor_by_position.values())
     if category == "matrix products":
-        return _count_product(operator, tensors, texts)
+        return _count_product(operator, tensor_by_position, input_texts)
     if category == "convolution":
-        return _count_convolution(operator, tensors, texts)
+        return _count_convolution(operator, tensor_by_position, input_texts)
     if category == "attention":
-        return _count_attention(operator, tensors, texts)
+        return _count_attention(operator, tensor_by_position, input_texts)
     if category == "reduction":
-        return Work(None, count_bytes([*inputs, *(inputs[:1] if "softmax" in operator else [])]))
+        return OperatorWork(None, sum_tensor_bytes([*inputs, *(inputs[:1] if "softmax" in operator else [])]))
     if category == "normalisation":
-        return Work(None, count_bytes([*inputs, max(inputs, key=lambda tensor: math.prod(tensor.shape))]))
-    if category in ("element-wise", "copies") and (shape := _broadcast(inputs)) is not None:
-        output = [] if _OVERWRITING.search(operator) else [Tensor(shape, inputs[0].type_name)]
-        return Work(None, count_bytes([*inputs, *output]))
-    return Work(None, None)
+        return OperatorWork(None, sum_tensor_bytes([*inputs, max(inputs, key=lambda tensor: math.prod(tensor.shape))]))
+    if category in ("element-wise", "copies") and (result_shape := _find_broadcast_shape(inputs)) is not None:
+        output_tensors = [] if _OVERWRITING.search(operator) else [InputTensor(result_shape, inputs[0].type_name)]
+        return OperatorWork(None, sum_tensor_bytes([*inputs, *output_tensors]))
+    return OperatorWork(None, None)
 
 
-def find_precision(types: Sequence[str], kernels: Sequence[str]) -> str:
+def find_precision(input_types: Sequence[str], kernel_names: Sequence[str]) -> str:
     """The precision in which an operator computes: fp32, tf32, bf16 or fp16; "" if it is not known.
 
-    types: the types of its inputs. kernels: its kernels, whose names say whether fp32 is computed as TF32.
+    input_types: the types of its inputs. kernel_names: its kernels, whose names say whether fp32 is computed as TF32.
     """
-    precision = next((_PRECISIONS[name] for name in types if name in _PRECISIONS), "")
-    return "tf32" if precision == "fp32" and any(_TF32_KERNEL.search(kernel) for kernel in kernels) else precision
+    precision = next((_PRECISION_BY_TYPE[type_name] for type_name in input_types if type_name in _PRECISION_BY_TYPE), "")
+    return "tf32" if precision == "fp32" and any(_TF32_KERNEL.search(kernel) for kernel in kernel_names) else precision
 
 
 def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu_name: str, precision: str) -> int | None:
@@ -93,88 +93,90 @@ def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu_name: str, 
 
     precision: fp32, tf32, bf16 or fp16; "" if it is not known.
     """
-    gpu = find_gpu_model(gpu_name)
-    if gpu is None:
+    gpu_model = find_gpu_model(gpu_name)
+    if gpu_model is None:
         return None
-    times_ns = [] if moved_bytes is None else [moved_bytes / gpu.memory_gb_per_s]
+    bounds_ns = [] if moved_bytes is None else [moved_bytes / gpu_model.memory_gb_per_s]
     if flops is not None:
-        peak = model_peak_flops(gpu, precision) if precision else None
-        if peak is None:
+        peak_flops_per_s = model_peak_flops(gpu_model, precision) if precision else None
+        if peak_flops_per_s is None:
             return None
-        times_ns.append(flops / peak * 1e9)
-    return round(max(times_ns)) if times_ns else None
+        bounds_ns.append(flops / peak_flops_per_s * 1e9)
+    return round(max(bounds_ns)) if bounds_ns else None
 
 
-def _count_product(operator: str, tensors: Mapping[int, Tensor], texts: InputTexts) -> Work:
-    sizes, factors = parse_product_sizes(operator, texts.shapes), find_factors(operator)
-    if sizes is None or not tensors.keys() >= set(factors):
-        return Work(None, None)
-    batch, m, n, k = sizes
-    output = Tensor((batch, m, n), tensors[factors[0]].type_name)
-    return Work(2 * batch * m * n * k, count_bytes([*tensors.values(), output]))
+def _count_product(operator: str, tensor_by_position: Mapping[int, InputTensor], input_texts: InputTexts) -> OperatorWork:
+    product_sizes, factor_positions = parse_product_sizes(operator, input_texts.shapes), find_factor_positions(operator)
+    if product_sizes is None or not tensor_by_position.keys() >= set(factor_positions):
+        return OperatorWork(None, None)
+    batch, m, n, k = product_sizes
+    output = InputTensor((batch, m, n), tensor_by_position[factor_positions[0]].type_name)
+    return OperatorWork(2 * batch * m * n * k, sum_tensor_bytes([*tensor_by_position.values(), output]))
 
 
-def _count_convolution(operator: str, tensors: Mapping[int, Tensor], texts: InputTexts) -> Work:
+def _count_convolution(operator: str, tensor_by_position: Mapping[int, InputTensor], input_texts: InputTexts) -> OperatorWork:
     """FLOPs: two for each element of the weight, at each place of the output (of the input, if the convolution is
     transposed)."""
     is_backward = operator == "aten::convolution_backward"
-    data, weight = (tensors.get(index + is_backward) for index in (0, 1))
-    if data is None or weight is None or len(data.shape) != len(weight.shape) or len(data.shape) < 3:
-        return Work(None, None)
-    is_transposed = read_values(texts, _TRANSPOSED[operator]) == [1] if operator in _TRANSPOSED else "transpose" in operator
+    data, weight_tensor = (tensor_by_position.get(input_position + is_backward) for input_position in (0, 1))
+    if data is None or weight_tensor is None or len(data.shape) != len(weight_tensor.shape) or len(data.shape) < 3:
+        return OperatorWork(None, None)
+    is_transposed = (
+        read_input_integers(input_texts, _TRANSPOSED[operator]) == [1] if operator in _TRANSPOSED else "transpose" in operator
+    )
     if is_backward:
-        output_mask, output = read_values(texts, 10), tensors.get(0)
-        passes = sum(output_mask[:2]) if output_mask else 0
-        outputs = [tensor for tensor, is_wanted in zip((data, weight), output_mask or (), strict=False) if is_wanted]
+        output_mask, output = read_input_integers(input_texts, 10), tensor_by_position.get(0)
+        pass_count = sum(output_mask[:2]) if output_mask else 0
+        outputs = [tensor for tensor, is_wanted in zip((data, weight_tensor), output_mask or (), strict=False) if is_wanted]
     else:
-        output, passes = _find_output(operator, data, weight, texts), 1
+        output, pass_count = _compute_convolution_output(operator, data, weight_tensor, input_texts), 1
         outputs = [output] if output else []
-    if not passes or output is None or (is_transposed and not is_backward):
-        return Work(None, None)
-    places = data if is_transposed else output
-    flops = 2 * places.shape[0] * math.prod(places.shape[2:]) * math.prod(weight.shape) * passes
-    return Work(flops, count_bytes([*tensors.values(), *outputs]))
+    if not pass_count or output is None or (is_transposed and not is_backward):
+        return OperatorWork(None, None)
+    place_tensor = data if is_transposed else output
+    flops = 2 * place_tensor.shape[0] * math.prod(place_tensor.shape[2:]) * math.prod(weight_tensor.shape) * pass_count
+    return OperatorWork(flops, sum_tensor_bytes([*tensor_by_position.values(), *outputs]))
 
 
-def _find_output(operator: str, data: Tensor, weight: Tensor, texts: InputTexts) -> Tensor | None:
-    if operator not in _CONVOLUTIONS:
+def _compute_convolution_output(operator: str, data: InputTensor, weight: InputTensor, texts: InputTexts) -> InputTensor | None:
+    if operator not in _CONVOLUTION_POSITIONS:
         return None
     space = len(data.shape) - 2
-    settings = [[1] if index is None else read_values(texts, index) for index in _CONVOLUTIONS[operator]]
-    stride, padding, dilation = (values * space if values and len(values) == 1 else values for values in settings)
+    setting_values = [[1] if index is None else read_input_integers(texts, index) for index in _CONVOLUTION_POSITIONS[operator]]
+    stride, padding, dilation = (values * space if values and len(values) == 1 else values for values in setting_values)
     if not stride or padding is None or not dilation or {len(stride), len(padding), len(dilation)} != {space} or 0 in stride:
         return None
-    sizes = [
-        (size + 2 * pad - gap * (width - 1) - 1) // step + 1
-        for size, width, step, pad, gap in zip(data.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    output_sizes = [
+        (size + 2 * pad - gap * (kernel_size - 1) - 1) // step + 1
+        for size, kernel_size, step, pad, gap in zip(data.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     ]
-    return Tensor((data.shape[0], weight.shape[0], *sizes), data.type_name) if min(sizes) > 0 else None
+    return InputTensor((data.shape[0], weight.shape[0], *output_sizes), data.type_name) if min(output_sizes) > 0 else None
 
 
-def _count_attention(operator: str, tensors: Mapping[int, Tensor], texts: InputTexts) -> Work:
-    first, heads_first, causal_index = _ATTENTIONS.get(operator, (0, True, 0))
-    query, key, value = (tensors.get(first + index) for index in range(3))
-    causal = read_values(texts, causal_index)
-    if not causal or query is None or key is None or value is None:
-        return Work(None, None)
+def _count_attention(operator: str, tensor_by_position: Mapping[int, InputTensor], input_texts: InputTexts) -> OperatorWork:
+    first, is_heads_first, causal_index = _ATTENTION_POSITIONS.get(operator, (0, True, 0))
+    query, key, value = (tensor_by_position.get(first + tensor_offset) for tensor_offset in range(3))
+    causal_values = read_input_integers(input_texts, causal_index)
+    if not causal_values or query is None or key is None or value is None:
+        return OperatorWork(None, None)
     if {len(tensor.shape) for tensor in (query, key, value)} != {4}:
-        return Work(None, None)
-    heads, sequence = (1, 2) if heads_first else (2, 1)
-    pairs = query.shape[0] * query.shape[heads] * query.shape[sequence] * key.shape[sequence]
-    flops = 2 * pairs * (query.shape[3] + value.shape[3]) * (5 if first else 2) // 2 // (2 if causal[0] else 1)
-    outputs = [query, key, value] if first else [Tensor((*query.shape[:3], value.shape[3]), query.type_name)]
-    return Work(flops, count_bytes([query, key, value, *outputs, *([query] * 2 if first else [])]))
+        return OperatorWork(None, None)
+    heads_axis, sequence_axis = (1, 2) if is_heads_first else (2, 1)
+    query_key_pairs = query.shape[0] * query.shape[heads_axis] * query.shape[sequence_axis] * key.shape[sequence_axis]
+    flops = 2 * query_key_pairs * (query.shape[3] + value.shape[3]) * (5 if first else 2) // 2 // (2 if causal_values[0] else 1)
+    output_tensors = [query, key, value] if first else [InputTensor((*query.shape[:3], value.shape[3]), query.type_name)]
+    return OperatorWork(flops, sum_tensor_bytes([query, key, value, *output_tensors, *([query] * 2 if first else [])]))
 
 
-def _broadcast(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+def _find_broadcast_shape(tensors: Sequence[InputTensor]) -> tuple[int, ...] | None:
     """The shape of the result of an element-wise operator; None if its inputs do not fit together."""
-    shape: list[int] = []
+    reversed_shape: list[int] = []
     for tensor in tensors:
-        for place, size in enumerate(reversed(tensor.shape)):
-            if place == len(shape):
-                shape.append(size)
-            elif 1 not in (size, shape[place]) and size != shape[place]:
+        for axis, axis_size in enumerate(reversed(tensor.shape)):
+            if axis == len(reversed_shape):
+                reversed_shape.append(axis_size)
+            elif 1 not in (axis_size, reversed_shape[axis]) and axis_size != reversed_shape[axis]:
                 return None
             else:
-                shape[place] = max(size, shape[place])
-    return tuple(reversed(shape))
+                reversed_shape[axis] = max(axis_size, reversed_shape[axis])
+    return tuple(reversed(reversed_shape))

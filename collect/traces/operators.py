@@ -7,14 +7,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from collect.traces.answer_columns import ms_column, name_column
+from collect.traces.answer_columns import make_ms_column, make_name_column
 from collect.traces.breakdown import count_steps, tally_events
 from collect.traces.launches import divide_by_launch
 from collect.traces.trace import Trace
 from shardlab.terminal.table import Column
 
 OPERATOR_CATEGORIES = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
-Change = Literal["new", "gone", "changed", "same"]
+OperatorChange = Literal["new", "gone", "changed", "same"]
 
 
 class OperatorDifference(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class OperatorDifference(msgspec.Struct, frozen=True):
     """Name of the kernel or operator."""
     kind: str
     """Category in the trace."""
-    change: Change
+    change: OperatorChange
     """`changed` if the number of calls per step differs. A difference of only the time is not a change, because it may be
     noise."""
     calls: float
@@ -42,27 +42,27 @@ class OperatorDifference(msgspec.Struct, frozen=True):
         return self.time_ns - self.against_time_ns
 
 
-def operator_columns(other_words: str) -> list[Column[OperatorDifference]]:
-    """The columns of a table of differences. other_words: words that name the other run, such as `against`; the headings of
+def make_operator_columns(other_run_words: str) -> list[Column[OperatorDifference]]:
+    """The columns of a table of differences. other_run_words: words that name the other run, such as `against`; the headings of
     its numbers end with them."""
     return [
         Column("Change", lambda difference: difference.change),
         Column("Kind", lambda difference: difference.kind),
-        name_column("Name", lambda difference: difference.name),
+        make_name_column("Name", lambda difference: difference.name),
         Column("Calls", lambda difference: difference.calls),
-        Column(f"Calls {other_words}", lambda difference: difference.against_calls),
-        ms_column("Time", lambda difference: difference.time_ns),
-        ms_column(f"Time {other_words}", lambda difference: difference.against_time_ns),
+        Column(f"Calls {other_run_words}", lambda difference: difference.against_calls),
+        make_ms_column("Time", lambda difference: difference.time_ns),
+        make_ms_column(f"Time {other_run_words}", lambda difference: difference.against_time_ns),
         Column("Difference", lambda difference: difference.time_difference_ns, "ms", scale=1e6, is_signed=True),
     ]
 
 
-class Uses(NamedTuple):
+class OperatorUses(NamedTuple):
     """The calls of operators and kernels by all ranks together."""
 
-    totals_of_name: dict[tuple[str, str], tuple[int, int]]
+    totals_by_name: dict[tuple[str, str], tuple[int, int]]
     """{(kind, name): (number of calls, time in ns)}, over all ranks and steps."""
-    share: int
+    divisor: int
     """The number by which the totals are divided: the number of profiler steps of all ranks, or the number of ranks if whole
     traces are compared."""
 
@@ -73,20 +73,23 @@ def compare_trace_operators(run_traces: Sequence[Trace], against_traces: Sequenc
     The values are per profiler step if all traces of both runs have profiler steps; otherwise they are per trace.
     """
     by_step = all(count_steps(trace) for trace in (*run_traces, *against_traces))
-    run_uses, against_uses = count_uses(run_traces, by_step=by_step), count_uses(against_traces, by_step=by_step)
+    run_uses, against_uses = (
+        count_operator_uses(run_traces, by_step=by_step),
+        count_operator_uses(against_traces, by_step=by_step),
+    )
     operator_differences = []
-    for kind, name in run_uses.totals_of_name.keys() | against_uses.totals_of_name.keys():
-        calls, ns = run_uses.totals_of_name.get((kind, name), (0, 0))
-        other_calls, other_ns = against_uses.totals_of_name.get((kind, name), (0, 0))
+    for kind, operator_name in run_uses.totals_by_name.keys() | against_uses.totals_by_name.keys():
+        call_count, total_ns = run_uses.totals_by_name.get((kind, operator_name), (0, 0))
+        other_call_count, other_total_ns = against_uses.totals_by_name.get((kind, operator_name), (0, 0))
         operator_differences.append(
             OperatorDifference(
-                name=name,
+                name=operator_name,
                 kind=kind,
-                change=_classify_change(calls * against_uses.share, other_calls * run_uses.share),
-                calls=calls / run_uses.share,
-                against_calls=other_calls / against_uses.share,
-                time_ns=ns / run_uses.share,
-                against_time_ns=other_ns / against_uses.share,
+                change=_classify_change(call_count * against_uses.divisor, other_call_count * run_uses.divisor),
+                calls=call_count / run_uses.divisor,
+                against_calls=other_call_count / against_uses.divisor,
+                time_ns=total_ns / run_uses.divisor,
+                against_time_ns=other_total_ns / against_uses.divisor,
             )
         )
     return sorted(
@@ -94,24 +97,24 @@ def compare_trace_operators(run_traces: Sequence[Trace], against_traces: Sequenc
     )
 
 
-def count_uses(traces: Sequence[Trace], *, by_step: bool) -> Uses:
+def count_operator_uses(traces: Sequence[Trace], *, by_step: bool) -> OperatorUses:
     """Add up the calls of the operators and kernels of all ranks.
 
     Work of a GPU that was launched before the recording began is left out. by_step: whether the totals are per profiler step;
     then work that was launched outside of the steps is left out, too.
     """
-    totals_of_name: dict[tuple[str, str], tuple[int, int]] = {}
+    totals_by_name: dict[tuple[str, str], tuple[int, int]] = {}
     for trace in traces:
         gpu_events = divide_by_launch(trace)
-        left_out = gpu_events.before_recording | (gpu_events.outside_steps if by_step else False)
+        is_left_out = gpu_events.before_recording | (gpu_events.outside_steps if by_step else False)
         for kind in OPERATOR_CATEGORIES:
-            for event_tally in tally_events(trace, trace.has_category(kind) & ~left_out):
-                calls, ns = totals_of_name.get((kind, event_tally.name), (0, 0))
-                totals_of_name[kind, event_tally.name] = (calls + event_tally.count, ns + event_tally.total_ns)
-    return Uses(totals_of_name, sum(count_steps(trace) if by_step else 1 for trace in traces))
+            for event_tally in tally_events(trace, trace.has_category(kind) & ~is_left_out):
+                call_count, total_ns = totals_by_name.get((kind, event_tally.name), (0, 0))
+                totals_by_name[kind, event_tally.name] = (call_count + event_tally.count, total_ns + event_tally.total_ns)
+    return OperatorUses(totals_by_name, sum(count_steps(trace) if by_step else 1 for trace in traces))
 
 
-def _classify_change(calls: int, other_calls: int) -> Change:
+def _classify_change(calls: int, other_calls: int) -> OperatorChange:
     if not calls or not other_calls:
         return "new" if calls else "gone"
     return "same" if calls == other_calls else "changed"

@@ -46,27 +46,27 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
     trace_part = run.traces
     if trace_part is None:
         raise InputError(f"{run_dir.run_json}: this run does not analyse traces.")
-    begin_time = time.monotonic()
+    begin_s = time.monotonic()
     files.make_folder(run_dir.path / SUMMARIES_FOLDER)
     files.make_folder(run_dir.steps_file(0).parent)
-    with LineWriter(run_dir.steps_file(0)) as steps:
-        for file_number, name in enumerate(trace_part.files):
-            start_s, trace_path = time.monotonic(), Path(trace_part.folder) / name
+    with LineWriter(run_dir.steps_file(0)) as step_writer:
+        for file_number, file_name in enumerate(trace_part.files):
+            file_start_s, trace_path = time.monotonic(), Path(trace_part.folder) / file_name
             with files.as_workspace_error("read"):
                 loaded_trace, trace_bytes = trace.read_trace(trace_path), trace_path.stat().st_size
             files.write_json(
                 run_dir.path / SUMMARIES_FOLDER / summary_name(file_number), compute_file_figures(loaded_trace), sync=False
             )
-            end_time = time.monotonic()
+            file_end_s = time.monotonic()
             step_record = StepRecord(
                 schema=SCHEMA,
                 step=file_number + 1,
-                t_s=end_time,
+                t_s=file_end_s,
                 wall_s=time.time(),
                 units=trace_bytes,
-                step_ms=1000 * (end_time - start_s),
+                step_ms=1000 * (file_end_s - file_start_s),
             )
-            steps.write(step_record)
+            step_writer.write(step_record)
     run_result = Result(
         schema=SCHEMA,
         run_id=run.run_id,
@@ -74,7 +74,7 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
         rehearsal=run.rehearsal,
         steps=len(trace_part.files),
         unit="bytes of traces",
-        train_time_s=time.monotonic() - begin_time,
+        train_time_s=time.monotonic() - begin_s,
     )
     files.write_json(run_dir.result, run_result)
 

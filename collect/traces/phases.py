@@ -28,7 +28,7 @@ from collect.traces.trace import Trace
 
 Phase = Literal["data", "forward", "backward", "optimizer", "other"]
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer", "other")
-_ANNOTATION_PATTERNS: dict[
+_ANNOTATION_PATTERN_BY_PHASE: dict[
     Phase, re.Pattern[str]
 ] = {  # if a moment has annotations of several phases, the first phase here counts
     "data": re.compile(r"enumerate\(DataLoader\)#|(?:#+\s*)?(?:data|dataloader|data_loading|get_batch)\b", re.IGNORECASE),
@@ -61,29 +61,29 @@ def compute_phase_times(trace: Trace, activities: Activities) -> list[PhaseTime]
     if not is_step.any():
         return []
     main_thread = int(np.bincount(trace.thread[is_step]).argmax())
-    host_time_of_phase = _divide_host_time(trace, is_step & (trace.thread == main_thread), main_thread)
+    host_time_by_phase = _divide_host_time(trace, is_step & (trace.thread == main_thread), main_thread)
     if activities.source != "gpu":
         return [
             PhaseTime(phase=phase, host_ns=host_time.length, device_ns=None, compute_ns=None, communication_ns=None)
-            for phase, host_time in host_time_of_phase.items()
+            for phase, host_time in host_time_by_phase.items()
             if host_time.length
         ]
-    launch_phases = find_launch_phases(trace, activities, host_time_of_phase, main_thread)
+    launch_phases = find_launch_phases(trace, activities, host_time_by_phase, main_thread)
     phase_times = []
     for phase_index, phase in enumerate(PHASES):
-        in_phase = launch_phases == phase_index
-        event_rows = activities.event_rows[in_phase]
-        is_collective = activities.is_collective[in_phase]
+        is_in_phase = launch_phases == phase_index
+        event_rows = activities.event_rows[is_in_phase]
+        is_collective = activities.is_collective[is_in_phase]
         is_memory = trace.has_category("gpu_memcpy", "gpu_memset")[event_rows]
         compute, communication = (
-            intervals.event_spans(trace, event_rows[mask]) for mask in (~is_collective & ~is_memory, is_collective)
+            intervals.merge_events(trace, event_rows[mask]) for mask in (~is_collective & ~is_memory, is_collective)
         )
-        if host_time_of_phase[phase].length or len(event_rows):
+        if host_time_by_phase[phase].length or len(event_rows):
             phase_times.append(
                 PhaseTime(
                     phase=phase,
-                    host_ns=host_time_of_phase[phase].length,
-                    device_ns=intervals.event_spans(trace, event_rows).length,
+                    host_ns=host_time_by_phase[phase].length,
+                    device_ns=intervals.merge_events(trace, event_rows).length,
                     compute_ns=compute.length,
                     communication_ns=communication.length,
                 )
@@ -92,59 +92,59 @@ def compute_phase_times(trace: Trace, activities: Activities) -> list[PhaseTime]
 
 
 def find_launch_phases(
-    trace: Trace, activities: Activities, host_time_of_phase: dict[Phase, Intervals], main_thread: int
+    trace: Trace, activities: Activities, host_time_by_phase: dict[Phase, Intervals], main_thread: int
 ) -> NDArray[np.int8]:
     """For each of `activities.event_rows`, the index in PHASES of the phase that launched the work.
 
-    -1 if the launch is not recorded, or if it was in no profiler step. host_time_of_phase: the time of each phase on the main
+    -1 if the launch is not recorded, or if it was in no profiler step. host_time_by_phase: the time of each phase on the main
     thread. main: the number of the main thread."""
-    autograd_threads = np.unique(trace.thread[gloo.find_autograd(trace)])
-    launch_ns, thread = trace.start_ns[activities.launch_row], trace.thread[activities.launch_row]
-    phase_index = np.full(len(activities.event_rows), -1, np.int8)
-    for index, phase in enumerate(PHASES):
-        phase_index[intervals.covers(host_time_of_phase[phase], launch_ns)] = index
-    phase_index[(phase_index >= 0) & np.isin(thread, autograd_threads[autograd_threads != main_thread])] = PHASES.index(
-        "backward"
+    autograd_threads = np.unique(trace.thread[gloo.find_autograd_nodes(trace)])
+    launch_ns, launch_threads = trace.start_ns[activities.launch_row], trace.thread[activities.launch_row]
+    phase_by_event = np.full(len(activities.event_rows), -1, np.int8)
+    for phase_number, phase in enumerate(PHASES):
+        phase_by_event[intervals.find_covered(host_time_by_phase[phase], launch_ns)] = phase_number
+    phase_by_event[(phase_by_event >= 0) & np.isin(launch_threads, autograd_threads[autograd_threads != main_thread])] = (
+        PHASES.index("backward")
     )
-    phase_index[activities.launch_row < 0] = -1
-    return phase_index
+    phase_by_event[activities.launch_row < 0] = -1
+    return phase_by_event
 
 
 def _divide_host_time(trace: Trace, is_step: NDArray[np.bool_], main_thread: int) -> dict[Phase, Intervals]:
     """The time of each phase on the main thread. The phases are disjoint, and together they are the time of the steps."""
-    remaining = intervals.event_spans(trace, is_step)
+    remaining = intervals.merge_events(trace, is_step)
     is_annotation = trace.has_category("user_annotation", "cpu_op") & (trace.thread == main_thread) & ~is_step
-    time_of_phase: dict[Phase, Intervals] = {}
-    for phase, pattern in _ANNOTATION_PATTERNS.items():
+    time_by_phase: dict[Phase, Intervals] = {}
+    for phase, pattern in _ANNOTATION_PATTERN_BY_PHASE.items():
         is_named = trace.match_labels(trace.name, [pattern.match(label) is not None for label in trace.labels])
-        time_of_phase[phase] = intervals.intersect_intervals(remaining, intervals.event_spans(trace, is_annotation & is_named))
-        remaining = intervals.subtract_intervals(remaining, time_of_phase[phase])
-    is_node = gloo.find_autograd(trace)
+        time_by_phase[phase] = intervals.intersect_intervals(remaining, intervals.merge_events(trace, is_annotation & is_named))
+        remaining = intervals.subtract_intervals(remaining, time_by_phase[phase])
+    is_node = gloo.find_autograd_nodes(trace)
     autograd_time = intervals.intersect_intervals(
-        remaining, _close_gaps(trace, intervals.event_spans(trace, is_node), main_thread)
+        remaining, _close_autograd_gaps(trace, intervals.merge_events(trace, is_node), main_thread)
     )
-    time_of_phase["backward"] = intervals.unite_intervals(time_of_phase["backward"], autograd_time)
+    time_by_phase["backward"] = intervals.unite_intervals(time_by_phase["backward"], autograd_time)
     remaining = intervals.subtract_intervals(remaining, autograd_time)
-    last_backward_ns = _find_last_backward(trace, is_step, time_of_phase["backward"])
+    last_backward_ns = _find_last_backward_starts(trace, is_step, time_by_phase["backward"])
     forward = intervals.intersect_intervals(remaining, intervals.merge_overlapping(trace.start_ns[is_step], last_backward_ns))
-    time_of_phase["forward"] = intervals.unite_intervals(time_of_phase["forward"], forward)
-    time_of_phase["other"] = intervals.subtract_intervals(remaining, forward)
-    return {phase: time_of_phase[phase] for phase in PHASES}
+    time_by_phase["forward"] = intervals.unite_intervals(time_by_phase["forward"], forward)
+    time_by_phase["other"] = intervals.subtract_intervals(remaining, forward)
+    return {phase: time_by_phase[phase] for phase in PHASES}
 
 
-def _close_gaps(trace: Trace, autograd_time: Intervals, main_thread: int) -> Intervals:
+def _close_autograd_gaps(trace: Trace, autograd_time: Intervals, main_thread: int) -> Intervals:
     """The time of autograd. A gap between two of its nodes is included if the main thread starts no operator in the gap."""
-    operator_starts = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == main_thread)])
-    operator_starts = operator_starts[~intervals.covers(autograd_time, operator_starts)]
-    gap_starts, gap_ends = autograd_time.end[:-1], autograd_time.start[1:]
-    is_empty = np.searchsorted(operator_starts, gap_starts) == np.searchsorted(operator_starts, gap_ends)
-    return intervals.unite_intervals(autograd_time, intervals.merge_overlapping(gap_starts[is_empty], gap_ends[is_empty]))
+    operator_starts_ns = np.sort(trace.start_ns[trace.has_category("cpu_op") & (trace.thread == main_thread)])
+    operator_starts_ns = operator_starts_ns[~intervals.find_covered(autograd_time, operator_starts_ns)]
+    gap_starts_ns, gap_ends_ns = autograd_time.end[:-1], autograd_time.start[1:]
+    is_empty = np.searchsorted(operator_starts_ns, gap_starts_ns) == np.searchsorted(operator_starts_ns, gap_ends_ns)
+    return intervals.unite_intervals(autograd_time, intervals.merge_overlapping(gap_starts_ns[is_empty], gap_ends_ns[is_empty]))
 
 
-def _find_last_backward(trace: Trace, is_step: NDArray[np.bool_], backward_time: Intervals) -> NDArray[np.int64]:
+def _find_last_backward_starts(trace: Trace, is_step: NDArray[np.bool_], backward_time: Intervals) -> NDArray[np.int64]:
     """For each step, the start of the last interval of backward that begins in the step; if there is none, the start of the
     step."""
-    start, end = trace.start_ns[is_step], trace.end_ns[is_step]
-    interval_index = np.searchsorted(backward_time.start, end) - 1
-    latest_start = backward_time.start[np.maximum(interval_index, 0)] if len(backward_time.start) else start
-    return np.where((interval_index >= 0) & (latest_start >= start), latest_start, start)
+    step_starts_ns, step_ends_ns = trace.start_ns[is_step], trace.end_ns[is_step]
+    interval_index = np.searchsorted(backward_time.start, step_ends_ns) - 1
+    latest_start_ns = backward_time.start[np.maximum(interval_index, 0)] if len(backward_time.start) else step_starts_ns
+    return np.where((interval_index >= 0) & (latest_start_ns >= step_starts_ns), latest_start_ns, step_starts_ns)

@@ -105,12 +105,12 @@ def analyse_rank(trace: Trace) -> RankAnalysis | None:
     )
 
 
-def rank_document(analysis: RankAnalysis) -> dict[str, Any]:
+def make_rank_document(analysis: RankAnalysis) -> dict[str, Any]:
     """The results about one rank (idle time by cause, launch delays, phases, modules, memory, products) as JSON values."""
     return {
         "idle": None if analysis.idle is None else msgspec.to_builtins(analysis.idle),
         "launch_delay": None if analysis.launches is None else msgspec.to_builtins(analysis.launches),
-        "work": analysis.work.document(),
+        "work": analysis.work.make_document(),
         "phases": msgspec.to_builtins(analysis.phases),
         "layers": msgspec.to_builtins(analysis.layers),
         "memory": msgspec.to_builtins(analysis.memory),

@@ -15,13 +15,13 @@ def merge_rows(rows: Iterable[_Row], get_key: Callable[[_Row], Hashable], summed
 
     The values of `summed_fields` are added up. A sum is None if any of its values is None.
     """
-    row_of_key: dict[Hashable, _Row] = {}
+    row_by_key: dict[Hashable, _Row] = {}
     for row in rows:
-        sum_so_far = row_of_key.get(get_key(row))
+        sum_so_far = row_by_key.get(get_key(row))
         if sum_so_far is not None:
             value_pairs = {name: (getattr(sum_so_far, name), getattr(row, name)) for name in summed_fields}
             summed_values = {name: None if None in pair else sum(pair) for name, pair in value_pairs.items()}
-            row_of_key[get_key(row)] = msgspec.structs.replace(sum_so_far, **summed_values)
+            row_by_key[get_key(row)] = msgspec.structs.replace(sum_so_far, **summed_values)
         else:
-            row_of_key[get_key(row)] = row
-    return list(row_of_key.values())
+            row_by_key[get_key(row)] = row
+    return list(row_by_key.values())

@@ -35,12 +35,12 @@ class RankWork(msgspec.Struct, frozen=True, kw_only=True):
     together: list[RunningTogether]
     """How long compute, communication and memory operations run alone and together."""
 
-    def document(self) -> dict[str, Any]:
+    def make_document(self) -> dict[str, Any]:
         """The work as JSON values."""
-        document: dict[str, Any] = msgspec.to_builtins(self)
-        for values, row in zip(document["operators"], self.operators, strict=True):
-            values |= {name: getattr(row, name) for name in ("flops_per_s", "bytes_per_s", "roofline_pct")}
-        return document
+        work_document: dict[str, Any] = msgspec.to_builtins(self)
+        for operator_document, row in zip(work_document["operators"], self.operators, strict=True):
+            operator_document |= {name: getattr(row, name) for name in ("flops_per_s", "bytes_per_s", "roofline_pct")}
+        return work_document
 
 
 def measure_work(trace: Trace, activities: Activities) -> RankWork:
@@ -55,14 +55,14 @@ def measure_work(trace: Trace, activities: Activities) -> RankWork:
     )
 
 
-def sum_work(works: Iterable[RankWork]) -> RankWork:
+def sum_work(rank_works: Iterable[RankWork]) -> RankWork:
     """The work of several ranks together. Launching calls and streams are not added up."""
-    all_works = list(works)
-    together = merge_rows((use for work in all_works for use in work.together), lambda use: use.kinds, ("total_ns",))
+    work_list = list(rank_works)
+    summed_together = merge_rows((use for work in work_list for use in work.together), lambda use: use.kinds, ("total_ns",))
     return RankWork(
-        categories=sum_categories(entry for work in all_works for entry in work.categories),
-        operators=sum_operators(row for work in all_works for row in work.operators),
-        launch_calls=[calls for work in all_works for calls in work.launch_calls],
-        streams=[use for work in all_works for use in work.streams],
-        together=sorted(together, key=lambda use: -use.total_ns),
+        categories=sum_categories(category_time for work in work_list for category_time in work.categories),
+        operators=sum_operators(row for work in work_list for row in work.operators),
+        launch_calls=[calls for work in work_list for calls in work.launch_calls],
+        streams=[use for work in work_list for use in work.streams],
+        together=sorted(summed_together, key=lambda use: -use.total_ns),
     )

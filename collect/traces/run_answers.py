@@ -42,43 +42,44 @@ class RunAnswers:
     @cached_property
     def rank_count(self) -> int:
         """The number of ranks that the traces name; 0 if they name none."""
-        sizes = [analysis.world_size for analysis in self.ranks] + [
+        stated_sizes = [analysis.world_size for analysis in self.ranks] + [
             group.size for analysis in self.ranks for group in analysis.groups
         ]
-        return max((size for size in sizes if size is not None), default=0)
+        return max((stated_size for stated_size in stated_sizes if stated_size is not None), default=0)
 
     @property
     def missing_ranks(self) -> str:
         """A sentence that says how many ranks were profiled; "" if all were, or if the traces do not say how many there are."""
-        profiled = len({analysis.rank for analysis in self.ranks})
-        if not self.ranks or profiled >= self.rank_count:
+        profiled_count = len({analysis.rank for analysis in self.ranks})
+        if not self.ranks or profiled_count >= self.rank_count:
             return ""
-        verb = "was" if profiled == 1 else "were"
+        verb = "was" if profiled_count == 1 else "were"
         return (
-            f"{profiled:,} of {self.rank_count:,} ranks {verb} profiled: where ranks of a process group are missing, the time "
-            "of a transfer is at most, and bandwidths and waiting for slow ranks are at least the given values."
+            f"{profiled_count:,} of {self.rank_count:,} ranks {verb} profiled: where ranks of a process group are missing, the "
+            "time of a transfer is at most, and bandwidths and waiting for slow ranks are at least the given values."
         )
 
-    def document(self) -> dict[str, Any]:
+    def make_document(self) -> dict[str, Any]:
         """The results about the run as JSON values. A result that is not known is null."""
         use_documents = [
-            msgspec.to_builtins(use) | {"group": _group_document(use), **{name: getattr(use, name) for name in _USE_PROPERTIES}}
+            msgspec.to_builtins(use)
+            | {"group": _make_group_document(use), **{name: getattr(use, name) for name in _USE_PROPERTIES}}
             for use in self.collectives
         ]
         return {
             "collectives": use_documents,
-            "stragglers": self._stragglers_document(),
+            "stragglers": self._make_stragglers_document(),
             "missing_ranks": self.missing_ranks or None,
         }
 
-    def _stragglers_document(self) -> dict[str, Any]:
+    def _make_stragglers_document(self) -> dict[str, Any]:
         waits = self.waits
         skew_ns = waits.skew_ns
         return {
             "rank": waits.straggler.rank if waits.straggler else None,
-            "why": waits.why or None,
+            "why": waits.missing_reason or None,
             "matched": len(skew_ns),
-            "unmatched_calls": waits.unmatched,
+            "unmatched_calls": waits.unmatched_count,
             "skew_mean_ns": statistics.fmean(skew_ns) if skew_ns else None,
             "skew_median_ns": skew_ns[(len(skew_ns) - 1) // 2] if skew_ns else None,
             "skew_longest_ns": skew_ns[-1] if skew_ns else None,
@@ -87,13 +88,13 @@ class RunAnswers:
         }
 
 
-def _group_document(use: CollectiveUse) -> dict[str, Any]:
-    group = use.group
+def _make_group_document(use: CollectiveUse) -> dict[str, Any]:
+    process_group = use.group
     return {
-        "name": group.name or None,
-        "description": group.description or None,
-        "size": group.size,
-        "ranks": list(group.ranks) or None,
-        "first_ranks": list(group.first_ranks) or None,
-        "mixed": group.mixed,
+        "name": process_group.name or None,
+        "description": process_group.description or None,
+        "size": process_group.size,
+        "ranks": list(process_group.ranks) or None,
+        "first_ranks": list(process_group.first_ranks) or None,
+        "mixed": process_group.mixed,
     }

@@ -50,30 +50,30 @@ class RunTraces(msgspec.Struct, frozen=True, dict=True):
         return self.like_hta or self.exact
 
 
-def read_run_traces(run_path: Path, mode: Traces, on_gpu: bool = False) -> RunTraces:
+def read_run_traces(run_path: Path, trace_method: Traces, used_gpus: bool = False) -> RunTraces:
     """Read the figures of the traces in a run folder.
 
-    mode: `like-hta` to get the figures of HolisticTraceAnalysis, too. on_gpu: whether the result says that the run
+    trace_method: `like-hta` to get the figures of HolisticTraceAnalysis, too. used_gpus: whether the result says that the run
     used GPUs. A trace that is damaged, cut short, or lacks work of the GPU is left out, because incomplete figures must not
     rank cells.
     """
     trace_paths = select_regular_files((run_path / "trace").glob("rank-*.json.gz"))
-    files = [expect_gpu(load_figures(path), on_gpu) for path in trace_paths]
-    usable = [(path, entry) for path, entry in zip(trace_paths, files, strict=True) if entry.is_usable]
-    exact = [entry.breakdown for _, entry in usable if entry.breakdown]
+    file_figures = [expect_gpu(load_figures(path), used_gpus) for path in trace_paths]
+    usable_figures = [(path, figures) for path, figures in zip(trace_paths, file_figures, strict=True) if figures.is_usable]
+    exact_breakdowns = [figures.breakdown for _, figures in usable_figures if figures.breakdown]
     return RunTraces(
-        exact,
-        [entry.analysis for _, entry in usable if entry.analysis],
-        _read_like_hta([path for path, _ in usable])
-        if mode == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact)
+        exact_breakdowns,
+        [figures.analysis for _, figures in usable_figures if figures.analysis],
+        _read_like_hta([path for path, _ in usable_figures])
+        if trace_method == "like-hta" and any(breakdown.source == "gpu" for breakdown in exact_breakdowns)
         else [],
-        files,
+        file_figures,
     )
 
 
-def ran_on_gpu(result: Result | None) -> bool:
+def trained_on_gpus(run_result: Result | None) -> bool:
     """Whether the result of a run says that its ranks trained on GPUs."""
-    return result is not None and bool(result.gpus)
+    return run_result is not None and bool(run_result.gpus)
 
 
 def select_regular_files(paths: Iterable[Path]) -> list[Path]:
@@ -93,7 +93,7 @@ def _read_like_hta(trace_paths: list[Path]) -> list[Breakdown]:
         return []
 
 
-class CachedFigures(msgspec.Struct):
+class FiguresCacheEntry(msgspec.Struct):
     """The content of a cache file."""
 
     bytes: int
@@ -113,9 +113,9 @@ def load_figures(path: Path) -> FileFigures:
     written, or if the cache file is damaged.
     """
     file_status = path.stat()
-    cache_entry = CachedFigures(file_status.st_size, file_status.st_mtime_ns, _compute_code_digest(), None)
+    cache_entry = FiguresCacheEntry(file_status.st_size, file_status.st_mtime_ns, _compute_code_digest(), None)
     cache_path = path.with_name(f".{path.name}.figures.json")  # a hidden file, because the cache is not a record of the run
-    cached_figures = json_file.read_json_if_valid(cache_path, CachedFigures)
+    cached_figures = json_file.read_json_if_valid(cache_path, FiguresCacheEntry)
     if cached_figures and cached_figures.figures and msgspec.structs.replace(cached_figures, figures=None) == cache_entry:
         return cached_figures.figures
     figures = msgspec.structs.replace(compute_file_figures(trace.read_trace(path)), path=path.name)

@@ -12,36 +12,36 @@ import msgspec
 from msgspec import Raw
 from zlib_ng import zlib_ng  # takes less than half the time that zlib takes to decompress
 
-from collect.traces.event import AnyArgs, AnyEvent
+from collect.traces.event import AnyEvent, AnyEventArgs
 from shardlab.files import files
 
 # bytes that are decoded at once: they fit into the second-level cache, and are a quarter faster than 4 MiB
 BLOCK_BYTES = 1 << 18
-_COMPRESSED_BYTES = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
+_READ_GZIP_BYTES = 1 << 16  # bytes of a gzip file that are read at once; few: each decompression copies those that are left
 GZIP_MAGIC = b"\x1f\x8b"
 _BETWEEN_EVENTS = re.compile(r"[\s,]*")
 _LIST_END = re.compile(r"\]\s*(?:\}|,\s*\"|\Z)")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _PHASE_KEY = re.compile(r"\"ph\"\s*:")
-_TEXT_FIELDS = {field.name: field.encode_name for field in msgspec.structs.fields(AnyArgs) if field.type is Raw}
+_KEY_BY_TEXT_FIELD = {field.name: field.encode_name for field in msgspec.structs.fields(AnyEventArgs) if field.type is Raw}
 # the text that printf of C writes for a number that is not finite
 _BARE_NOT_FINITE = re.compile(r"(:\s*)(-?)(?:inf|nan)(?=\s*[,}\]])")
 
 
-class CutShort(Exception):
+class TraceCutShort(Exception):
     """Raised when nothing more can be read from a trace file. The message says why."""
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
     """The text of a file, decompressed if necessary, in blocks of at most BLOCK bytes.
 
-    Raises CutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
+    Raises TraceCutShort after the last readable block if the file is damaged; raises OSError if the file cannot be opened.
     """
     with files.open_regular(path) as file:
         is_gzip = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
         file.seek(0)
-        read_size = BLOCK_BYTES if not is_gzip else min(BLOCK_BYTES, _COMPRESSED_BYTES)
-        raw_blocks = iter(lambda: file.read(read_size), b"")
+        read_bytes = BLOCK_BYTES if not is_gzip else min(BLOCK_BYTES, _READ_GZIP_BYTES)
+        raw_blocks = iter(lambda: file.read(read_bytes), b"")
         yield from _decompress_blocks(raw_blocks) if is_gzip else raw_blocks
 
 
@@ -56,36 +56,36 @@ def _decompress_blocks(raw_blocks: Iterator[bytes]) -> Iterator[bytes]:
                 decompressor, has_ended = zlib_ng.decompressobj(wbits=31), False
             decompressor_copy = decompressor.copy()  # type: ignore[attr-defined]  # its stub lacks this method
             try:
-                text = decompressor.decompress(block, BLOCK_BYTES)
+                decompressed = decompressor.decompress(block, BLOCK_BYTES)
             except zlib_ng.error as error:  # type: ignore[misc]  # its stub declares an instance
                 # only if there is any: an empty text would mean the end of the file
-                if text := _decompress_until_damage(decompressor_copy, block):
-                    yield text
-                raise CutShort(f"its gzip stream is damaged ({error})") from None
-            if text:
-                yield text
+                if decompressed := _decompress_until_damage(decompressor_copy, block):
+                    yield decompressed
+                raise TraceCutShort(f"its gzip stream is damaged ({error})") from None
+            if decompressed:
+                yield decompressed
             has_ended = decompressor.eof
             block = decompressor.unused_data if has_ended else decompressor.unconsumed_tail
     if not has_ended:
-        raise CutShort("its gzip stream ends too early")
+        raise TraceCutShort("its gzip stream ends too early")
 
 
-def _decompress_until_damage(decompressor: zlib_ng._Decompress, block: bytes) -> bytes:
+def _decompress_until_damage(decompressor: zlib_ng._Decompress, damaged_block: bytes) -> bytes:
     """The decompressed text of a block up to the place where the block is damaged. decompressor: the decompressor
     in its state before the block.
 
     The block is decompressed byte by byte, because zlib-ng discards the whole output of a call that fails.
     """
-    text = bytearray()
-    for index in range(len(block)):
+    decompressed = bytearray()
+    for byte_index in range(len(damaged_block)):
         try:
-            text += decompressor.decompress(block[index : index + 1])
+            decompressed += decompressor.decompress(damaged_block[byte_index : byte_index + 1])
         except zlib_ng.error:  # type: ignore[misc]
             break
-    return bytes(text)
+    return bytes(decompressed)
 
 
-class _Number(str):
+class _NumberText(str):
     """The decimal text of a JSON number. The type distinguishes it from the text of a JSON string."""
 
 
@@ -93,111 +93,113 @@ class SalvagedEvents(NamedTuple):
     """The events that could be read from a part of the text of a trace."""
 
     events: list[AnyEvent]
-    lost: int
+    lost_count: int
     """The number of events that could not be read."""
-    rest: int
+    rest_offset: int
     """The offset in bytes at which the unread rest of the text begins; the rest may become readable when more text follows."""
-    ended: bool
+    has_ended: bool
     """Whether the end of the list of events was reached."""
 
 
 # strict=True: an event with a control character in a string is not valid. Without this rule, a stretch of zero bytes in a
 # damaged file could join two events into one event.
-_decoder = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number, strict=True)
+_OBJECT_DECODER = json.JSONDecoder(parse_float=_NumberText, parse_int=_NumberText, parse_constant=_NumberText, strict=True)
 
 
 def salvage_events(raw: bytes, *, is_final: bool) -> SalvagedEvents:
     """Read the events in a text that begins between two events. is_final: whether no more text follows.
 
     If an event is not valid JSON, only this event is lost: reading continues at the next object that follows another object and
-    that can be read as an event. For each skipped part of the text, `lost_bytes` grows by the number of its phases (`"ph":`),
+    that can be read as an event. For each skipped part of the text, `lost_count` grows by the number of its phases (`"ph":`),
     but at least by 1.
     """
     text = raw.decode("utf-8", "surrogateescape")  # bytes that are not UTF-8 become characters that encode to the same bytes
     text = _BARE_NOT_FINITE.sub(lambda match: match[1] + " " * len(match[2]) + "NaN", text)
     events: list[AnyEvent] = []
-    lost_bytes, offset = 0, 0
+    lost_count, offset = 0, 0
 
-    def salvaged(*, has_ended: bool) -> SalvagedEvents:
-        return SalvagedEvents(events, lost_bytes, len(text[:offset].encode("utf-8", "surrogateescape")), has_ended)
+    def make_salvaged_events(*, has_ended: bool) -> SalvagedEvents:
+        return SalvagedEvents(events, lost_count, len(text[:offset].encode("utf-8", "surrogateescape")), has_ended)
 
     while True:
         offset = _BETWEEN_EVENTS.match(text, offset).end()  # type: ignore[union-attr]  # the pattern also matches an empty text
         # If events follow a `]`, it does not end the list of events, but a list inside an event that was lost.
         if _LIST_END.match(text, offset) and not _PHASE_KEY.search(text, offset):
-            return salvaged(has_ended=True)
+            return make_salvaged_events(has_ended=True)
         if offset == len(text):
-            return salvaged(has_ended=False)
+            return make_salvaged_events(has_ended=False)
         decoded_object = _decode_object(text, offset)
         if decoded_object:
-            fields, offset = decoded_object
-            events.append(_build_event(fields))
+            event_fields, offset = decoded_object
+            events.append(_build_event(event_fields))
             continue
         next_offset = _find_next_event(text, offset)
         if next_offset is None and not is_final:
-            return salvaged(has_ended=False)
-        end = len(text) if next_offset is None else next_offset
-        lost_bytes += max(1, len(_PHASE_KEY.findall(text, offset, end)))
-        offset = end
+            return make_salvaged_events(has_ended=False)
+        skipped_end = len(text) if next_offset is None else next_offset
+        lost_count += max(1, len(_PHASE_KEY.findall(text, offset, skipped_end)))
+        offset = skipped_end
 
 
-def _decode_object(text: str, offset: int) -> tuple[dict[str, Any], int] | None:
+def _decode_object(decoded_text: str, offset: int) -> tuple[dict[str, Any], int] | None:
     try:
-        fields, end = _decoder.raw_decode(text, offset)
+        object_fields, object_end = _OBJECT_DECODER.raw_decode(decoded_text, offset)
     except (ValueError, RecursionError):
         return None
-    return (fields, end) if isinstance(fields, dict) else None
+    return (object_fields, object_end) if isinstance(object_fields, dict) else None
 
 
-def _find_next_event(text: str, offset: int) -> int | None:
+def _find_next_event(decoded_text: str, offset: int) -> int | None:
     """The offset of the next event that can be read; None if no such event follows."""
-    for match in _NEXT_EVENT.finditer(text, offset):
-        decoded_object = _decode_object(text, match.end())
+    for match in _NEXT_EVENT.finditer(decoded_text, offset):
+        decoded_object = _decode_object(decoded_text, match.end())
         if decoded_object and type(decoded_object[0].get("ph")) is str:
             return match.end()
     return None
 
 
-def _build_event(fields: dict[str, Any]) -> AnyEvent:
-    args = fields.get("args")
-    tid = fields.get("tid", -1)
+def _build_event(event_fields: dict[str, Any]) -> AnyEvent:
+    event_args = event_fields.get("args")
+    thread_id = event_fields.get("tid", -1)
     return AnyEvent(
-        ph=_string_or_empty(fields.get("ph")),
-        cat=_string_or_empty(fields.get("cat")),
-        name=_string_or_empty(fields.get("name")),
-        tid=str(tid) if isinstance(tid, _Number) else _string_or_empty(tid),
-        ts=_json_text(fields.get("ts")),
-        dur=_json_text(fields.get("dur")),
-        args=_build_args(args) if isinstance(args, dict) else None,
+        ph=_clean_string(event_fields.get("ph")),
+        cat=_clean_string(event_fields.get("cat")),
+        name=_clean_string(event_fields.get("name")),
+        tid=str(thread_id) if isinstance(thread_id, _NumberText) else _clean_string(thread_id),
+        ts=_encode_json_text(event_fields.get("ts")),
+        dur=_encode_json_text(event_fields.get("dur")),
+        args=_build_args(event_args) if isinstance(event_args, dict) else None,
     )
 
 
-def _build_args(fields: dict[str, Any]) -> AnyArgs:
-    json_texts = {name: _json_text(fields[key]) for name, key in _TEXT_FIELDS.items() if key in fields}
-    return AnyArgs(**{key: _to_number(fields.get(key, -1)) for key in ("correlation", "stream", "device")}, **json_texts)
+def _build_args(args_fields: dict[str, Any]) -> AnyEventArgs:
+    json_texts = {name: _encode_json_text(args_fields[key]) for name, key in _KEY_BY_TEXT_FIELD.items() if key in args_fields}
+    return AnyEventArgs(
+        **{key: _convert_to_number(args_fields.get(key, -1)) for key in ("correlation", "stream", "device")}, **json_texts
+    )
 
 
-def _json_text(value: Any) -> Raw:
+def _encode_json_text(json_value: Any) -> Raw:
     """The JSON text of a string, of a number or of a list of strings and numbers; an empty text for any other value."""
-    if isinstance(value, list):
-        return Raw(b"[%b]" % b",".join(_json_text(element) for element in value))
-    return Raw(msgspec.json.encode(_string_or_empty(value))) if type(value) is str else _number_text(value)
+    if isinstance(json_value, list):
+        return Raw(b"[%b]" % b",".join(_encode_json_text(element) for element in json_value))
+    return Raw(msgspec.json.encode(_clean_string(json_value))) if type(json_value) is str else _encode_number_text(json_value)
 
 
-def _string_or_empty(value: Any) -> str:
+def _clean_string(json_value: Any) -> str:
     """A string of the file; "" for any other value. Half of a surrogate pair, and bytes that are not UTF-8, become U+FFFD."""
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if type(value) is str else ""
+    return json_value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if type(json_value) is str else ""
 
 
-def _number_text(value: Any) -> Raw:
-    return Raw(value.encode() if isinstance(value, _Number) else b"")
+def _encode_number_text(json_value: Any) -> Raw:
+    return Raw(json_value.encode() if isinstance(json_value, _NumberText) else b"")
 
 
-def _to_number(value: Any) -> Any:
+def _convert_to_number(json_value: Any) -> Any:
     """Convert the text of a JSON number to an int or a float (-1 if this fails); any other value is returned unchanged."""
-    if not isinstance(value, _Number):
-        return value
+    if not isinstance(json_value, _NumberText):
+        return json_value
     try:
-        return int(value) if value.lstrip("-").isdigit() else float(value)
+        return int(json_value) if json_value.lstrip("-").isdigit() else float(json_value)
     except ValueError:
         return -1

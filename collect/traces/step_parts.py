@@ -55,13 +55,13 @@ def compute_step_time(runs: Sequence[RunAnswers], *, by_step: bool) -> StepTime:
 
     by_step: whether all ranks have profiler steps; if not, each whole trace counts as one step.
     """
-    ns_of_part: dict[StepPart, int] = {}
+    ns_by_part: dict[StepPart, int] = {}
     for run in runs:
         for rank_index, analysis in enumerate(run.ranks):
-            for part, ns in divide_rank_time(analysis, rank_index, run.waits).items():
-                ns_of_part[part] = ns_of_part.get(part, 0) + ns
+            for step_part, part_ns in divide_rank_time(analysis, rank_index, run.waits).items():
+                ns_by_part[step_part] = ns_by_part.get(step_part, 0) + part_ns
     return compute_mean_step(
-        ns_of_part, sum(rank_analysis.steps if by_step else 1 for run in runs for rank_analysis in run.ranks)
+        ns_by_part, sum(rank_analysis.steps if by_step else 1 for run in runs for rank_analysis in run.ranks)
     )
 
 
@@ -70,37 +70,37 @@ def divide_rank_time(analysis: RankAnalysis, rank_index: int, waits: RankWaits) 
 
     rank_index: the index of the rank in the list of analyses, as used in `waits`. waits: how long ranks waited for slow ranks.
     """
-    part_times = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
-    for index, call in enumerate(analysis.calls):
-        waiting_ns = waits.waited.get((rank_index, index))
+    ns_by_part = {StepPart("compute"): analysis.compute_ns, StepPart("memory"): analysis.memory_ns}
+    for call_index, call in enumerate(analysis.calls):
+        waiting_ns = waits.waited_ns.get((rank_index, call_index))
         if waiting_ns is None or waits.is_partial:
-            ns_of_cause = {UNMATCHED: call.exposed_ns}
+            exposed_ns_by_cause = {UNMATCHED: call.exposed_ns}
         else:
-            waited_ns = call.exposed_within(waiting_ns)
-            ns_of_cause = {WAITING: waited_ns, TRANSFER: call.exposed_ns - waited_ns}
-        for cause, ns in ns_of_cause.items():
-            part = StepPart("communication", call.name, cause)
-            part_times[part] = part_times.get(part, 0) + ns
+            exposed_wait_ns = call.measure_exposed_within(waiting_ns)
+            exposed_ns_by_cause = {WAITING: exposed_wait_ns, TRANSFER: call.exposed_ns - exposed_wait_ns}
+        for cause, part_ns in exposed_ns_by_cause.items():
+            step_part = StepPart("communication", call.name, cause)
+            ns_by_part[step_part] = ns_by_part.get(step_part, 0) + part_ns
     idle = analysis.idle
-    ns_of_idle_cause = {UNKNOWN_CAUSE: analysis.idle_ns} if idle is None else msgspec.structs.asdict(idle)
-    for cause, ns in ns_of_idle_cause.items():
-        part_times[StepPart("idle", cause=cause.removesuffix("_ns"))] = ns
-    return {part: ns for part, ns in part_times.items() if ns}
+    idle_ns_by_cause = {UNKNOWN_CAUSE: analysis.idle_ns} if idle is None else msgspec.structs.asdict(idle)
+    for cause, part_ns in idle_ns_by_cause.items():
+        ns_by_part[StepPart("idle", cause=cause.removesuffix("_ns"))] = part_ns
+    return {step_part: part_ns for step_part, part_ns in ns_by_part.items() if part_ns}
 
 
-def compute_mean_step(ns_of_part: dict[StepPart, int], steps: int) -> StepTime:
-    """The mean time of a step and of its parts. ns_of_part: for each part, its ns over all ranks and steps. steps: at least 1.
+def compute_mean_step(ns_by_part: dict[StepPart, int], step_count: int) -> StepTime:
+    """The mean time of a step and of its parts. ns_by_part: for each part, its ns over all ranks and steps. step_count: at
+    least 1.
 
     The mean of a part is rarely a whole number of ns. So all means are rounded down, including the mean of the whole step. If
     the sum of the rounded parts is then less than the rounded whole, the missing ns are added, 1 ns each, to the parts that
-    lost most by the rounding. So the error of a part is less than 1 ns.
-    """
-    if steps < 1:
+    lost most by the rounding. So the error of a part is less than 1 ns."""
+    if step_count < 1:
         raise ValueError("the mean of no steps")
-    mean_ns_of_part = {part: ns // steps for part, ns in ns_of_part.items()}
-    total_ns = sum(ns_of_part.values()) // steps
-    for part in sorted(ns_of_part, key=lambda sum_part: (-(ns_of_part[sum_part] % steps), sum_part))[
-        : total_ns - sum(mean_ns_of_part.values())
+    mean_ns_by_part = {step_part: part_ns // step_count for step_part, part_ns in ns_by_part.items()}
+    total_ns = sum(ns_by_part.values()) // step_count
+    for step_part in sorted(ns_by_part, key=lambda rounded_part: (-(ns_by_part[rounded_part] % step_count), rounded_part))[
+        : total_ns - sum(mean_ns_by_part.values())
     ]:
-        mean_ns_of_part[part] += 1
-    return StepTime(steps, total_ns, mean_ns_of_part)
+        mean_ns_by_part[step_part] += 1
+    return StepTime(step_count, total_ns, mean_ns_by_part)

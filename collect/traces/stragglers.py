@@ -58,17 +58,17 @@ class RankWait(msgspec.Struct, frozen=True, kw_only=True):
 class RankWaits(NamedTuple):
     """How long ranks waited for each other, in the calls of a run that were matched over ranks."""
 
-    waited: dict[CallPosition, int]
+    waited_ns: dict[CallPosition, int]
     """For each matched call, the time that its rank waited in the call, in ns."""
     skew_ns: list[int]
     """For each matched collective, the longest waiting time of any rank, in ns; sorted."""
     ranks: list[RankWait]
     """The waiting of each rank, sorted by rank; empty if no call could be matched."""
-    unmatched: int
+    unmatched_count: int
     """The number of calls, of all ranks together, that synchronize ranks but could not be matched."""
     is_partial: bool
     """Whether ranks of the groups of matched calls were not profiled, so that the waiting is a lower bound."""
-    why: str
+    missing_reason: str
     """The reason why no call could be matched; "" if calls were matched."""
 
     @property
@@ -95,91 +95,96 @@ def compute_waits(ranks: Sequence[RankAnalysis]) -> RankWaits:
     ]
     if None in rank_numbers or len(set(ranks_and_steps)) < len(ranks_and_steps):
         return _build_empty_waits("the traces do not say which rank each of them is of, or several are of one rank and step")
-    calls_by_rank: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
+    calls_by_group_and_step: defaultdict[tuple[ProcessGroup, int], dict[int, list[int]]] = defaultdict(dict)
     for rank, analysis in enumerate(ranks):
-        for index, call in enumerate(analysis.calls):
-            group = analysis.groups[call.group]
-            if call.name in SYNCHRONIZING_COLLECTIVES and not group.mixed:
-                group_and_step = group, call.step
-                calls_by_rank[group_and_step].setdefault(rank, []).append(index)
-    waited_ns: dict[CallPosition, int] = {}
+        for call_index, call in enumerate(analysis.calls):
+            process_group = analysis.groups[call.group]
+            if call.name in SYNCHRONIZING_COLLECTIVES and not process_group.mixed:
+                group_and_step = process_group, call.step
+                calls_by_group_and_step[group_and_step].setdefault(rank, []).append(call_index)
+    waited_ns_by_call: dict[CallPosition, int] = {}
     skews_ns: list[int] = []
-    last_counts: Counter[int] = Counter()
-    caused_ns: Counter[int] = Counter()
+    last_count_by_rank: Counter[int] = Counter()
+    caused_ns_by_rank: Counter[int] = Counter()
     unmatched_count = 0
     is_partial = False
-    for (group, _), by_rank in calls_by_rank.items():
-        if not _calls_match(ranks, group, by_rank):
-            unmatched_count += sum(map(len, by_rank.values()))
+    for (process_group, _), calls_by_rank in calls_by_group_and_step.items():
+        if not _have_matching_calls(ranks, process_group, calls_by_rank):
+            unmatched_count += sum(map(len, calls_by_rank.values()))
             continue
-        rank_indexes = list(by_rank)
-        is_partial |= group.size is not None and len(by_rank) < group.size
-        for matched_calls in zip(*by_rank.values(), strict=True):
+        rank_indexes = list(calls_by_rank)
+        is_partial |= process_group.size is not None and len(calls_by_rank) < process_group.size
+        for matched_calls in zip(*calls_by_rank.values(), strict=True):
             durations_ns = [
-                ranks[rank].calls[index].duration_ns for rank, index in zip(rank_indexes, matched_calls, strict=True)
+                ranks[rank].calls[call_index].duration_ns for rank, call_index in zip(rank_indexes, matched_calls, strict=True)
             ]
             shortest_ns = min(durations_ns)
-            waiting_ns = [duration - shortest_ns for duration in durations_ns]
-            for rank, index, ns in zip(rank_indexes, matched_calls, waiting_ns, strict=True):
-                waited_ns[rank, index] = ns
+            waiting_ns = [duration_ns - shortest_ns for duration_ns in durations_ns]
+            for rank, call_index, call_wait_ns in zip(rank_indexes, matched_calls, waiting_ns, strict=True):
+                waited_ns_by_call[rank, call_index] = call_wait_ns
             skews_ns.append(max(waiting_ns))
-            latest_ranks = [rank for rank, ns in zip(rank_indexes, waiting_ns, strict=True) if not ns]
+            latest_ranks = [rank for rank, call_wait_ns in zip(rank_indexes, waiting_ns, strict=True) if not call_wait_ns]
             if len(latest_ranks) == 1:
-                last_counts[latest_ranks[0]] += 1
-                caused_ns[latest_ranks[0]] += sum(waiting_ns)
-    if not waited_ns:
+                last_count_by_rank[latest_ranks[0]] += 1
+                caused_ns_by_rank[latest_ranks[0]] += sum(waiting_ns)
+    if not waited_ns_by_call:
         return _build_empty_waits(
             "the ranks called no collective that all of them wait in"
-            if not calls_by_rank
+            if not calls_by_group_and_step
             else "the calls of the ranks do not agree in process group, step and order",
             unmatched_count,
         )
     return RankWaits(
-        waited_ns, sorted(skews_ns), _sum_by_rank(ranks, waited_ns, last_counts, caused_ns), unmatched_count, is_partial, ""
+        waited_ns_by_call,
+        sorted(skews_ns),
+        _sum_waits_by_rank(ranks, waited_ns_by_call, last_count_by_rank, caused_ns_by_rank),
+        unmatched_count,
+        is_partial,
+        "",
     )
 
 
-def _build_empty_waits(why: str, unmatched_count: int = 0) -> RankWaits:
-    return RankWaits({}, [], [], unmatched_count, False, why)
+def _build_empty_waits(missing_reason: str, unmatched_count: int = 0) -> RankWaits:
+    return RankWaits({}, [], [], unmatched_count, False, missing_reason)
 
 
-def _calls_match(ranks: Sequence[RankAnalysis], group: ProcessGroup, calls_by_rank: dict[int, list[int]]) -> bool:
+def _have_matching_calls(ranks: Sequence[RankAnalysis], group: ProcessGroup, calls_by_rank: dict[int, list[int]]) -> bool:
     """Whether several ranks of the process group made calls, and all of these ranks made the same calls in the same order."""
     if len(calls_by_rank) < 2 or (group.size is not None and len(calls_by_rank) > group.size):
         return False
     signatures = [
-        [_call_signature(ranks[rank_index].calls[index]) for index in calls] for rank_index, calls in calls_by_rank.items()
+        [_make_call_signature(ranks[rank_index].calls[index]) for index in calls] for rank_index, calls in calls_by_rank.items()
     ]
-    return all(sequence == signatures[0] for sequence in signatures)
+    return all(signature_sequence == signatures[0] for signature_sequence in signatures)
 
 
-def _call_signature(call: CollectiveCall) -> tuple[str, int | None]:
+def _make_call_signature(call: CollectiveCall) -> tuple[str, int | None]:
     return call.name, None if call.name in _UNEQUAL_COLLECTIVES else call.message_bytes
 
 
-def _sum_by_rank(
+def _sum_waits_by_rank(
     ranks: Sequence[RankAnalysis], waiting_ns: dict[CallPosition, int], last_counts: Counter[int], caused_ns: Counter[int]
 ) -> list[RankWait]:
-    call_counts: Counter[int] = Counter()
-    waited_ns: Counter[int] = Counter()
-    lost_ns: Counter[int] = Counter()
-    for (rank_index, index), ns in waiting_ns.items():
-        call_counts[rank_index] += 1
-        waited_ns[rank_index] += ns
-        lost_ns[rank_index] += ranks[rank_index].calls[index].exposed_within(ns)
-    indexes_of_rank: defaultdict[int, list[int]] = defaultdict(list)
+    call_count_by_rank: Counter[int] = Counter()
+    waited_ns_by_rank: Counter[int] = Counter()
+    lost_ns_by_rank: Counter[int] = Counter()
+    for (rank_index, call_index), call_wait_ns in waiting_ns.items():
+        call_count_by_rank[rank_index] += 1
+        waited_ns_by_rank[rank_index] += call_wait_ns
+        lost_ns_by_rank[rank_index] += ranks[rank_index].calls[call_index].measure_exposed_within(call_wait_ns)
+    indexes_by_rank: defaultdict[int, list[int]] = defaultdict(list)
     for rank_index, analysis in enumerate(ranks):
         if analysis.rank is not None:
-            indexes_of_rank[analysis.rank].append(rank_index)
+            indexes_by_rank[analysis.rank].append(rank_index)
     return [
         RankWait(
             rank=rank,
-            calls=sum(call_counts[index] for index in indexes),
-            last=sum(last_counts[index] for index in indexes),
-            waited_ns=sum(waited_ns[index] for index in indexes),
-            lost_ns=sum(lost_ns[index] for index in indexes),
-            span_ns=sum(ranks[index].span_ns for index in indexes),
-            caused_ns=sum(caused_ns[index] for index in indexes),
+            calls=sum(call_count_by_rank[call_index] for call_index in rank_indexes),
+            last=sum(last_counts[call_index] for call_index in rank_indexes),
+            waited_ns=sum(waited_ns_by_rank[call_index] for call_index in rank_indexes),
+            lost_ns=sum(lost_ns_by_rank[call_index] for call_index in rank_indexes),
+            span_ns=sum(ranks[call_index].span_ns for call_index in rank_indexes),
+            caused_ns=sum(caused_ns[call_index] for call_index in rank_indexes),
         )
-        for rank, indexes in sorted(indexes_of_rank.items())
+        for rank, rank_indexes in sorted(indexes_by_rank.items())
     ]

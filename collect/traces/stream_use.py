@@ -10,7 +10,7 @@ from collect.traces.activities import Activities
 from collect.traces.gloo import find_steps_at
 from collect.traces.trace import Trace
 
-_KINDS = ("compute", "communication", "memory")
+_WORK_KINDS = ("compute", "communication", "memory")
 
 
 class LaunchCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,62 +74,62 @@ def measure_launch_calls(trace: Trace, activities: Activities) -> list[LaunchCal
     if not len(call_rows):
         return []
     durations_ns = trace.duration_ns[call_rows]
-    idle_time = intervals.complement(activities.busy, activities.start_ns, activities.end_ns)
-    idle_before_end, idle_before = (
-        intervals.length_before(idle_time, edge_ns[call_rows]) for edge_ns in (trace.end_ns, trace.start_ns)
+    idle_time = intervals.complement_intervals(activities.busy, activities.start_ns, activities.end_ns)
+    idle_ns_before_end, idle_ns_before_start = (
+        intervals.measure_length_before(idle_time, edge_ns[call_rows]) for edge_ns in (trace.end_ns, trace.start_ns)
     )
-    chosen = int(np.lexsort((durations_ns, idle_before_end - idle_before))[-1])
-    (step,) = find_steps_at(trace, trace.start_ns[call_rows[[chosen]]])
-    calls = LaunchCalls(
+    longest_idle_index = int(np.lexsort((durations_ns, idle_ns_before_end - idle_ns_before_start))[-1])
+    (step_number,) = find_steps_at(trace, trace.start_ns[call_rows[[longest_idle_index]]])
+    launch_calls = LaunchCalls(
         rank=trace.rank,
         count=len(call_rows),
         total_ns=int(durations_ns.sum()),
         median_ns=int(np.sort(durations_ns)[(len(durations_ns) - 1) // 2]),
         longest_ns=int(durations_ns.max()),
-        call=trace.labels[trace.name[call_rows[chosen]]],
-        call_ns=int(durations_ns[chosen]),
-        idle_ns=int(idle_before_end[chosen] - idle_before[chosen]),
-        launched=trace.labels[trace.name[activities.event_rows[first_events[chosen]]]],
-        step=None if step < 0 else step,
+        call=trace.labels[trace.name[call_rows[longest_idle_index]]],
+        call_ns=int(durations_ns[longest_idle_index]),
+        idle_ns=int(idle_ns_before_end[longest_idle_index] - idle_ns_before_start[longest_idle_index]),
+        launched=trace.labels[trace.name[activities.event_rows[first_events[longest_idle_index]]]],
+        step=None if step_number < 0 else step_number,
     )
-    return [calls]
+    return [launch_calls]
 
 
 def measure_streams(trace: Trace, activities: Activities) -> list[StreamUse]:
     """The streams of a GPU that work, the busiest first; empty on a CPU."""
     if activities.source != "gpu":
         return []
-    streams, span_ns = trace.stream[activities.event_rows], activities.end_ns - activities.start_ns
-    uses = []
+    streams, profiled_ns = trace.stream[activities.event_rows], activities.end_ns - activities.start_ns
+    stream_uses = []
     for stream in np.unique(streams).tolist():
-        event_rows, launch_rows = activities.event_rows[streams == stream], activities.launch_row[streams == stream]
-        busy_ns, has_launch = intervals.event_spans(trace, event_rows).length, launch_rows >= 0
+        event_rows, launch_rows = (activities.event_rows[streams == stream], activities.launch_row[streams == stream])
+        busy_ns, has_launch = intervals.merge_events(trace, event_rows).length, launch_rows >= 0
         queued_ns = trace.end_ns[launch_rows[has_launch]]
         started_ns = np.maximum(trace.start_ns[event_rows[has_launch]], queued_ns)
         # the queue is longest when an operation joins it: then it holds all that joined and have not started
         lengths = np.arange(1, len(queued_ns) + 1) - np.searchsorted(np.sort(started_ns), np.sort(queued_ns), side="right")
-        use = StreamUse(
+        stream_use = StreamUse(
             rank=trace.rank,
             stream=stream,
             count=len(event_rows),
             busy_ns=busy_ns,
-            idle_ns=span_ns - busy_ns,
-            mean_queue=float((started_ns - queued_ns).sum() / span_ns) if len(lengths) and span_ns else None,
+            idle_ns=profiled_ns - busy_ns,
+            mean_queue=float((started_ns - queued_ns).sum() / profiled_ns) if len(lengths) and profiled_ns else None,
             longest_queue=max(0, int(lengths.max())) if len(lengths) else None,
         )
-        uses.append(use)
-    return sorted(uses, key=lambda use: -use.busy_ns)
+        stream_uses.append(stream_use)
+    return sorted(stream_uses, key=lambda stream_use: -stream_use.busy_ns)
 
 
 def measure_together(activities: Activities) -> list[RunningTogether]:
     """How long each combination of kinds of work runs, the longest first."""
-    times_of_kinds = (activities.compute, activities.communication, activities.memory)
-    edges = np.unique(np.concatenate([edge for times in times_of_kinds for edge in times]))
-    codes = np.zeros(max(0, len(edges) - 1), np.intp)
-    for index, times in enumerate(times_of_kinds):
-        codes += intervals.covers(times, edges[:-1]) * (1 << index)
-    total_ns = np.zeros(1 << len(_KINDS), np.int64)
-    np.add.at(total_ns, codes, np.diff(edges))
-    names = [" + ".join(kind for index, kind in enumerate(_KINDS) if code >> index & 1) for code in range(len(total_ns))]
-    uses = [RunningTogether(name, ns) for name, ns in zip(names, total_ns.tolist(), strict=True) if name and ns]
-    return sorted(uses, key=lambda use: -use.total_ns)
+    times_by_kind = (activities.compute, activities.communication, activities.memory)
+    edges_ns = np.unique(np.concatenate([edge_times for kind_times in times_by_kind for edge_times in kind_times]))
+    kinds_codes = np.zeros(max(0, len(edges_ns) - 1), np.intp)
+    for index, kind_times in enumerate(times_by_kind):
+        kinds_codes += intervals.find_covered(kind_times, edges_ns[:-1]) * (1 << index)
+    total_ns = np.zeros(1 << len(_WORK_KINDS), np.int64)
+    np.add.at(total_ns, kinds_codes, np.diff(edges_ns))
+    names = [" + ".join(kind for index, kind in enumerate(_WORK_KINDS) if code >> index & 1) for code in range(len(total_ns))]
+    together_times = [RunningTogether(name, ns) for name, ns in zip(names, total_ns.tolist(), strict=True) if name and ns]
+    return sorted(together_times, key=lambda use: -use.total_ns)

@@ -30,7 +30,7 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent_pid: int |
     """
     trackers.must_be_known(tracker, "--to")
     trackers.must_be_installed(tracker, f"collect track --to {tracker}")
-    follow_run = export.export_formats()[tracker].follow
+    follow_run = export.load_export_formats()[tracker].follow
     assert follow_run is not None, tracker
     run_dir, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.TRACKER_FOLDER
     parent_process = None if parent_pid is None else psutil.Process(parent_pid)

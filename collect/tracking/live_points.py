@@ -72,13 +72,13 @@ class LivePoints:
 
     def _build_step_point(self, step: WorldStep) -> TrackedStep:
         """The point of a step. If an instrument slowed down the step, the point contains the loss, but no times."""
-        self._step_numbers.append(step.number)
+        self._step_numbers.append(step.step_number)
         self._step_ends_s.append(step.wall_s)
         value_by_name = {} if step.loss is None else {"loss": step.loss}
         if not step.watched:
             throughput_per_s = 1000 * step.units * self._data_share / step.step_ms
             value_by_name |= {"step_ms": step.step_ms, "throughput_per_s": throughput_per_s}
-        return TrackedStep(step.number, step.wall_s, value_by_name)
+        return TrackedStep(step.step_number, step.wall_s, value_by_name)
 
     def _build_validation_point(self, record: ValidationRecord) -> TrackedStep | None:
         """The point of a validation, at the end of the step after which the validation ran; None if this step is not known."""

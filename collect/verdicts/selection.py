@@ -13,7 +13,7 @@ from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Noise, pool_noise
 from collect.loading.loaded_run import Quantity
-from collect.metric import Argument, MeanPair, Metric, all_metrics
+from collect.metric import Argument, MeanPair, Metric, load_metrics
 from collect.reading.load import LoadedCell, LoadedMatrix
 from shardlab.matrix import cell_names
 from shardlab.matrix.metric_names import STATE_METRIC as STATE_METRIC
@@ -64,7 +64,7 @@ class Measurements:
 
     def __init__(self, loaded: LoadedMatrix, rows: Sequence[CellRow]) -> None:
         self.rows = list(rows)
-        self.metrics = {metric.name: metric for metric in all_metrics()}
+        self.metrics = {metric.name: metric for metric in load_metrics()}
         self._cells = {cell.id: cell for cell in loaded.cells}
         self._excluded = loaded.expansion.excluded
         self._noise: dict[tuple[str, Argument | None], Noise | None] = {}

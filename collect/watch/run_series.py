@@ -90,9 +90,9 @@ class RunSeries:
         self.last_record_s = max([self.last_record_s, *(record.wall_s for record in step_records)])
         for world_step in self._world_steps.add(step_records):
             if world_step.loss is not None:
-                self._add_value(LOSS, "", world_step.number, world_step.loss)
+                self._add_value(LOSS, "", world_step.step_number, world_step.loss)
             if not world_step.watched:
-                self._add_value(STEP_TIME, "", world_step.number, world_step.step_ms)
+                self._add_value(STEP_TIME, "", world_step.step_number, world_step.step_ms)
 
     def _add_sample(self, host: str, sample: Sample) -> None:
         self.last_record_s = max(self.last_record_s, sample.wall_s)

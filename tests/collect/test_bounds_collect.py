@@ -66,7 +66,7 @@ def test_the_table_of_modules_shows_forty_rows_and_counts_the_rest(count, more):
 
 
 def test_a_name_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
-    column = answer_columns.name_column("Name", lambda name: name)
+    column = answer_columns.make_name_column("Name", lambda name: name)
     assert str(column.text("k" * 72)) == "k" * 72
     assert str(column.text("k" * 73)) == "k" * 71 + "…"
     assert explain._format_event(EventPlace("k" * 40, 0, 1)).startswith("k" * 40 + " at")

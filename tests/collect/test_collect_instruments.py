@@ -75,7 +75,7 @@ def test_metrics_that_hold_all_steps_say_so():
         "train_time_s", "epoch_time_s", "epoch_time_median_s", "time_to_accuracy_s", "cpu_pct", "cpu_peak_pct", "gpu_pct",
         "energy_j", "energy_per_unit_j", "energy_over_prediction", "rank_cpu_pct", "rank_read_bytes", "rank_written_bytes",
     }  # fmt: skip
-    assert {one.name for one in metric.all_metrics() if one.of_all_steps} == whole
+    assert {one.name for one in metric.load_metrics() if one.of_all_steps} == whole
 
 
 def test_memory_over_a_step_is_drawn_by_category_and_adds_up(tmp_path):

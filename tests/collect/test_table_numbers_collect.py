@@ -93,7 +93,7 @@ HEADINGS = {
 def estimates():
     """An estimate of every metric of the menu; the value of the n-th metric is 100 + n, or 100 + n MiB of bytes."""
     known = {}
-    for number, one in enumerate(metric.all_metrics(), 100):
+    for number, one in enumerate(metric.load_metrics(), 100):
         value = float(number * MIB if one.unit == "bytes" else number)
         known[one.name] = Estimate(value, one.unit, 3, value, value - value / 50, value + value / 50)
     return known
@@ -113,11 +113,11 @@ def test_the_summary_shows_the_known_number_of_each_metric_with_heading_and_unit
     shown = {column.name: column for further in table.further_tables for column in further.columns[1:]}
     shown |= {column.name: column for column in table.summary_table.columns if column.name in estimates()}
     assert {name: column.heading_with_unit for name, column in shown.items()} == HEADINGS
-    for number, one in enumerate(metric.all_metrics(), 100):
+    for number, one in enumerate(metric.load_metrics(), 100):
         if one.name in shown:
             assert str(shown[one.name].text(row)).split()[0] in (str(number), f"{number}.0"), one.name
     interval = str(shown["throughput_per_s"].text(row)).split(" ± ")[1]
-    number = [one.name for one in metric.all_metrics()].index("throughput_per_s") + 100
+    number = [one.name for one in metric.load_metrics()].index("throughput_per_s") + 100
     assert float(interval) == pytest.approx(number / 50, rel=0.05)  # two digits
 
 
@@ -133,7 +133,7 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
 
         flat_tables.write_parquet(frame, path)
         row = pl.read_parquet(path).row(0, named=True)
-    for number, one in enumerate(metric.all_metrics(), 100):
+    for number, one in enumerate(metric.load_metrics(), 100):
         value = number * MIB if one.unit == "bytes" else number
         found = [float(row[f"{one.name}{end}"]) for end in ("", "_low", "_high")]
         assert found == pytest.approx([value, value * 0.98, value * 1.02]), one.name
@@ -146,7 +146,7 @@ def test_the_flat_table_holds_the_known_number_of_each_metric_in_its_column(summ
 def test_the_workbook_holds_the_known_number_of_each_metric_with_its_unit(summarized):
     of_cells = xlsx.make_sheets(summarized)[1]
     row = dict(zip(of_cells.headings, of_cells.rows[0], strict=True))
-    for number, one in enumerate(metric.all_metrics(), 100):
+    for number, one in enumerate(metric.load_metrics(), 100):
         units = {estimate.unit for each in summarized.rows if (estimate := each.metrics.get(one.name))}
         name = f"{one.name} ({one.unit})" if len(units) == 1 and one.unit else one.name
         value = number * MIB if one.unit == "bytes" else number

@@ -8,7 +8,7 @@ from support_e2e import HANG_S, benches
 from support_sampler import ended, records, sampled, start
 
 from collect.figures import telemetry
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from jobs.node.node_processes import PLAYED_NVML_VARIABLE
 from shardlab.runs.record import Sample, read_lines
 
@@ -79,7 +79,7 @@ def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     assert "Played: the GPUs of single ×1" in page
     assert any(remark.startswith("played GPUs: ") and folder.run_id in remark for remark in summary["remarks"])
     (row,) = summary["rows"]
-    of_gpus = {metric.name for metric in all_metrics() if "NVML" in metric.definition}
+    of_gpus = {metric.name for metric in load_metrics() if "NVML" in metric.definition}
     assert {"energy_j", "gpu_pct", "gpu_memory_pct", "idle_power_w"} <= of_gpus
     assert not of_gpus & row["metrics"].keys()
     assert [verdict["verdict"] for verdict in summary["verdicts"]] == ["not run"]

@@ -10,7 +10,7 @@ import pytest
 from support_golden import same_as_golden
 
 from collect import metric
-from collect.export import export_formats
+from collect.export import load_export_formats
 from jobs.launcher import load_launchers
 from trainers import menu
 from trainers.data import data_sets
@@ -20,7 +20,7 @@ BY_HAND = {
     "strategies.md": menu.load_strategies(),
     "launchers.md": load_launchers(),
     "data.md": {*data_sets.IMAGE_DATA_SETS, *data_sets.TOKEN_DATA_SETS},
-    "exports.md": export_formats(),
+    "exports.md": load_export_formats(),
 }
 MENUS = """# Workloads and metrics
 
@@ -45,5 +45,5 @@ def test_each_name_is_in_a_row_of_its_page(page):
 
 def test_workloads_and_metrics_are_on_a_page_of_their_own():
     workloads = [f"| `{w.name}` | {w.summary} | {w.parameters:,} | {w.unit} |" for w in menu.load_workloads().values()]
-    of_metrics = [f"| `{m.name}` | {m.unit} | {m.direction} | {m.definition} |" for m in metric.all_metrics()]
+    of_metrics = [f"| `{m.name}` | {m.unit} | {m.direction} | {m.definition} |" for m in metric.load_metrics()]
     same_as_golden("../../docs/menus.md", MENUS.format(workloads="\n".join(workloads), metrics="\n".join(of_metrics)))

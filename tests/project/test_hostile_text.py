@@ -99,7 +99,7 @@ def test_the_report_contains_no_terminal_sequence(workspace, loaded, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(export.export_formats().keys() - {"png", "svg", "memory-viz"})
+    "name", sorted(export.load_export_formats().keys() - {"png", "svg", "memory-viz"})
 )  # png and svg draw the same figures as the report of the test above; memory-viz needs a snapshot, whose names are numbers
 def test_no_export_contains_a_terminal_sequence(workspace, tmp_path, name):
     out = tmp_path / "out"

@@ -28,7 +28,7 @@ FORMATTERS = {
     "the planner's duration": (planner_table.format_duration, SECONDS),
     "the rest of a fetch": (progress._format_duration, SECONDS[3:]),
     "a duration": (moments.format_duration, SECONDS[3:]),
-    "advice about a trace": (lambda seconds: advice._ms(int(seconds * 1e9)), SECONDS),
+    "advice about a trace": (lambda seconds: advice._format_ms(int(seconds * 1e9)), SECONDS),
     "an offset of a clock": (lambda seconds: str(Offset(seconds, 0.0)).partition(" from ")[0], SECONDS),
 }
 
@@ -88,7 +88,7 @@ def test_a_number_in_a_log_has_the_value_of_its_unit(unit, value):
 def test_columns_of_logs_have_the_scales_of_their_programs():
     """nvidia-smi and DCGM give MiB and mJ, sar gives KiB: by their manuals."""
     tables = (log_columns.GPU_COLUMNS, log_columns.HOST_COLUMNS, log_columns.NIC_COLUMNS)
-    scales = [{name: column.scale for name, column in table.items() if column.scale != 1} for table in tables]
+    scales = [{name: column.default_scale for name, column in table.items() if column.default_scale != 1} for table in tables]
     in_mib = ("memory.used", "memory.total", "fbttl", "fb_total", "fb", "fbusd", "fb_used")
     of_gpus = dict.fromkeys(in_mib, 2**20) | dict.fromkeys(("totec", "total_energy_consumption"), 1e-3)
     of_hosts = dict.fromkeys(("kbmemused", "memused"), 2**10)

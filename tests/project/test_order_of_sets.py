@@ -22,17 +22,14 @@ ALLOWED = {
     ("collect/findings/trace_tables.py", "for name in cell_uses.keys() | "): "the caller sorts the differences",
     (
         "collect/traces/operators.py",
-        "for kind, name in run_uses.totals_of_name.keys() | ",
+        "for kind, operator_name in run_uses.totals_by_name.keys() | ",
     ): "the differences are sorted at the end",
     ("jobs/adaptation/adapt.py", "[adapted_cells[index].point"): "used only with any()",
     (
         "jobs/adaptation/adapted_questions.py",
         "[self.new_values_by_hash[cell_hash]",
     ): "different values are refused, so the first is any of them",
-    (
-        "jobs/adaptation/adapted_questions.py",
-        "iter(selected_cells.new_hashes)",
-    ): "its value is used only if all cells have it",
+    ("jobs/adaptation/adapted_questions.py", "iter(selected_cells.new_hashes)"): "its value is used only if all cells have it",
     ("jobs/planning/plan_predictions.py", "{gpu_type: planned_machine"): "the machines are read by name",
     (
         "jobs/ssh/record_mirror.py",

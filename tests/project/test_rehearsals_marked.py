@@ -16,7 +16,7 @@ import support_traces
 
 from collect import cli as collect
 from collect import tracked_run
-from collect.export import export_formats
+from collect.export import load_export_formats
 from collect.reading.load import load_matrix
 from collect.report import page
 from collect.summary import summarize
@@ -173,7 +173,7 @@ PICTURES = {"png", "svg"}
 SNAPSHOTS = {"memory-viz"}  # a snapshot of a CUDA allocator, which no rehearsal has
 
 
-@pytest.mark.parametrize("name", sorted(export_formats().keys() - PICTURES - OF_TRACKERS - SNAPSHOTS))
+@pytest.mark.parametrize("name", sorted(load_export_formats().keys() - PICTURES - OF_TRACKERS - SNAPSHOTS))
 def test_every_file_of_an_export_marks_a_rehearsal(call, tmp_path, name):
     call("collect export", "--to", name, "--out", "OUT")
     written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]

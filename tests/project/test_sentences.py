@@ -252,11 +252,11 @@ def sentences_of_collect():
     for seconds in (5.4, 75.0, 3600.0, 7384.0):
         yield "collect/fetching/progress.py", progress._format_duration(seconds)
     now_s = [0.0]
-    transfer = progress.TransferProgress(lambda text: None, clock=lambda: now_s[0])
-    arrived = transfer.begin(300 * MIB)
+    transfer = progress.TransferProgress(lambda text: None, read_clock=lambda: now_s[0])
+    arrived = transfer.begin_transfer(300 * MIB)
     for now_s[0], size in ((0.0, 0), (10.0, 40 * MIB), (20.0, 90 * MIB)):
         arrived(size)
-        yield "collect/fetching/progress.py", transfer.text()
+        yield "collect/fetching/progress.py", transfer.get_text()
     coverage = Coverage(
         run="r", host="gpu1", samples=20, clock_step_s=-2.25, clock_start_s=0.5, clock_end_s=-1.75, clock_within_s=0.01,
         sampler_ends=2, lost_gpus=["GPU-0"],

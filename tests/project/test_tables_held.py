@@ -24,7 +24,7 @@ HELD = {
     "collect/report/answer.py print_answer": OF_COLLECT,
     "collect/report/terminal.py print_summary": OF_COLLECT,
     "collect/report/terminal.py _show_further": OF_COLLECT,
-    "collect/importing/import_command.py _show_logs": "test_import",
+    "collect/importing/import_command.py _show_log_table": "test_import",
     "collect/importing/snapshot_report.py show_snapshot": "test_plain_pickle",
     "collect/report/terminal.py print_choices": "test_choices",
     "collect/report/terminal.py print_claims": WORDS,
@@ -49,10 +49,7 @@ HELD = {
 
 PAGE = "test_table_numbers_page"
 # The template of tables of a page: the number of its tables, and the test file that holds their numbers.
-HELD_TEMPLATES = {
-    "report/table.html.j2": (1, PAGE),
-    "watch/queue.html.j2": (1, "test_watch"),
-}
+HELD_TEMPLATES = {"report/table.html.j2": (1, PAGE), "watch/queue.html.j2": (1, "test_watch")}
 
 
 def printed_tables():

@@ -44,7 +44,7 @@ IN_TEXTS = {
     ("collect/timeline/command.py", "1000 * clock.drift_s"): "the column has the unit",
     (
         "collect/traces/answer_tables.py",
-        "notation.format_number(flops / time_ns / 1000)",
+        "notation.format_number(total_flops / total_ns / 1000)",
     ): "FLOPs per ns, so that 1000 gives TFLOP/s",
     (
         "jobs/rendering/sbatch_options.py",

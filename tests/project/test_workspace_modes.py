@@ -119,10 +119,12 @@ def make_records(root, monkeypatch):
         (root / name).mkdir()
     steps._Reporter(str(root / "reported")).write(1, 0.5, None, None)
     monkeypatch.setattr(sample_cache, "_find_cache_folder", lambda: root / "kept")
-    state = sample_cache.LinesState(path_sha256="a" * 64, bytes=1, mtime_ns=1, inode=1)
+    state = sample_cache.LinesFileState(path_sha256="a" * 64, bytes=1, mtime_ns=1, inode=1)
     monkeypatch.setattr(gather, "_receive_files", lambda *_: None)  # only the folder into which files of a node arrive
-    gather._copy_files(Workspace(root / "gathered"), SimpleNamespace(remote="gpu1", node="gpu1", copied=["file"]), None)
-    sample_cache._store_tables(sample_cache.CacheHeader("b", state, 1, "c" * 64, 0, 0.0, [1]), [b"x"])
+    gather._copy_files(
+        Workspace(root / "gathered"), SimpleNamespace(remote_workspace="gpu1", node="gpu1", copied=["file"]), None
+    )
+    sample_cache._store_cache_file(sample_cache.CacheHeader("b", state, 1, "c" * 64, 0, 0.0, [1]), [b"x"])
 
 
 def make_site_files(root):

@@ -12,7 +12,7 @@ from collect.comparison.compare import Comparison
 from collect.explain.explanation import Explanation
 from collect.fetching.fetched_run import FetchedRun
 from collect.history.command import History
-from collect.sampler.loop import TickTally
+from collect.sampler.loop import SamplerTally
 from collect.summary import Summary
 from collect.timeline.clocks import ComparedClock
 from collect.timeline.straggler import Straggler
@@ -430,7 +430,7 @@ COMMANDS = (
         "Printed when the page can be opened.",
         keys={"workspace": Key("text", "the workspace"), "url": Key("text", "the address of the page")},
     ),
-    Described("collect sample", "Printed when the sampler ends.", TickTally),
+    Described("collect sample", "Printed when the sampler ends.", SamplerTally),
 )
 USED = (
     Cell, Optimizer, Option, ExcludedPoint, EstimatedCost, GpuHours, RunTime, AccountShare, Lease, Prediction, ScaledCell,

@@ -46,5 +46,5 @@ def _unread(file: Path) -> str:
     if taken is None or not taken.segments:
         return f"{file.name} has no segments"
     followed = snapshot.replay_history(taken)
-    within = all(0 <= used <= reserved for used, reserved in zip(followed.in_use, followed.reserved, strict=True))
+    within = all(0 <= used <= reserved for used, reserved in zip(followed.in_use_bytes, followed.reserved_bytes, strict=True))
     return "" if within else f"{file.name}: its history does not lead to its segments"

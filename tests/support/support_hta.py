@@ -26,7 +26,7 @@ class HtaBounds(NamedTuple):
 
 def bounds_of(traces) -> list[HtaBounds]:
     """The bounds of each trace of a run."""
-    step_names = {label for trace in traces for label in hta._step_names(trace)}
+    step_names = {label for trace in traces for label in hta._list_step_names(trace)}
     breakdowns = hta.compute_hta_breakdowns(traces)
     return [
         compute_bounds(trace, breakdown.overlap_ns // 1000, leave_out_last=len(step_names) > 1)
@@ -47,7 +47,7 @@ def compute_bounds(trace, overlap_us, *, leave_out_last) -> HtaBounds:
     return HtaBounds(*((low * 1000, high * 1000) for low, high in bounds), overlap_pct=overlap_pct)
 
 
-def order_matters(kernels: hta.Kernels) -> NDArray[np.bool_]:
+def order_matters(kernels: hta.HtaKernels) -> NDArray[np.bool_]:
     """Which kernels of -1 us change the total length of the kernels in one order of HTA's unstable sort but not in another
     order."""
     if not (kernels.end_us < kernels.start_us).any():
@@ -63,17 +63,17 @@ def order_matters(kernels: hta.Kernels) -> NDArray[np.bool_]:
     return matters
 
 
-def length_bounds(kernels: hta.Kernels) -> tuple[int, int]:
+def length_bounds(kernels: hta.HtaKernels) -> tuple[int, int]:
     """Returns (least, greatest) total length of the merged kernels, in us.
 
     The least length includes all kernels of -1 us whose order matters, the greatest length includes none of these kernels.
     """
     matters = order_matters(kernels)
-    high = hta._total_length(hta._merge_kernels(kernels.select(~matters)))
+    high = hta._sum_lengths(hta._merge_kernels(kernels.select(~matters)))
     return high + int(np.sum((kernels.end_us - kernels.start_us)[matters])), high
 
 
-def span_bounds(kernels: hta.Kernels) -> tuple[int, int]:
+def span_bounds(kernels: hta.HtaKernels) -> tuple[int, int]:
     """Returns (least, greatest) span in us, from the start of the first group of kernels to the end of the last group.
 
     HTA also sorts the groups with an unstable sort, so the last group may be a kernel of -1 us.

@@ -21,7 +21,7 @@ import msgspec
 from collect.traces import hta, trace
 from collect.traces.breakdown import compute_breakdown
 from collect.traces.file_figures import describe_damage
-from collect.traces.rank_analysis import analyse_rank, rank_document
+from collect.traces.rank_analysis import analyse_rank, make_rank_document
 from collect.traces.run_answers import RunAnswers
 
 VALUES = [
@@ -84,7 +84,7 @@ def check(path: Path) -> None:
     found = trace.read_trace(path)
     describe_damage(found)
     if (analysis := analyse_rank(found)) is not None:
-        msgspec.json.encode([rank_document(analysis), RunAnswers([analysis, analysis]).document()])
+        msgspec.json.encode([make_rank_document(analysis), RunAnswers([analysis, analysis]).make_document()])
         for layer in analysis.layers:
             assert min(layer.calls, layer.forward_host_ns, layer.forward, layer.backward or 0) >= 0, layer
         for use in analysis.memory:

@@ -70,7 +70,7 @@ def compute_noted(metric, run):
     notes = Notes()
     noted.run = wrap(noted.run, notes.get_note_function("run"))
     noted.result = wrap(noted.result, notes.get_note_function("result"))
-    hosts = [records.read_host(str(path)) for path in sorted(run.folder.path.glob("env/*.json"))]
+    hosts = [records.load_host(str(path)) for path in sorted(run.folder.path.glob("env/*.json"))]
     noted.hosts = [wrap(host, notes.get_note_function("hosts")) for host in hosts if host is not None]
     noted.__dict__[_NOTES] = notes
     return metric.of_run(noted), notes

@@ -22,7 +22,7 @@ def cache(tmp_path, monkeypatch):
     """The folder of the cache of a user who has none yet. Short files are cached too, and read in small blocks."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sample_cache, "LEAST_CACHED_BYTES", 1)
-    monkeypatch.setattr(sample_cache, "LEAST_NEW_BYTES", 1)
+    monkeypatch.setattr(sample_cache, "LEAST_ADDED_BYTES", 1)
     monkeypatch.setattr(sample_cache, "BLOCK_BYTES", 3000)
     return tmp_path / "cache" / "shardlab" / "telemetry"
 

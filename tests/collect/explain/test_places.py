@@ -13,7 +13,7 @@ import support_traces
 
 from collect import cli
 from collect.explain import read_files
-from collect.metric import WORK_KINDS, all_metrics
+from collect.metric import WORK_KINDS, load_metrics
 from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
@@ -254,7 +254,7 @@ def check(workspace, file):
 
 def test_every_metric_of_a_run_ends_in_a_file_with_a_place(workspace, runs):
     nowhere = []
-    for metric in (metric for metric in all_metrics() if metric.of_run):
+    for metric in (metric for metric in load_metrics() if metric.of_run):
         known = known_runs(metric, runs)
         for run in known[:2]:
             files_read = read_files.read_files(run, metric.reads)
@@ -299,7 +299,7 @@ def lies_within(key, outer_keys):
 
 
 def test_every_metric_reads_what_it_declares_and_nothing_else(runs):
-    for metric in (metric for metric in all_metrics() if metric.of_run):
+    for metric in (metric for metric in load_metrics() if metric.of_run):
         declared = declared_keys(metric.reads)
         read_by_any_run = {}
         for run in known_runs(metric, runs):
@@ -316,7 +316,7 @@ def test_every_metric_reads_what_it_declares_and_nothing_else(runs):
 
 def test_changing_a_named_key_of_the_result_changes_the_value(workspace, runs):
     checked = set()
-    for metric in (metric for metric in all_metrics() if metric.of_run):
+    for metric in (metric for metric in load_metrics() if metric.of_run):
         for run in known_runs(metric, runs)[:1]:
             files_read = read_files.read_files(run, metric.reads)
             keys = [key for file in files_read if file.file.endswith("/result.json") for key in file.keys]
@@ -370,7 +370,7 @@ def test_the_events_of_a_rank_without_a_gpu_are_operators_and_spans_of_gloo(work
 
 
 def test_samples_of_the_power_before_the_training_are_named(workspace, runs):
-    (metric,) = [metric for metric in all_metrics() if metric.name == "idle_power_w"]
+    (metric,) = [metric for metric in load_metrics() if metric.name == "idle_power_w"]
     (run,) = known_runs(metric, runs)
     (samples,) = [file for file in read_files.read_files(run, metric.reads) if "/samples/" in file.file]
     assert samples.lines == "1-10"  # a process uses the GPU from the eleventh sample on

@@ -82,8 +82,8 @@ def test_an_unknown_format_prints_the_menu_with_a_line_each(workspace, tmp_path,
     exported(workspace, "markdwon", tmp_path / "out", code=2)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "error: unknown export format 'markdwon'. Did you mean 'markdown'? Allowed:"
-    assert [line.split()[0] for line in said[1:]] == sorted(export.export_formats())
-    assert all(format_.summary in line for format_, line in zip(export.export_formats().values(), said[1:], strict=True))
+    assert [line.split()[0] for line in said[1:]] == sorted(export.load_export_formats())
+    assert all(format_.summary in line for format_, line in zip(export.load_export_formats().values(), said[1:], strict=True))
     assert not (tmp_path / "out").exists()
 
 

@@ -65,7 +65,7 @@ def only(free: int, disk: Path):
     filled.unlink()
 
 
-CASES = [(name, part) for name in sorted(export.export_formats().keys() - PICTURES) for part in (0, 0.9)]
+CASES = [(name, part) for name in sorted(export.load_export_formats().keys() - PICTURES) for part in (0, 0.9)]
 DRAWN = [
     pytest.param(name, part, marks=support_browser.needed) for name, part in (("svg", 0.5), *only_long(("png", 0)))
 ]  # exports of pictures are tested in few cases, because they start a browser, which is slow

@@ -42,7 +42,7 @@ def cluster(tmp_path, monkeypatch):
     (tmp_path / "desk/victim/file").write_text("mine")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     # Progress messages are switched off, because their number depends on how busy this machine is.
-    monkeypatch.setattr(progress, "QUIET_S", 3600.0)
+    monkeypatch.setattr(progress, "QUIET_LIMIT_S", 3600.0)
     return made
 
 
@@ -134,7 +134,7 @@ def test_a_wait_for_files_is_not_called_a_wait_for_the_list_of_runs(cluster, fet
         assert not offered.exists()
         return False
 
-    monkeypatch.setattr(TransferProgress, "while_waiting", lambda *_: waits)
+    monkeypatch.setattr(TransferProgress, "make_wait_check", lambda *_: waits)
     fetch()
     assert offered.exists()
 

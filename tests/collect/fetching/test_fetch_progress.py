@@ -16,8 +16,8 @@ class Clock:
 
 def test_remarks_name_bytes_rate_and_time_left_of_all_transfers_together():
     clock, said = Clock(), []
-    progress = TransferProgress(said.append, clock=clock)
-    first, second = progress.begin(60 * MIB), progress.begin(140 * MIB)
+    progress = TransferProgress(said.append, read_clock=clock)
+    first, second = progress.begin_transfer(60 * MIB), progress.begin_transfer(140 * MIB)
     clock.now += 1
     first(10 * MIB)
     assert said == []
@@ -35,8 +35,8 @@ def test_remarks_name_bytes_rate_and_time_left_of_all_transfers_together():
 
 def test_no_rate_and_no_remaining_time_are_shown_while_nothing_arrives():
     clock, said = Clock(), []
-    progress = TransferProgress(said.append, clock=clock)
-    report = progress.begin(100 * MIB)
+    progress = TransferProgress(said.append, read_clock=clock)
+    report = progress.begin_transfer(100 * MIB)
     clock.now += 3
     report(0)
     assert said == ["0.0 of 100.0 MiB"]
@@ -45,7 +45,7 @@ def test_no_rate_and_no_remaining_time_are_shown_while_nothing_arrives():
 def test_the_wait_for_the_first_bytes_does_not_count_as_a_slow_transfer():
     """After a broken connection, the other end first hashes what it had sent before."""
     clock, said = Clock(), []
-    report = TransferProgress(said.append, clock=clock).begin(1000 * MIB)
+    report = TransferProgress(said.append, read_clock=clock).begin_transfer(1000 * MIB)
     clock.now += 60
     report(MIB // 10)
     assert said == ["0.1 of 1,000.0 MiB"]
@@ -56,8 +56,8 @@ def test_the_wait_for_the_first_bytes_does_not_count_as_a_slow_transfer():
 
 def test_a_wait_is_reported_once():
     clock, said = Clock(), []
-    progress = TransferProgress(said.append, clock=clock)
-    look = progress.while_waiting("gpu1: the node reads.")
+    progress = TransferProgress(said.append, read_clock=clock)
+    look = progress.make_wait_check("gpu1: the node reads.")
     assert not look()
     clock.now += 2
     assert not look()
@@ -73,6 +73,6 @@ def test_a_terminal_has_a_line_instead_of_remarks():
     output.remarks.is_terminal = True
     with show_progress(output) as progress:
         assert stream.getvalue() == ""  # no progress line before the first transfer: the login may still ask for a code
-        report = progress.begin(10 * MIB)
+        report = progress.begin_transfer(10 * MIB)
         report(5 * MIB)
     assert "5.0 of 10.0 MiB" in stream.getvalue()

@@ -34,7 +34,7 @@ def cluster(tmp_path, monkeypatch):
     (run.path / "trace").mkdir()
     (run.path / TRACE).write_text("large")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(progress, "QUIET_S", 3600.0)
+    monkeypatch.setattr(progress, "QUIET_LIMIT_S", 3600.0)
     return made
 
 

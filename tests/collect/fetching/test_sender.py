@@ -9,7 +9,7 @@ import os
 import pytest
 import support_collect as support
 
-from collect.fetching.sender import Sender
+from collect.fetching.sender import RunSender
 from shardlab.errors import InputError, WorkspaceError
 from shardlab.transfer import manifest
 from shardlab.workspace.workspace import Workspace
@@ -51,7 +51,9 @@ def serve(run, target, *, held=None, is_shared=False, asked=None, wanted=None):
     workspace = Workspace(run.path.parents[1])
     asked = {"patterns": []} if asked is None else asked
     wanted = wanted or {"runs": [{"run": run.run_id, "names": None, "held": held or {}}], "is_shared": is_shared}
-    Sender(workspace, io.BytesIO("".join(f"{json.dumps(line)}\n" for line in (asked, wanted)).encode()), target).serve()
+    RunSender(
+        workspace, io.BytesIO("".join(f"{json.dumps(line)}\n" for line in (asked, wanted)).encode()), target
+    ).serve_requests()
     stream = io.BytesIO(target.getvalue())
     for _ in range(1 + json.loads(stream.readline())["runs"]):
         message = json.loads(stream.readline())

@@ -76,7 +76,7 @@ def drawn(workspace):
 def test_the_history_leads_from_the_state_before_the_step_to_that_of_the_segments(run_folder):
     seen = snapshot.read_snapshot(write(run_folder, gzip.compress(json.dumps(DOCUMENT).encode())))
     found = snapshot.replay_history(seen)
-    in_mib = {name: [size / MIB for size in sizes] for name, sizes in found.active.items()}
+    in_mib = {name: [size / MIB for size in sizes] for name, sizes in found.active_bytes_by_class.items()}
     assert in_mib == {
         "from before the step": [64, 64, 60, 60, 60, 60, 60, 60],
         "256 MiB or more": [0, 0, 0, 0, 0, 300, 300, 300],
@@ -84,7 +84,7 @@ def test_the_history_leads_from_the_state_before_the_step_to_that_of_the_segment
         "1 to 32 MiB": [0] * 8,
         "below 1 MiB": [0] * 8,
     }
-    assert [size / MIB for size in found.reserved] == [100, 100, 100, 100, 420, 420, 420, 420]
+    assert [size / MIB for size in found.reserved_bytes] == [100, 100, 100, 100, 420, 420, 420, 420]
 
 
 def test_the_pictures_have_the_bytes_of_the_snapshot(run_folder, tmp_path):
@@ -100,11 +100,7 @@ def test_the_pictures_have_the_bytes_of_the_snapshot(run_folder, tmp_path):
         bar["name"]: [(row, start, length) for row, start, length in zip(bar["y"], bar["base"], bar["x"], strict=True)]
         for bar in state.data
     }
-    assert bars == {
-        "in use": [(1, 0, 60)],
-        "waiting to be freed": [(0, 0, 300)],
-        "free": [(0, 300, 20), (1, 60, 40)],
-    }
+    assert bars == {"in use": [(1, 0, 60)], "waiting to be freed": [(0, 0, 300)], "free": [(0, 300, 20), (1, 60, 40)]}
     assert "step 5, rank 0" in active.caption
     assert set(FIGURES) <= set(support_report.page_figures())
 

@@ -164,7 +164,7 @@ def test_operators_are_held_against_the_baseline(gpu):
     assert {"ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_AllGather_RING_LL"} <= set(names)
     assert [abs(value) for value in bars["x"]] == sorted((abs(value) for value in bars["x"]), reverse=True)
     uses = operators.get_uses(group.marks[1])
-    assert bars["x"][names.index("ncclDevKernel_AllGather_RING_LL")] == pytest.approx(uses[traces.ALL_GATHER].ms)
+    assert bars["x"][names.index("ncclDevKernel_AllGather_RING_LL")] == pytest.approx(uses[traces.ALL_GATHER].total_ms)
     assert "single ×1: not called" in bars["customdata"][names.index("ncclDevKernel_AllGather_RING_LL")]
     low, high = found.layout["xaxis"]["range"]
     assert low < min(bars["x"])
@@ -172,8 +172,8 @@ def test_operators_are_held_against_the_baseline(gpu):
 
 
 def test_the_operators_are_the_ten_that_differ_most():
-    spread = {f"kernel {number}": operators.Use(1, number) for number in range(30)}
-    there = {"kernel 29": operators.Use(3, 29), "gone": operators.Use(1, 100)}
+    spread = {f"kernel {number}": operators.OperatorUse(1, number) for number in range(30)}
+    there = {"kernel 29": operators.OperatorUse(3, 29), "gone": operators.OperatorUse(1, 100)}
     assert operators.find_most_different_names([operators.BaselinePair(None, spread, None, there)]) == [
         "gone",
         *(f"kernel {number}" for number in range(28, 19, -1)),
@@ -198,11 +198,7 @@ def test_kernels_are_named_shortly(name, short):
 def test_kernels_of_one_name_are_told_apart_by_their_arguments():
     kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::{}<float>, std::array<char*, 3ul> >(int)"
     names = operators.shorten_names([kernel.format("FillFunctor"), kernel.format("CUDAFunctor_add"), "aten::mm"])
-    assert names == [
-        "vectorized_el…kernel<4, FillFunctor<float>,…",
-        "vectorized_el…kernel<4, CUDAFunctor_add<flo…",
-        "aten::mm",
-    ]
+    assert names == ["vectorized_el…kernel<4, FillFunctor<float>,…", "vectorized_el…kernel<4, CUDAFunctor_add<flo…", "aten::mm"]
     assert all(len(name) <= operators.NAME_LENGTH for name in names)
 
 

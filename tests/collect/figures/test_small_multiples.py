@@ -222,7 +222,7 @@ def test_texts_of_a_divided_figure_do_not_overlap_on_a_desktop_or_a_phone(crowde
 
 def test_the_picture_of_a_divided_figure_has_room_for_its_legend(group, crowded):
     drawn = training.draw_loss(group)
-    added = figure.image_layout(drawn, "Loss", False)
+    added = figure.make_image_layout(drawn, "Loss", False)
     assert added["height"] > drawn.height_px + figure.TITLE_PX
     assert "xaxis10" in (drawn.layout | added)
     assert "loss" not in page.WIDE_FIGURES

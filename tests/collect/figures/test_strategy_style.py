@@ -78,26 +78,26 @@ def test_red_and_green_of_equal_lightness_would_be_found():
 
 def test_strategies_and_their_variants_look_different_from_one_another():
     every = [
-        strategy_style.strategy_look(strategy, variant)
+        strategy_style.make_strategy_look(strategy, variant)
         for strategy in range(strategy_style.MOST_STRATEGIES)
         for variant in range(strategy_style.MOST_VARIANTS)
     ]
     assert len(set(every)) == 24 * 24
-    first = [strategy_style.strategy_look(strategy) for strategy in range(strategy_style.MOST_STRATEGIES)]
+    first = [strategy_style.make_strategy_look(strategy) for strategy in range(strategy_style.MOST_STRATEGIES)]
     assert len({(one.colour, one.symbol) for one in first}) == 24, "marks alone tell strategies apart"
     assert len({(one.colour, one.dash) for one in first}) == 24, "lines alone tell strategies apart"
 
 
 def test_a_strategy_keeps_its_colour_and_shape_in_all_its_variants():
     for strategy in range(strategy_style.MOST_STRATEGIES):
-        own = [strategy_style.strategy_look(strategy, variant) for variant in range(strategy_style.MOST_VARIANTS)]
+        own = [strategy_style.make_strategy_look(strategy, variant) for variant in range(strategy_style.MOST_VARIANTS)]
         assert len({one.colour for one in own}) == 1
         assert len({one.symbol.removesuffix("-open").removesuffix("-dot").removesuffix("-open") for one in own}) == 1
 
 
 def test_plotly_knows_every_symbol_and_every_dash():
     for strategy, variant in itertools.product(range(strategy_style.MOST_STRATEGIES), range(strategy_style.MOST_VARIANTS)):
-        one = strategy_style.strategy_look(strategy, variant)
+        one = strategy_style.make_strategy_look(strategy, variant)
         plotly.graph_objects.Scatter(marker={"symbol": one.symbol}, line={"dash": one.dash})
 
 

@@ -113,7 +113,7 @@ def test_a_pickle_with_more_than_plain_values_is_refused(content):
 
 
 def test_a_list_that_contains_itself_many_times_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshot, "MOST_VALUES", 10_000)
+    monkeypatch.setattr(snapshot, "MOST_PICKLE_VALUES", 10_000)
     blocks = [{"size": 1, "state": "inactive"}] * 1000
     (tmp_path / "a.pickle").write_bytes(pickle.dumps({"segments": [{"total_size": 1, "blocks": blocks}] * 1000}))
     endless: list[object] = []

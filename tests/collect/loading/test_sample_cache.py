@@ -57,9 +57,9 @@ def test_frames_and_damage_are_the_same_with_and_without_the_cache(samplers):
     """Samplers on two nodes write any samples, and the run is read after each. Some samplers leave damaged lines."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", f"{name}/cache")
-        patch.setattr(loaded_run, "SAMPLES_PER_PART", 5)
+        patch.setattr(loaded_run, "MOST_SAMPLE_RECORDS", 5)
         for least in (1, 1000):
-            patch.setattr(sample_cache, "LEAST_NEW_BYTES", least)
+            patch.setattr(sample_cache, "LEAST_ADDED_BYTES", least)
             for host, written, end in samplers:
                 path = write(Path(name, str(least)), written, host)
                 with path.open("ab") as handle:
@@ -79,7 +79,7 @@ def test_only_lines_that_are_not_in_the_cache_are_decoded(run):
 
 def test_few_new_lines_are_decoded_each_time_and_not_stored(run, cache, monkeypatch):  # noqa: F811
     folder, path = run
-    monkeypatch.setattr(sample_cache, "LEAST_NEW_BYTES", path.stat().st_size // 2)
+    monkeypatch.setattr(sample_cache, "LEAST_ADDED_BYTES", path.stat().st_size // 2)
     (stored,) = cache.iterdir()
     write(folder, [sample(30)])
     assert is_same(folder) > 0
@@ -214,7 +214,7 @@ def test_collect_fetch_makes_the_cache_and_knows_the_damage_of_cached_lines(tmp_
 
 READ = (
     "import sys; from pathlib import Path; import collect.loading.sample_cache as cache\n"
-    "cache.LEAST_CACHED_BYTES = cache.LEAST_NEW_BYTES = 1\n"
+    "cache.LEAST_CACHED_BYTES = cache.LEAST_ADDED_BYTES = 1\n"
     "sys.modules |= {name: None for name in sys.argv[2:]}\n"
     "from collect.loading.records import RunRecords; from shardlab.runs.rundir import RunDir\n"
     "found = RunRecords.read(RunDir(Path(sys.argv[1])))\n"

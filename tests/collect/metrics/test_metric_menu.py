@@ -3,12 +3,12 @@
 import msgspec
 from support_golden import same_as_golden
 
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 
 
 def test_the_menu_of_metrics_has_its_units_and_columns():
     lines = []
-    for metric in all_metrics():
+    for metric in load_metrics():
         said = {name: value for name, value in msgspec.structs.asdict(metric).items() if not callable(value)}
         column = metric.column and msgspec.to_builtins(metric.column)
         facts = {name: said[name] for name in ("compares", "argument", "exact", "of_all_steps") if said[name]}

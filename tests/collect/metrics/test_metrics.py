@@ -20,7 +20,7 @@ from collect.drawing.traces import thin_points
 from collect.findings import statistics
 from collect.loading import telemetry
 from collect.loading.loaded_run import Quantity
-from collect.metric import MeanPair, all_metrics
+from collect.metric import MeanPair, load_metrics
 from collect.metrics import (
     bubble,
     checkpoints,
@@ -50,7 +50,7 @@ from shardlab.runs.record import GpuSample, NicSample, Result, Sample, StepRecor
 from shardlab.terminal import notation
 from shardlab.workspace.workspace import Workspace
 
-OF_RUN = {metric.name: metric.of_run for metric in all_metrics()}
+OF_RUN = {metric.name: metric.of_run for metric in load_metrics()}
 RESULT = Result(schema=1, run_id="r", state="completed", rehearsal=True, steps=2, unit="tokens")
 
 
@@ -390,7 +390,7 @@ def test_a_step_that_a_rank_did_not_record_is_in_no_metric():
 
 def test_a_run_without_records_has_no_value_of_any_metric():
     empty = measured({})
-    assert [metric.name for metric in all_metrics() if metric.of_run and metric.of_run(empty) is not None] == []
+    assert [metric.name for metric in load_metrics() if metric.of_run and metric.of_run(empty) is not None] == []
 
 
 def test_peak_memory_is_the_gpu_allocators_else_the_process_and_says_which():
@@ -608,7 +608,7 @@ def test_the_order_of_records_changes_nothing(times, random):
     ranks = ranks_of(times)
     shuffled = {rank: random.sample(records, len(records)) for rank, records in reversed(ranks.items())}
     in_order, out_of_order = measured(ranks), measured(shuffled)
-    for metric in all_metrics():
+    for metric in load_metrics():
         if metric.of_run:
             one, other = metric.of_run(in_order), metric.of_run(out_of_order)
             assert one == other or one.value == pytest.approx(other.value), metric.name
@@ -697,21 +697,21 @@ def test_nan_and_zero_are_printed_as_such():
 
 
 def test_every_metric_has_a_description():
-    names = [metric.name for metric in all_metrics()]
+    names = [metric.name for metric in load_metrics()]
     assert len(names) == len(set(names))
     assert {"throughput_per_s", "step_time_ms", "peak_memory_bytes", "speed_up", "final_loss", "network_bytes"} <= set(names)
-    for metric in all_metrics():
+    for metric in load_metrics():
         assert metric.definition.endswith(".")
         assert sum(ask is not None for ask in (metric.of_run, metric.of_run_at, metric.of_cells)) == 1
         assert bool(metric.compares) == (metric.of_cells is not None)
-        of = {other.name: other for other in all_metrics()}.get(metric.compares, metric)
+        of = {other.name: other for other in load_metrics()}.get(metric.compares, metric)
         assert of.of_cells is None
         assert (metric.argument, type(metric.example)) == (of.argument, type(of.example))
         assert bool(of.argument) == (of.of_run_at is not None) == (of.example is not None)
 
 
 def test_a_frame_of_no_records_has_its_columns():
-    assert steps.build_step_frames(steps.RecordedSteps({})).all_steps.schema == pl.Schema(steps.COLUMN_TYPES)
+    assert steps.build_step_frames(steps.RecordedSteps({})).all_steps.schema == pl.Schema(steps.STEP_COLUMN_TYPES)
 
 
 def test_ranks_that_share_a_model_count_their_units_once():

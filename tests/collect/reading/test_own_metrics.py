@@ -124,6 +124,8 @@ def test_a_faulty_file_is_named_and_the_others_work(made, capsys, text, said):
 def test_an_own_metric_leaves_out_a_value_that_is_no_number_and_names_it(value, is_known):
     own = Metric(name="odd", unit="s", direction="neither", definition="Odd.", of_run=lambda run: value)
     faults = []
-    assert own_metrics._compute_value("mine.py", own, SimpleNamespace(run_id="run-1"), faults) == (value if is_known else None)
+    assert own_metrics._compute_own_value("mine.py", own, SimpleNamespace(run_id="run-1"), faults) == (
+        value if is_known else None
+    )
     says = f"mine.py: odd of run-1 is {value}. Allowed: Quantity(NUMBER, 's'), or None if it is not known."
     assert faults == ([] if is_known else [says])

@@ -107,7 +107,7 @@ def test_samples_that_become_frames_file_by_file_are_the_same_as_all_at_once(tmp
                 lines.write(Sample(schema=1, t_s=at_s, wall_s=at_s, host=name, boot_id="b", nics=[nic], gpus=gpus))
     found = {}
     for size in (1, 4, 1000):
-        monkeypatch.setattr(loaded_run, "SAMPLES_PER_PART", size)
+        monkeypatch.setattr(loaded_run, "MOST_SAMPLE_RECORDS", size)
         (run,) = read_many.read_runs(folder.path.parent, [folder.run_id])
         assert run.samples.hosts.height >= sum(count for _, count in HOSTS.values())
         found[size] = (*run.samples, *LoadedRun.read(folder).samples)

@@ -99,7 +99,7 @@ def test_a_picture_has_its_title_where_there_is_room():
     lines = [{"name": str(number), "visible": "legendonly" if number > 3 else True} for number in range(9)]
     told = figure.Figure("a", "A <b>", "", 100, lines, axes.make_layout({}, {}, **legend))
     with_legend, alone = (
-        figure.image_layout(one, one.title, False)
+        figure.make_image_layout(one, one.title, False)
         for one in (told, figure.Figure("a", "A <b>", "", 100, [], axes.make_layout({}, {})))
     )
     assert with_legend["legend"]["title"]["text"] == alone["title"]["text"] == "A &lt;b&gt;"

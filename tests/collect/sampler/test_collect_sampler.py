@@ -15,7 +15,7 @@ from support_sampler import start
 from collect.sampler import host, loop
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
-from collect.sampler.source import Source
+from collect.sampler.source import TelemetrySource
 from shardlab.runs.record import Sample, read_lines
 
 STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3 10 2 1 1 0 0 0\nintr 5\n"
@@ -60,7 +60,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     # How many seconds each sample takes. The sampler has a tick every 0.1 s, so the third sample takes longer than two ticks.
     takes = iter([0.03, 0.09, 0.25, 0.03, 0.04, 0.03])
 
-    class Slow(Source):
+    class Slow(TelemetrySource):
         def fill(self, sample):
             now[0] += next(takes)
 

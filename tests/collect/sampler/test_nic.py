@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from collect.sampler.ethtool import RECORDED_COUNTERS, find_counters
+from collect.sampler.ethtool import COUNTER_NAMES_BY_FIELD, find_counters
 from collect.sampler.nic import NicSource, RdmaSource
 from shardlab.runs.record import NicSample, RdmaSample, Sample
 
@@ -19,7 +19,7 @@ subprocess.run("ip link add v0 type veth peer name v1", shell=True, check=True)
 numbers = {name: int(line.split(":")[0]) for line in subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
            .splitlines() for name in [line.split(":")[1].split("@")[0].strip()]}
 assert ethtool.DriverCounters("v0").read() == {}
-ethtool.RECORDED_COUNTERS["peer"] = ("no such name", "peer_ifindex")
+ethtool.COUNTER_NAMES_BY_FIELD["peer"] = ("no such name", "peer_ifindex")
 first = ethtool.DriverCounters("v0")
 print(first.read() == {"peer": numbers["v1"]}, ethtool.DriverCounters("v1").read() == {"peer": numbers["v0"]})
 before = first._count
@@ -63,11 +63,13 @@ def test_the_counters_of_a_driver_are_found_by_its_names():
         "wire_rx_bytes": [3], "wire_tx_bytes": [2], "rdma_rx_bytes": [5], "rdma_tx_bytes": [6],
         "rx_pauses": [10], "rx_discards": [9], "rx_priority_pauses": [7, 11],
     }  # fmt: skip
-    assert find_counters(["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]) == {  # counters of the driver bnxt_en
+    bnxt_en = ["rx_total_discard_pkts", "rx_pause_frames", "tx_pause_frames"]
+    assert find_counters(bnxt_en) == {
         "rx_pauses": [1], "tx_pauses": [2], "rx_discards": [0],
     }  # fmt: skip
     assert find_counters(["\x1b[2J", "", "rx_bytes"]) == {}
-    assert find_counters(["rx_pfc_ena_frames_pri0", "tx_pfc_ena_frames_pri7", "rx_pfc_xon2xoff_frames_pri0"]) == {  # bnxt_en
+    newer_bnxt_en = ["rx_pfc_ena_frames_pri0", "tx_pfc_ena_frames_pri7", "rx_pfc_xon2xoff_frames_pri0"]
+    assert find_counters(newer_bnxt_en) == {
         "rx_priority_pauses": [0], "tx_priority_pauses": [1],
     }  # fmt: skip
     older_i40e = ["rx_bytes", "port.rx_bytes", "port.link_xoff_rx", "port.rx_priority_3_xoff", "port.rx_priority_3_xon"]
@@ -83,7 +85,7 @@ def test_the_counters_of_a_driver_are_found_by_its_names():
     assert find_counters([*ena, "conntrack_allowance_exceeded"]) == {
         "rx_bandwidth_limited": [1], "tx_bandwidth_limited": [2], "packet_rate_limited": [3], "connections_limited": [4],
     }  # fmt: skip
-    kept = {*RECORDED_COUNTERS, "rx_priority_pauses", "tx_priority_pauses"}
+    kept = {*COUNTER_NAMES_BY_FIELD, "rx_priority_pauses", "tx_priority_pauses"}
     assert kept <= set(NicSample.__struct_fields__)
 
 

@@ -105,9 +105,9 @@ def test_a_damaged_comparison_is_no_comparison(damage):
 def test_ranks_are_on_the_host_whose_first_rank_is_nearest_below():
     """The events name only the first rank of each host. The next ranks belong to the same host."""
     found = HostClocks(clocks(), [])
-    assert [found.host_of(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
-    assert HostClocks([], ["only"]).host_of(7) == "only"
-    assert HostClocks([], ["a", "b"]).host_of(0) is None
+    assert [found.find_host(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
+    assert HostClocks([], ["only"]).find_host(7) == "only"
+    assert HostClocks([], ["a", "b"]).find_host(0) is None
     assert found.clock_by_host["node1"].drift_s == pytest.approx(0.2)
 
 
@@ -318,7 +318,7 @@ def test_many_steps_are_drawn_as_stretches(monkeypatch):
     monkeypatch.setattr(timelines, "MOST_BARS", 4)
     names = ["warm-up step 1", *(f"step {number}" for number in range(1, 5)), "step 5 (with an instrument)", "step 6"]
     start_s = np.arange(7.0)
-    bars = timelines._make_step_bars(timeline.Spans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
+    bars = timelines._make_step_bars(timeline.RowSpans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
     assert [(bar.text, bar.start, bar.length) for bar in bars] == [
         ("warm-up step 1", 0, 0.5), ("step 1 to step 2", 1, 1.5), ("step 3 to step 4", 3, 1.5),
         ("step 5 (with an instrument)", 5, 0.5), ("step 6", 6, 0.5),

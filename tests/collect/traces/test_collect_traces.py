@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from collect import summary
 from collect.cli import main
-from collect.metric import MeanPair, all_metrics
+from collect.metric import MeanPair, load_metrics
 from collect.metrics import operators
 from collect.reading import load
 from collect.traces import trace
@@ -27,7 +27,7 @@ from tests.collect.traces.test_hta import CASES, GOLDEN, HTA, said_by_hta
 PROVEN = SameWork(verdict="proven", why="against one process")
 SINGLE, DDP = support.cell(), support.cell("ddp", 2)
 CELLS = {cell.strategy: cell for cell in (SINGLE, DDP)}
-METRICS = {metric.name: metric for metric in all_metrics()}
+METRICS = {metric.name: metric for metric in load_metrics()}
 SHOWN = ("idle_pct", "overlap_pct", "exposed_communication_ms")
 
 
@@ -248,10 +248,7 @@ def test_a_named_kernel_is_counted_and_timed_a_step_and_rank():
     assert (
         operators.count_operator_calls(seen(*ranks), "absent").value,
         operators.count_operator_calls(seen(*ranks), "absent").unit,
-    ) == (
-        0,
-        "calls",
-    )
+    ) == (0, "calls")
 
 
 def test_a_name_that_the_trace_lacks_has_no_count_and_no_time():
@@ -289,7 +286,7 @@ def test_the_order_of_ranks_and_kernels_changes_nothing_and_time_scales(ranks, s
 # The tests below compare the traces of two cells.
 
 RATIOS = ("scaling_efficiency_pct", "memory_share_pct", "memory_efficiency_pct")  # 100 if both cells are the same
-OF_CELLS = [metric for metric in all_metrics() if metric.of_cells]
+OF_CELLS = [metric for metric in load_metrics() if metric.of_cells]
 POSITIVE = st.floats(1e-3, 1e6)
 
 

@@ -76,7 +76,7 @@ def test_the_arguments_of_an_event_decide_the_collective(tmp_path, damage):
 def test_an_argument_of_another_type_is_not_known(tmp_path, changed, expected):
     arguments = {key: value for key, value in (ARGUMENTS | changed).items() if value is not None}
     found = read(tmp_path, [kernel(RCCL, 10, 5, arguments)])
-    assert (found.lost, found.collectives) == ({}, [MEANT._replace(**expected)])
+    assert (found.lost_counts, found.collectives) == ({}, [MEANT._replace(**expected)])
     assert found.collectives[0].input_bytes == (None if {"in_elements", "dtype"} & expected.keys() else 2 * 25136)
 
 

@@ -43,10 +43,10 @@ def test_a_cut_trace_gives_every_whole_event_and_says_that_it_is_cut(tmp_path, p
         whole = sum(end <= at for end in ends)
         assert names(found) == [f"op {index}" for index in range(whole)]
         listed = content.rindex(b"]", 0, content.rindex(b"traceName") if pretty else len(content)) < at
-        assert bool(found.cut) != listed, at
+        assert bool(found.cut_reason) != listed, at
         begun = content[:at].count(b'"ph"')
         # The text may be cut within the last event before the key "ph", by which `begun` counts events.
-        assert whole + found.lost.get("not readable", 0) in (begun, begun + 1)
+        assert whole + found.lost_counts.get("not readable", 0) in (begun, begun + 1)
 
 
 def _bounds(content: bytes, name: str) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def test_an_invalid_event_loses_only_itself(tmp_path, damage, instead, reason):
     assert third.count(damage) == 1
     found = read(tmp_path / "t.json", begin + third.replace(damage, instead) + end)
     assert names(found) == [f"op {index}" for index in range(8) if index != 3]
-    assert (found.lost, found.cut) == ({reason: 1}, "")
+    assert (found.lost_counts, found.cut_reason) == ({reason: 1}, "")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_invalid_values_in_unused_arguments_lose_no_event(tmp_path, damage, inst
     begin, third, end = _around(support.text(complete()), 3)
     found = read(tmp_path / "t.json", begin + third.replace(damage, instead) + end)
     assert names(found) == [f"op {index}" for index in range(8)]
-    assert (found.lost, found.cut) == ({}, "")
+    assert (found.lost_counts, found.cut_reason) == ({}, "")
 
 
 def _around(content: bytes, index: int) -> tuple[bytes, bytes, bytes]:
@@ -118,7 +118,7 @@ def test_one_bad_event_in_many_blocks_is_one_event_lost(tmp_path):
     assert len(content) > 8 * (1 << 18)
     found = read(tmp_path / "t.json", content)
     assert len(found.name) == 19_999
-    assert (found.lost, found.cut) == ({"not readable": 1}, "")
+    assert (found.lost_counts, found.cut_reason) == ({"not readable": 1}, "")
 
 
 @settings(max_examples=150)
@@ -136,7 +136,11 @@ def test_overwritten_bytes_cost_only_the_events_that_they_touch(tmp_path_factory
     clear = [event["name"] for event in events if not _touched(content, event["name"], at, at + len(junk))]
     assert set(clear) <= set(names(found))
     missing = len(events) - len(set(names(found)) & {event["name"] for event in events})
-    said = sum(found.lost.values()) + bool(found.cut) + sum(name not in {e["name"] for e in events} for name in names(found))
+    said = (
+        sum(found.lost_counts.values())
+        + bool(found.cut_reason)
+        + sum(name not in {e["name"] for e in events} for name in names(found))
+    )
     assert not missing or said
 
 
@@ -165,7 +169,7 @@ def test_a_cut_gzip_stream_gives_what_it_holds(tmp_path):
     found = read(tmp_path / "t.json.gz", packed[: len(packed) // 2])
     assert 1500 < len(found.name) < 4000
     assert names(found) == [f"op {index}" for index in range(len(found.name))]
-    assert found.cut == "its gzip stream ends too early"
+    assert found.cut_reason == "its gzip stream ends too early"
 
 
 def test_a_damaged_gzip_stream_gives_what_comes_before_the_damage(tmp_path):
@@ -173,18 +177,18 @@ def test_a_damaged_gzip_stream_gives_what_comes_before_the_damage(tmp_path):
     packed[len(packed) // 2] ^= 0xFF
     found = read(tmp_path / "t.json.gz", bytes(packed))
     assert len(found.name) > 1000
-    assert "its gzip stream is damaged" in found.cut
+    assert "its gzip stream is damaged" in found.cut_reason
     packed = bytearray(gzip.compress(support.text(complete(40)), 6))
     packed[-6] ^= 0xFF  # a byte of the checksum: all events were read, but they may differ from what was written
     found = read(tmp_path / "t.json.gz", bytes(packed))
     assert len(found.name) == 40
-    assert "its gzip stream is damaged" in found.cut
+    assert "its gzip stream is damaged" in found.cut_reason
 
 
 def test_gzip_streams_behind_one_another_are_one_trace(tmp_path):
     content = support.text(complete())
     found = read(tmp_path / "t.json.gz", gzip.compress(content[:700]) + gzip.compress(content[700:]))
-    assert (len(found.name), found.lost, found.cut) == (8, {}, "")
+    assert (len(found.name), found.lost_counts, found.cut_reason) == (8, {}, "")
 
 
 @pytest.mark.parametrize(
@@ -193,29 +197,29 @@ def test_gzip_streams_behind_one_another_are_one_trace(tmp_path):
 def test_a_file_that_is_no_trace_holds_nothing_and_says_so(tmp_path, content):
     found = read(tmp_path / "t.json", content)
     assert len(found.name) == 0
-    assert found.cut
-    assert file_figures.describe_damage(found) == [f"cut short: {found.cut}"]
+    assert found.cut_reason
+    assert file_figures.describe_damage(found) == [f"cut short: {found.cut_reason}"]
 
 
 def test_a_bare_list_of_events_is_a_trace_too(tmp_path):
     content = support.text(complete(), pretty=False)
     bare = content[content.index(b"[") : content.rindex(b"]") + 1]
     found = read(tmp_path / "rank-00007.json", bare)
-    assert (len(found.name), found.rank, found.lost, found.cut) == (8, 7, {}, "")
+    assert (len(found.name), found.rank, found.lost_counts, found.cut_reason) == (8, 7, {}, "")
 
 
 def test_lists_behind_the_events_are_not_taken_for_events(tmp_path):
     """A list after `traceEvents` in the file gives no events."""
     content = support.text(complete(), pretty=False)[:-1] + b',"other": [{"x": 1}, {"y": [2]}]}'
     found = read(tmp_path / "t.json", content)
-    assert (len(found.name), found.lost, found.cut) == (8, {}, "")
+    assert (len(found.name), found.lost_counts, found.cut_reason) == (8, {}, "")
 
 
 def test_frames_of_the_python_stack_are_skipped(tmp_path):
     events = complete()
     events.insert(3, events[0] | {"cat": "python_function", "name": "train.py(3): step"})
     found = read(tmp_path / "t.json", support.text(events))
-    assert (len(found.name), found.lost, found.cut) == (8, {}, "")
+    assert (len(found.name), found.lost_counts, found.cut_reason) == (8, {}, "")
 
 
 def test_a_list_that_begins_with_many_frames_of_the_python_stack_is_a_list_of_events(tmp_path):
@@ -224,4 +228,4 @@ def test_a_list_that_begins_with_many_frames_of_the_python_stack_is_a_list_of_ev
     content = support.text([*frames, *events])
     assert content.index(b'"op 0"') > 5 << 20
     found = read(tmp_path / "t.json", content)
-    assert (names(found), found.lost, found.cut) == (["op 0"], {}, "")
+    assert (names(found), found.lost_counts, found.cut_reason) == (["op 0"], {}, "")

@@ -22,7 +22,7 @@ from support_e2e import HANG_S
 from collect.traces import trace
 from collect.traces.layers import sum_layers
 from collect.traces.matrix_products import parse_product_sizes
-from collect.traces.memory_use import MOST_POINTS
+from collect.traces.memory_use import MOST_CURVE_POINTS
 from collect.traces.nesting import MOST_LEVELS
 from collect.traces.rank_analysis import analyse_rank
 
@@ -39,7 +39,7 @@ def recorded(tmp_path_factory):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, timeout=HANG_S, env=environment, capture_output=True)
     found = trace.read_trace(path)
-    assert (found.lost, found.cut) == ({}, "")
+    assert (found.lost_counts, found.cut_reason) == ({}, "")
     return analyse_rank(found), json.loads(gzip.decompress(path.read_bytes()), parse_float=Fraction)["traceEvents"]
 
 
@@ -119,7 +119,7 @@ def test_memory_of_a_real_training_is_the_running_sum_of_its_allocations(recorde
     assert (use.device, use.start_bytes, use.end_bytes) == ("cpu", start, curve[-1][1])
     assert use.peak_bytes == max(start, *(size for _, size in curve)) > start
     assert use.peak_reserved_bytes is None
-    assert len(use.points) == min(MOST_POINTS, len(curve) + 1)
+    assert len(use.points) == min(MOST_CURVE_POINTS, len(curve) + 1)
     assert {(point.at_ns, point.allocated) for point in use.points[1:]} <= set(curve)
     assert max(point.allocated for point in use.points) == use.peak_bytes
     assert [point.at_ns for point in use.points] == sorted(point.at_ns for point in use.points)

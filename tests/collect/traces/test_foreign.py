@@ -183,7 +183,7 @@ def test_an_event_of_a_rare_form_does_not_change_how_other_events_are_read(tmp_p
     events = [event | {"ts": event["ts"] + since} for event in shapes.SHAPES[shape]()]
     flow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 1, "pid": 1, "tid": 1, "ts": 5, "args": {}}
     whole = read(tmp_path / "t.json", shapes.text([*events, flow]))
-    assert (len(whole.name), whole.lost) == (sum(event["ph"] == "X" for event in events) - len(frames(events)), {})
+    assert (len(whole.name), whole.lost_counts) == (sum(event["ph"] == "X" for event in events) - len(frames(events)), {})
     for rare in ({"ph": "N", "name": "o"}, {"ph": "I", "name": "o", "ts": 5}, flow | {"ts": "5"}, flow | {"name": 5}):
         found = read(tmp_path / "t.json", shapes.text([*events, rare]))
         assert columns(found) == columns(whole)
@@ -203,7 +203,7 @@ def columns(found: trace.Trace) -> str:
 def test_a_rank_number_behind_the_events_is_read(tmp_path):
     info = ', "distributedInfo": {"rank": 5, "pg_config": [{"ranks": [0, 1]}, {"ranks": [2]}]}, "baseTimeNanoseconds": 77}'
     found = read(tmp_path / "t.json", (json.dumps({"traceEvents": shapes.rccl()})[:-1] + info).encode())
-    assert (found.rank, found.base_ns, found.lost, found.cut) == (5, 77, {}, "")
+    assert (found.rank, found.base_ns, found.lost_counts, found.cut_reason) == (5, 77, {}, "")
 
 
 NESTED = b"[" * 5000 + b"]" * 5000
@@ -259,15 +259,15 @@ def test_sums_of_durations_go_beyond_64_bits(tmp_path):
 @pytest.mark.parametrize("behind", [b"garbage", b"\x1f\x8bgarbage", b"\x00\x00x"])
 def test_bytes_behind_a_gzip_stream_are_damage(tmp_path, behind):
     packed = gzip.compress(shapes.text(shapes.rccl()))
-    assert "its gzip stream" in read(tmp_path / "t.json.gz", packed + behind).cut
-    assert read(tmp_path / "t.json.gz", packed + b"\x00" * 512).cut == ""
+    assert "its gzip stream" in read(tmp_path / "t.json.gz", packed + behind).cut_reason
+    assert read(tmp_path / "t.json.gz", packed + b"\x00" * 512).cut_reason == ""
 
 
 def test_a_check_sum_in_a_block_of_its_own_is_looked_at(tmp_path, monkeypatch):
     packed = bytearray(gzip.compress(shapes.text(shapes.rccl())))
     packed[-6] ^= 0xFF
     monkeypatch.setattr("collect.traces.salvage.BLOCK_BYTES", len(packed) - 8)
-    assert "its gzip stream is damaged" in read(tmp_path / "t.json.gz", bytes(packed)).cut
+    assert "its gzip stream is damaged" in read(tmp_path / "t.json.gz", bytes(packed)).cut_reason
 
 
 class Looked:
@@ -296,7 +296,7 @@ def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, s
     monkeypatch.setattr(trace, "salvage_events", single)
     found = read(tmp_path / "data.json", content)
     assert len(found.name) == 0
-    assert "the file has no list of events" in found.cut
+    assert "the file has no list of events" in found.cut_reason
     assert list_.bytes < 1.01 * len(content)
     assert single.bytes < 5_000_000
 
@@ -305,12 +305,12 @@ def test_json_that_is_no_trace_is_read_once_and_refused(tmp_path, monkeypatch, s
 def test_long_text_around_the_events_is_not_searched_again_and_again(tmp_path, monkeypatch, place):
     """Text before the list of events is read only up to a limit. Text behind it is read to its end, but is searched once."""
     events, text = b'{"traceEvents": [%b]' % shapes.text(shapes.rccl()).partition(b"[")[2].rpartition(b"]")[0], b" " * 8_000_000
-    looked, stacks = Looked(trace._EVENT_LIST_START), Looked(trace._WITH_STACK)
-    monkeypatch.setattr(trace, "_LONGEST_EVENT", 1 << 20)
+    looked, stacks = Looked(trace._EVENT_LIST_START), Looked(trace._STACK_OPTION)
+    monkeypatch.setattr(trace, "_MOST_EVENT_BYTES", 1 << 20)
     monkeypatch.setattr(trace, "_EVENT_LIST_START", looked)
-    monkeypatch.setattr(trace, "_WITH_STACK", stacks)
+    monkeypatch.setattr(trace, "_STACK_OPTION", stacks)
     found = read(tmp_path / "t.json", text + events if place == "before" else events + text)
-    assert ("no list of events in its first 1 MiB" in found.cut) == (place == "before")
+    assert ("no list of events in its first 1 MiB" in found.cut_reason) == (place == "before")
     assert (len(found.name) == 0) == (place == "before")
     assert looked.bytes < 2_000_000
     assert stacks.bytes < 2_000_000

@@ -72,7 +72,7 @@ def by_hand(path: Path) -> dict:
 def test_the_figures_of_gloo_ranks_are_those_of_the_definition(traces):
     for rank, path in enumerate(traces):
         found = trace.read_trace(path)
-        assert (found.rank, found.lost, found.cut) == (rank, {}, "")
+        assert (found.rank, found.lost_counts, found.cut_reason) == (rank, {}, "")
         told = compute_breakdown(found)
         truth = by_hand(path)
         assert (told.source, told.steps, told.memory_ns) == ("gloo", 2, None)

@@ -152,7 +152,7 @@ def test_bounds_are_the_extremes_over_all_orders_of_equal_starts(pairs):
     kernels = [(start, start + length) for start, length in pairs]
     start, end = (np.array(column, np.int64) for column in zip(*kernels, strict=True))
     lengths, last_ends = by_every_order(kernels)
-    ours = hta.Kernels(np.arange(len(start)), start, end)
+    ours = hta.HtaKernels(np.arange(len(start)), start, end)
     assert support_hta.length_bounds(ours) == lengths
     assert support_hta.span_bounds(ours) == tuple(each - start.min() for each in last_ends)
 

@@ -204,7 +204,7 @@ def test_events_at_time_zero_are_left_out_unless_the_recording_begins_there(tmp_
     for index in range(20):
         recording.launch(first + 30 * index, at=first + 30 * index + 9, dur=20)
     read = trace.read_trace(recording.write(tmp_path / "t.json"))
-    assert read.lost == ({"at time zero or with a negative time": 1} if lost else {})
+    assert read.lost_counts == ({"at time zero or with a negative time": 1} if lost else {})
     assert compute_breakdown(read).compute_ns == 400_000
 
 

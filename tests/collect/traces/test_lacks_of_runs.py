@@ -9,7 +9,7 @@ from support_recordings import ALL_REDUCE, Recording, collective
 
 from collect.cli import main
 from collect.explain import read_files
-from collect.metric import all_metrics, compute_quantities
+from collect.metric import compute_quantities, load_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 from tests.collect.traces.test_collect_traces import DDP, PROVEN, profiled, summarized, support
@@ -112,7 +112,9 @@ def test_bandwidth_and_waiting_need_all_ranks_of_the_group(tmp_path, ranks, is_b
     found = summarized(workspace)
     assert (names & found.rows[0].metrics.keys() == set()) == is_blank
     (run,) = load.load_matrix(workspace, None).runs
-    bandwidth = next(metric for metric in all_metrics() if metric.name == "bus_bandwidth_gb_per_s").of_run_at(run, "all_reduce")
+    bandwidth = next(metric for metric in load_metrics() if metric.name == "bus_bandwidth_gb_per_s").of_run_at(
+        run, "all_reduce"
+    )
     assert (bandwidth is None) == is_blank
     remarks = [remark for remark in found.remarks if "not all ranks were profiled" in remark]
     assert [f"({ranks} of 3 ranks)" in remark for remark in remarks] == [True] * is_blank
@@ -146,7 +148,7 @@ def test_an_explanation_names_only_traces_that_were_used(tmp_path):
     workspace = profiled(tmp_path, {"ddp": [recordings]}, traces="exact")
     (run,) = load.load_matrix(workspace, None).runs
     assert "compute_ms" in compute_quantities(run)
-    reads = next(metric.reads for metric in all_metrics() if metric.name == "compute_ms")
+    reads = next(metric.reads for metric in load_metrics() if metric.name == "compute_ms")
     assert [one.file.rpartition("/")[2] for one in read_files.read_files(run, reads)] == ["rank-00001.json.gz"]
 
 

@@ -56,15 +56,15 @@ def test_traces_of_a_run_have_the_bytes_of_its_theory(bench, strategy):
     ],
 )
 def test_the_bytes_that_a_rank_sends_follow_from_the_message_size(collective, sent):
-    assert calls.bytes_sent_for_message(collective, 1200, 4) == sent
-    assert calls.bytes_sent_for_message(collective, 1200, None) == (0 if collective == "barrier" else None)
+    assert calls.compute_sent_bytes(collective, 1200, 4) == sent
+    assert calls.compute_sent_bytes(collective, 1200, None) == (0 if collective == "barrier" else None)
 
 
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_theory_and_traces_count_each_collective_alike(ranks):
-    """The trainers' factors (`term.FACTORS`) and those for traces (`bytes_sent_for_message`) do not share code."""
+    """The trainers' factors (`term.FACTORS`) and those for traces (`compute_sent_bytes`) do not share code."""
     for collective, factor in term.FACTORS.items():
-        assert calls.bytes_sent_for_message(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
+        assert calls.compute_sent_bytes(collective, 840, ranks) == pytest.approx(840 * factor(ranks))
 
 
 def span(name, at, dims, types=("float",), **more):
@@ -84,7 +84,7 @@ def analysed(folder, *events, rank=0, groups=(4,), steps=2):
     path = folder / f"rank-{rank:05d}.json"
     path.write_text(json.dumps(head | {"traceEvents": [*begins, *events]}))
     found = trace.read_trace(path)
-    assert (found.lost, found.cut) == ({}, "")
+    assert (found.lost_counts, found.cut_reason) == ({}, "")
     return analyse_rank(found)
 
 
@@ -98,7 +98,7 @@ def test_bytes_of_a_step_are_the_mean_over_steps_and_the_sum_over_ranks(tmp_path
     one = analysed(tmp_path, *events, rank=0)
     assert traced_bytes.sum_bytes_sent_in_step([one]) == (900 + 600) / 2
     assert traced_bytes.sum_bytes_sent_in_step([one, analysed(tmp_path, *events[:2], rank=1)]) == (900 + 600) / 2 + 900 / 2
-    uses = {use["collective"]: use["sent_bytes"] for use in RunAnswers([one]).document()["collectives"]}
+    uses = {use["collective"]: use["sent_bytes"] for use in RunAnswers([one]).make_document()["collectives"]}
     assert uses == {"all_reduce": 900, "all_gather": 600, "broadcast": 3000}
 
 

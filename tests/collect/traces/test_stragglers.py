@@ -39,7 +39,7 @@ def synchronizes(ranks):
 def test_ranks_without_a_collective_in_which_all_wait_have_no_waiting_time(tmp_path):
     ranks = next(run for run in map(support.run, range(100_000)) if not synchronizes(run))
     found = compute_waits(analyses(tmp_path, ranks))
-    assert (found.ranks, found.why) == ([], "the ranks called no collective that all of them wait in")
+    assert (found.ranks, found.missing_reason) == ([], "the ranks called no collective that all of them wait in")
 
 
 @settings(max_examples=40, deadline=None)
@@ -48,7 +48,7 @@ def test_waiting_and_lost_time_equal_those_of_the_generator(tmp_path_factory, se
     ranks = support.run(seed, size=size)
     assume(synchronizes(ranks))
     found = compute_waits(analyses(tmp_path_factory.mktemp("run"), ranks))
-    assert found.unmatched == 0
+    assert found.unmatched_count == 0
     last = {rank.rank: 0 for rank in ranks}
     caused = {rank.rank: 0 for rank in ranks}
     for together in zip(*(rank.calls for rank in ranks), strict=True):
@@ -76,9 +76,9 @@ def test_waiting_and_lost_time_equal_those_of_the_generator(tmp_path_factory, se
 @given(seed=st.integers(0, 100_000))
 def test_the_order_of_the_files_changes_nothing(tmp_path_factory, seed):
     told = analyses(tmp_path_factory.mktemp("run"), support.run(seed))
-    before = RunAnswers(told).document()
+    before = RunAnswers(told).make_document()
     random.Random(seed).shuffle(told)
-    assert RunAnswers(told).document() == before
+    assert RunAnswers(told).make_document() == before
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -130,16 +130,16 @@ def test_calls_that_differ_between_ranks_are_not_matched_in_that_step_alone(tmp_
         (1, 1, 1, 0, 50),
     ]
     assert found.straggler.rank == 1
-    assert found.unmatched == 2
+    assert found.unmatched_count == 2
 
 
 def test_one_rank_and_ranks_that_are_not_told_apart_have_no_waiting(tmp_path):
     ranks = support.run(1)
     told = analyses(tmp_path, ranks)
-    assert compute_waits(told[:1]).why == "only one rank was profiled"
-    assert compute_waits([told[0], told[0]]).why.startswith("the traces do not say which rank")
+    assert compute_waits(told[:1]).missing_reason == "only one rank was profiled"
+    assert compute_waits([told[0], told[0]]).missing_reason.startswith("the traces do not say which rank")
     answers = RunAnswers(told[:1])
-    assert answers.document()["stragglers"]["rank"] is None
+    assert answers.make_document()["stragglers"]["rank"] is None
     assert all(use.transfer_ns is None and use.matched == 0 for use in answers.collectives)
 
 

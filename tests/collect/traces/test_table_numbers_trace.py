@@ -71,7 +71,7 @@ def test_a_group_of_four_ranks_has_the_factors_of_nccl_tests():
     """An all-reduce of 4 ranks sends 1.5 times its message: twice (4 - 1) / 4. An all-gather sends 3/4 of it."""
     group = [ProcessGroup("3", (0, 1, 2, 3), 4)]
     names = ("all_reduce", "all_gather")
-    sent = [calls.bytes_sent_for_message(name, 64_000_000, 4) for name in names]
+    sent = [calls.compute_sent_bytes(name, 64_000_000, 4) for name in names]
     timed_calls = [
         CollectiveCall(name, 0, 5, 2_000_000, 64_000_000, 0, [], size) for name, size in zip(names, sent, strict=True)
     ]

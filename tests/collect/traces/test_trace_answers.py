@@ -11,7 +11,7 @@ from collect import figure, summary
 from collect.cli import main
 from collect.figures import rates, step_parts, why_slower
 from collect.findings import trace_answers
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
@@ -54,10 +54,10 @@ def values(run):
 
     Metrics with the argument `of` are computed for all_reduce.
     """
-    found = {metric.name: metric.of_run(run) for metric in all_metrics() if metric.of_run}
+    found = {metric.name: metric.of_run(run) for metric in load_metrics() if metric.of_run}
     return found | {
         metric.name: metric.of_run_at(run, "all_reduce")
-        for metric in all_metrics()
+        for metric in load_metrics()
         if metric.argument == "of" and metric.of_run_at
     }
 
@@ -106,7 +106,7 @@ def test_the_figures_show_the_metrics(results):
     slow = step_parts.SLOW_RANKS_FIGURE.draw(group)
     assert [note["text"] for note in slow.layout["annotations"]] == ["ddp ×2"]
     runs = step_parts.list_matched_runs(group.marks[1])
-    matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited]
+    matched = [run.ranks[place].calls[call].duration_ns for run in runs for place, call in run.waits.waited_ns]
     assert sum(part(slow, name)[0] for name in step_parts.SLOW_RANKS_FIGURE.colour_by_part) == pytest.approx(sum(matched) / 8e6)
     assert part(slow, "waiting, lost")[0] == pytest.approx(metrics["ddp ×2"]["waiting_ms"].value)
     assert step_parts.PHASES_FIGURE.draw(group) is None  # no figure of phases: these traces have only kernels

@@ -10,7 +10,7 @@ import support_ranks as support
 from collect import figure, summary, write_report
 from collect.cli import main
 from collect.figures import memory_over_time, operators, rates, step_parts
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.reading import load
 from shardlab.workspace.workspace import Workspace
 
@@ -78,12 +78,9 @@ def test_the_tables_are_per_step_and_rank(results):
 
 def test_the_metrics_of_trace_details_have_their_values(results):
     loaded, _, _ = results
-    metrics = {metric.name: metric for metric in all_metrics()}
+    metrics = {metric.name: metric for metric in load_metrics()}
     run, without = loaded.cells[1].completed_runs[0], loaded.cells[2].completed_runs[0]
-    for name, of, value, unit in (
-        ("layer_ms", "Linear_1", (23 + 43) / 1e6, "ms"),
-        ("attention_ms", "flash", 13 / 1e6, "ms"),
-    ):
+    for name, of, value, unit in (("layer_ms", "Linear_1", (23 + 43) / 1e6, "ms"), ("attention_ms", "flash", 13 / 1e6, "ms")):
         quantity = metrics[name].of_run_at(run, of)
         assert (quantity.value, quantity.unit, quantity.kind) == (pytest.approx(value), unit, "gpu")
         assert metrics[name].of_run_at(run, "nothing") is None

@@ -172,13 +172,13 @@ def test_times_that_are_texts_are_exact(tmp_path):
         recording.add("cuda_runtime", "cudaLaunchKernel", f"{at}.1", "5", correlation=index + 1)
         recording.add("kernel", "gemm", f"{at + 30}.123", "40.251", tid=7, **args)
     found = trace.read_trace(recording.write(tmp_path / "t.json"))
-    assert (found.lost, found.duration_ns[1::2].tolist()) == ({}, [40_251] * 3)
+    assert (found.lost_counts, found.duration_ns[1::2].tolist()) == ({}, [40_251] * 3)
     assert found.start_ns[1] == 1747100000000030123
     # one event is damaged, so that the other events are read one by one
     path = tmp_path / "damaged.json"
     path.write_text((tmp_path / "t.json").read_text().replace('"gemm"', '"ge"mm"', 1))
     damaged = trace.read_trace(path)
-    assert (damaged.lost, damaged.duration_ns.tolist()) == ({"not readable": 1}, [5000, 5000, 40_251, 5000, 40_251])
+    assert (damaged.lost_counts, damaged.duration_ns.tolist()) == ({"not readable": 1}, [5000, 5000, 40_251, 5000, 40_251])
 
 
 def make_zip(path):

@@ -23,7 +23,7 @@ from msgspec import Raw
 from collect.metrics import trace as metrics
 from collect.traces import intervals, run_traces, trace
 from collect.traces.breakdown import EventTally, compute_breakdown
-from collect.traces.event import UNKNOWN_NS, numbers_to_ns, texts_to_ns, to_integers
+from collect.traces.event import UNKNOWN_NS, convert_numbers_to_ns, convert_texts_to_ns, convert_to_integers
 from collect.traces.file_figures import compute_file_figures
 from collect.traces.operators import compare_trace_operators
 
@@ -55,7 +55,7 @@ def test_the_figures_equal_the_generated_trace_to_the_nanosecond(tmp_path, start
     for number in range(3):
         rank = support.Rank(number, seed=1, kernels=60, start=start)
         found = trace.read_trace(rank.write(tmp_path, pretty=pretty, gz=gz))
-        assert (found.rank, found.lost, found.cut) == (number, {}, "")
+        assert (found.rank, found.lost_counts, found.cut_reason) == (number, {}, "")
         assert figures(found) == support.truth(rank.events)
         assert len(found.name) == sum(event["ph"] == "X" for event in rank.events)
 
@@ -114,7 +114,7 @@ def test_a_block_may_end_at_any_byte(tmp_path, monkeypatch, pretty):
     for at in range(1, len(content)):
         monkeypatch.setattr(trace, "read_blocks", lambda path, at=at: iter((content[:at], content[at:])))
         found = trace.read_trace(tmp_path / "t.json")
-        assert (rows(found), found.lost, found.cut) == (whole, {}, ""), at
+        assert (rows(found), found.lost_counts, found.cut_reason) == (whole, {}, ""), at
 
 
 @settings(max_examples=25)
@@ -127,7 +127,7 @@ def test_blocks_of_any_size_and_gzip_change_nothing(tmp_path_factory, size, pret
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("collect.traces.salvage.BLOCK_BYTES", size)
         found = read(folder / "t.json", gzip.compress(content) if gz else content)
-    assert (rows(found), found.lost, found.cut) == (whole, {}, "")
+    assert (rows(found), found.lost_counts, found.cut_reason) == (whole, {}, "")
 
 
 @settings(max_examples=20)
@@ -149,7 +149,7 @@ def test_times_are_exact_however_many_digits_they_have(times, signed):
         whole, rest = divmod(ns, 1000)
         texts.append(f"{'-' if signed else ''}{whole}" + (f".{rest:03d}{'5' * digits}"[: digits + 1] if digits else ""))
     expected = [round(Fraction(text) * 1000) for text in texts]
-    assert texts_to_ns([Raw(text.encode()) for text in texts]).tolist() == expected
+    assert convert_texts_to_ns([Raw(text.encode()) for text in texts]).tolist() == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, (1000 << 43) - 1000), st.integers(0, 3)), min_size=1, max_size=20), st.booleans())
@@ -158,14 +158,14 @@ def test_numbers_below_101_days_have_the_times_of_their_texts(times, signed):
         f"{'-' if signed else ''}{ns // 1000}.{ns % 1000:03d}"[: None if digits == 3 else digits - 3] for ns, digits in times
     ]
     numbers = [float(text) for text in texts]
-    assert numbers_to_ns(numbers).tolist() == [round(Fraction(text) * 1000) for text in texts]
+    assert convert_numbers_to_ns(numbers).tolist() == [round(Fraction(text) * 1000) for text in texts]
 
 
 def test_numbers_that_do_not_determine_the_time_give_no_times():
     """If a floating-point number does not determine a whole number of nanoseconds, the reader must use the text of the time
     instead. For example, 1.0005 us is 1000.5 ns."""
-    assert numbers_to_ns([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
-    assert numbers_to_ns([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
+    assert convert_numbers_to_ns([1669783687700739, 22]).tolist() == [1669783687700739000, 22000]
+    assert convert_numbers_to_ns([5000000000000, 0.5, -3]).tolist() == [5000000000000000, 500, -3000]
     for numbers in (
         [1669783687700739.25, 2],
         [1.0005],
@@ -175,7 +175,7 @@ def test_numbers_that_do_not_determine_the_time_give_no_times():
         [1.5, 10**400],
         [1.5, math.nan],
     ):
-        assert numbers_to_ns(numbers) is None, numbers
+        assert convert_numbers_to_ns(numbers) is None, numbers
 
 
 @pytest.mark.parametrize("base", ["", "5000000000", "1669783687700"])
@@ -197,16 +197,16 @@ def test_a_file_has_the_times_of_its_texts(tmp_path, base, digits):
 def test_invalid_times_are_unknown():
     texts = [b"12.345", b"", b'"x7.000"', b"null", b"1e3", b"1e400", b"-0.001", b"\xff"]
     expected = [12345, UNKNOWN_NS, UNKNOWN_NS, UNKNOWN_NS, 1_000_000, UNKNOWN_NS, -1, UNKNOWN_NS]
-    assert texts_to_ns([Raw(text) for text in texts]).tolist() == expected
-    assert texts_to_ns([]).tolist() == numbers_to_ns([]).tolist() == []
+    assert convert_texts_to_ns([Raw(text) for text in texts]).tolist() == expected
+    assert convert_texts_to_ns([]).tolist() == convert_numbers_to_ns([]).tolist() == []
 
 
 def test_numbers_of_events_are_integers_or_minus_one_whatever_the_other_values_are():
     values = [7, True, "8", 9.75, "seven", None, [4], {}, 1 << 63, -(1 << 63), math.nan, 1e300, "9" * 5000]
     expected = [7, 1, 8, 9, -1, -1, -1, -1, -1, -(1 << 63), -1, -1, -1]
-    assert to_integers(values).tolist() == expected
-    assert [to_integers([value]).tolist() for value in values] == [[one] for one in expected]
-    assert to_integers([]).tolist() == []
+    assert convert_to_integers(values).tolist() == expected
+    assert [convert_to_integers([value]).tolist() for value in values] == [[one] for one in expected]
+    assert convert_to_integers([]).tolist() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the threads of a process are listed in /proc on Linux only")
@@ -234,7 +234,7 @@ def test_operations_on_intervals_equal_those_on_sets_of_points(one, other):
     """Operations on intervals give the same as set operations on all their points."""
     a, b, points, others = _union(one), _union(other), _points(one), _points(other)
     assert a.length == len(points)
-    assert intervals.intersection_length(a, b) == len(points & others)
+    assert intervals.measure_intersection(a, b) == len(points & others)
     assert intervals.unite_intervals(a, b).length == len(points | others)
     assert _points(zip(*(column.tolist() for column in intervals.subtract_intervals(a, b)))) == points - others
     assert intervals.clip_intervals(a, 10, 30).length == len(points & set(range(10, 30)))

@@ -109,7 +109,7 @@ def test_loss_and_step_time_are_those_of_the_report(workspace):
 
 def test_a_long_run_is_read_in_parts_and_whole(workspace, monkeypatch):
     """A part of each rank's records is read in turn. A step is kept until the records of all ranks have been read up to it."""
-    monkeypatch.setattr(followed_records, "MOST_BYTES", 2000)
+    monkeypatch.setattr(followed_records, "MOST_BYTES_PER_READ", 2000)
     monkeypatch.setattr(world_steps, "MOST_INCOMPLETE_STEPS", 50)
     found = series(running(workspace, steps=400, done=200))
     assert found.read_new_records()

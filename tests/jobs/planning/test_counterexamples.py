@@ -6,7 +6,7 @@ import functools
 import msgspec
 import pytest
 
-from collect.metric import all_metrics
+from collect.metric import load_metrics
 from collect.verdicts import printed_number
 from jobs.planning.resolve import resolve_cells
 from shardlab.matrix import cell_names, matrix
@@ -206,7 +206,7 @@ def test_claims_have_the_verdicts_of_the_own_numbers_of_the_study(number, count,
     def select(selector):
         return next((index for index, cell in enumerate(plain) if cell_names.matches_cell(cell, selector)), None)
 
-    units, printed = {metric.name: metric.unit for metric in all_metrics()}, {}
+    units, printed = {metric.name: metric.unit for metric in load_metrics()}, {}
     for entry in study(number).reported:
         parsed = printed_number.parse_number(entry.printed, entry.unit, units.get(entry.metric, ""), is_change=True)
         printed[entry.metric, entry.of, select(entry.cell)] = parsed
