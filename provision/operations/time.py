@@ -39,7 +39,7 @@ def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
 
 def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
     """Set the clock of a node once if it is wrong. Raises Unanswered if the clock is still wrong afterwards."""
-    clock_offset = clock.measure_offset(target.node)
+    clock_offset = clock.measure_clock_offset(target.node)
     if clock_offset.agrees:
         return Nothing(str(clock_offset))
     if target.facts[SYSTEM].is_container:
@@ -53,7 +53,7 @@ def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _check_clock(node: Node) -> None:
-    offset = clock.measure_offset(node)
+    offset = clock.measure_clock_offset(node)
     if not offset.agrees:
         raise Unanswered(
             f"{node.name}: its clock is {offset}, also after chronyc makestep, so munge and Slurm would refuse it. Check that "

@@ -33,7 +33,7 @@ def profile(cluster: Cluster, workspace: Workspace) -> str:
 
 def _plan_request(cluster: Cluster) -> ExperimentRequest:
     experiment_request = request.plan_experiment(cluster)
-    for sentence in experiment_request.unknown:
+    for sentence in experiment_request.unchecked_sentences:
         Output().print_remark(f"warning: {sentence}.", style="yellow")
     return experiment_request
 
@@ -105,7 +105,7 @@ def _takes_own_manifest(cluster: Cluster, portal_token: Token | None) -> bool:
 
 def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: str | None) -> str:
     """Ask the portal for more hours. Returns a sentence that says how many hours were granted. Raises ShardlabError."""
-    hours_and_reason = extension.check_options(hours, reason)
+    hours_and_reason = extension.check_extend_options(hours, reason)
     _read_note(cluster, workspace)
     output = Output()
     with _open_portal(cluster, _require_token(cluster), output) as portal:
@@ -121,7 +121,7 @@ def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
     sentences = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
     if (last_lease := lease.read_newest_lease(workspace.shardlab_folder, [])) is not None:
         sentences.append(last_lease.describe(datetime.now(UTC)))
-    return Confirmation(note.name, [*sentences, *filter(None, [termination.unfetched_runs_warning(workspace)])])
+    return Confirmation(note.name, [*sentences, *filter(None, [termination.describe_unfetched_runs(workspace)])])
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:

@@ -52,8 +52,8 @@ class HardwareVerb(Verb):
 
     def run(self, invocation: Invocation) -> int:
         output = invocation.out
-        output.print_table("", hardware.CATALOGUE_COLUMNS, hardware.catalogue_rows())
-        output.print_document(hardware.catalogue_document())
+        output.print_table("", hardware.CATALOGUE_COLUMNS, hardware.make_catalogue_rows())
+        output.print_document(hardware.make_catalogue_document())
         return 0
 
 

@@ -30,7 +30,7 @@ from jobs.slurm.share import AccountShare, parse_shares
 from provision import clock
 from provision.checks import all_reduce, compiled, judged_proof, network
 from provision.checks.all_reduce import AllReduceReport
-from provision.cloudlab.waiting import WaitingLines
+from provision.cloudlab.waiting import WaitingLinePrinter
 from provision.command import display, init
 from provision.fact import Unanswered
 from provision.facts import wheels
@@ -139,7 +139,7 @@ def sentences_of_checks():
     ):  # fmt: skip
         outcome = network.judge_network([of_report()], ["eth0", "eth0"], counts, "; without gpu3", controls)
         yield "provision/checks/network.py", f"{outcome.passed}: {outcome.says}"
-    for offset in (clock.Offset(1.25, 0.0125), clock.Offset(-0.5, 0.25)):
+    for offset in (clock.ClockOffset(1.25, 0.0125), clock.ClockOffset(-0.5, 0.25)):
         yield "provision/clock.py", f"{offset} {offset.agrees} {offset.is_decided}"
 
 
@@ -168,7 +168,7 @@ def sentences_of_provision(folder):
 def sentences_of_waiting(capsys, monkeypatch):
     seconds = iter([0.0, 1.0, 30.0, 65.0, 190.0])
     monkeypatch.setattr("provision.cloudlab.waiting.time.monotonic", lambda: next(seconds))
-    lines = WaitingLines(Output())
+    lines = WaitingLinePrinter(Output())
     for text in ("two nodes boot", "two nodes boot", "one node boots", "one node boots"):
         lines.show(text)
     yield from (("provision/cloudlab/waiting.py", line) for line in capsys.readouterr().err.splitlines())

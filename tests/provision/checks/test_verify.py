@@ -6,7 +6,7 @@ import threading
 import pytest
 from support_e2e import HANG_S
 
-from provision.check import Check, Outcome, absent_nodes_note, map_targets
+from provision.check import Check, Outcome, describe_absent_nodes, map_targets
 from provision.command import display
 from provision.fact import Fact, Facts
 from provision.operation import Site, Target
@@ -38,7 +38,7 @@ def site(*nodes):
 
 
 def passes(says="good"):
-    return lambda site, target: Outcome(True, f"{says}{absent_nodes_note(site)}")
+    return lambda site, target: Outcome(True, f"{says}{describe_absent_nodes(site)}")
 
 
 def test_the_checks_of_a_stage_run_at_the_same_time():

@@ -91,8 +91,8 @@ def test_a_wrong_clock_is_stepped_once_and_stops_its_node_if_still_wrong(ahead):
 
 def test_the_way_there_and_back_counts_against_a_clock():
     """A clock agrees if its offset plus the uncertainty of the measurement is at most 1 s."""
-    assert clock.Offset(0.7, 0.2).agrees
-    assert not clock.Offset(0.7, 0.4).agrees
+    assert clock.ClockOffset(0.7, 0.2).agrees
+    assert not clock.ClockOffset(0.7, 0.4).agrees
 
 
 def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock(monkeypatch):
@@ -109,7 +109,7 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
             return CommandOutput(0, f"{now - took / 2 + 0.25}", "")
 
     monkeypatch.setattr(clock.time, "time", lambda: now)
-    offset = clock.measure_offset(Busy(ahead=0.0, helped=False))
+    offset = clock.measure_clock_offset(Busy(ahead=0.0, helped=False))
     assert (offset.seconds, offset.unsure_s) == (0.25, 0.25)
 
 

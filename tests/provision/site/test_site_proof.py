@@ -9,7 +9,7 @@ import pytest
 
 from provision.check import Outcome
 from provision.checks import judged_proof, node_types
-from provision.checks.node_proof import NodeProof, Proofs
+from provision.checks.node_proof import NodeProof, ProofResults
 from provision.checks.trial import Trial
 from provision.fact import Facts, Unanswered
 from provision.facts.node_types import NODE_TYPES, parse
@@ -65,7 +65,7 @@ def proof(name: str = "g1", **changes: object) -> NodeProof:
 
 
 def judged(*nodes: NodeProof, state: str = "ENDED", wanted: int = 2) -> Outcome:
-    return judged_proof.judge_proofs(KIND, Proofs(list(nodes), "7", state), "/s/proofs/0", wanted)
+    return judged_proof.judge_proofs(KIND, ProofResults(list(nodes), "7", state), "/s/proofs/0", wanted)
 
 
 def test_nodes_with_successful_checks_pass():
