@@ -471,7 +471,7 @@ def _fetch_reminder(workspace: Workspace) -> str | None:
     from shardlab.workspace import inventory
 
     lease = inventory.read_lease(workspace)
-    return lease.copy_reminder(datetime.now(UTC)) if lease is not None else None
+    return lease.make_copy_reminder(datetime.now(UTC)) if lease is not None else None
 
 
 def _print_unreadable_runs(invocation: Invocation, loaded: LoadedMatrix) -> int:

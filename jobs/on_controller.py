@@ -168,7 +168,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             else cluster.encode_resolved_file(target_cluster)
         )
         # runs need no signatures of URLs
-        for archive_address in filter(None, (data_set.archive for data_set in target_cluster.data.all_data_sets())):
+        for archive_address in filter(None, (data_set.archive for data_set in target_cluster.data.list_data_sets())):
             cluster_content = cluster_content.replace(archive_address.encode(), remove_secrets(archive_address).encode())
         contents_by_path = {"cluster.yaml": cluster_content}
         for template_path in workspace.template_files():

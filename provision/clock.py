@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from provision.fact import Unanswered
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 
 MOST_OFFSET_S = 1.0
 # The most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
@@ -55,5 +55,5 @@ def _measure_offset_once(node: Node) -> ClockOffset:
     date_output = node.run(["date", "+%s.%N"], timeout_s=10)
     after_s = time.time()
     if date_output.code != 0:
-        raise Unanswered(f"{node.name}: the command date failed: {last_line(date_output)}")
+        raise Unanswered(f"{node.name}: the command date failed: {find_error_line(date_output)}")
     return ClockOffset(float(date_output.stdout) - (before_s + after_s) / 2, (after_s - before_s) / 2)

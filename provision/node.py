@@ -56,11 +56,11 @@ class Node(msgspec.Struct, eq=False):
 
     @property
     @abstractmethod
-    def running(self) -> tuple[str, ...]:
+    def running_commands(self) -> tuple[str, ...]:
         """The beginnings of the commands that this program runs on the node now."""
 
     @abstractmethod
-    def end(self, limit_s: float) -> None:
+    def end_commands(self, limit_s: float) -> None:
         """End the commands in `running`. Commands that are still in `running` after `limit_s` seconds could not be ended."""
 
     @abstractmethod
@@ -68,14 +68,14 @@ class Node(msgspec.Struct, eq=False):
         """Run the command `argv` on the node, without a shell. Raises Unreachable."""
 
     @abstractmethod
-    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the node, completely or not at all. Raises Unreachable.
 
         owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.
         """
 
 
-def last_line(command_output: CommandOutput) -> str:
+def find_error_line(command_output: CommandOutput) -> str:
     """The last line of a failed command's standard error; its exit status if it wrote no error."""
     error_lines = [error_line.strip() for error_line in command_output.stderr.splitlines() if error_line.strip()]
     return error_lines[-1] if error_lines else f"exit status {command_output.code}"

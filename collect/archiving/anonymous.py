@@ -214,7 +214,7 @@ def _list_paths(workspace: Workspace, loaded: LoadedMatrix, cluster: Cluster) ->
         paths |= {value for value in run_file.cluster.values() if value.startswith("/")}
     storage = cluster.storage
     paths |= {storage.shared or "", storage.mount or "", cluster.data.path or "", cluster.ssh.identity or ""}
-    for environment in cluster.all_environments().values():
+    for environment in cluster.map_environments().values():
         paths |= {environment.python or "", environment.use or "", environment.container or "", environment.wheelhouse or ""}
     absolute = {str(PurePosixPath(path)) for path in paths if path.startswith("/")}
     return [("path", path) for path in sorted(absolute, key=lambda path: (-len(path), path))]

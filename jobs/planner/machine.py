@@ -42,7 +42,7 @@ def plan_machine(cluster: Cluster, gpu_type: str | None, all_reduces: Sequence[M
         return NO_GPU_MACHINE  # practice nodes have GPUs only in the configuration of Slurm
     if cluster.provider == "local":
         return _plan_this_machine(cluster, all_reduces)
-    gpus = cluster.for_gpu_type(gpu_type).gpus
+    gpus = cluster.select_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node or gpus.type == PRACTICE_GPU:
         return NO_GPU_MACHINE
     model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)

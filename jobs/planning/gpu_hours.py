@@ -154,7 +154,7 @@ def count_occupied_gpus(cell: AnyCell, cluster: Cluster) -> int:
         return 0
     if cluster.provider == "local":
         return cell.gpus
-    gpus = cluster.for_gpu_type(cell.gpu_type).gpus
+    gpus = cluster.select_gpu_type(cell.gpu_type).gpus
     if gpus is None or not gpus.per_node:
         return 0
     is_shared = cluster.slurm is not None and not cluster.slurm.exclusive

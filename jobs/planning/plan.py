@@ -206,7 +206,7 @@ def find_capacity(cluster: Cluster, *, in_allocation: bool = False) -> Capacity:
                 f"--in-allocation: the cluster {cluster.name} has no `slurm`. Allowed: a cluster file with `slurm`."
             )
         return msgspec.structs.replace(_find_allocation_capacity(cluster), environments=tuple(cluster.environments))
-    capacities_by_type = {name: _find_gpu_type_capacity(cluster.for_gpu_type(name)) for name in cluster.gpu_types}
+    capacities_by_type = {name: _find_gpu_type_capacity(cluster.select_gpu_type(name)) for name in cluster.gpu_types}
     return msgspec.structs.replace(
         _find_gpu_type_capacity(cluster), types=capacities_by_type, environments=tuple(cluster.environments)
     )
@@ -242,7 +242,7 @@ def _count_workers(cluster: Cluster) -> int:
     """The number of nodes that train; before an experiment of CloudLab exists, the number that will be requested."""
     if cluster.cloudlab is not None and not cluster.nodes:
         return cluster.cloudlab.nodes
-    return len(cluster.with_role("worker"))
+    return len(cluster.list_with_role("worker"))
 
 
 def estimate_hours(plan: MatrixPlan, run_counts: Mapping[str, int]) -> list[CellHours]:
@@ -303,7 +303,7 @@ def must_fit_cluster(plan: MatrixPlan) -> None:
 
 def _list_gpus(cells: Sequence[AnyCell], cluster: Cluster) -> list[Gpus]:
     """The entries of the cluster file for the GPUs of cells, without those that name no GPU type."""
-    gpu_entries = [cluster.for_gpu_type(gpu_type).gpus for gpu_type in sorted({cell.gpu_type or "" for cell in cells})]
+    gpu_entries = [cluster.select_gpu_type(gpu_type).gpus for gpu_type in sorted({cell.gpu_type or "" for cell in cells})]
     return [gpus for gpus in gpu_entries if gpus is not None and gpus.type is not None]
 
 
@@ -370,7 +370,7 @@ def must_run_here(context: render.RenderContext, *, allow_login_node: bool, has_
     installed."""
     if context.scheduler != "local":
         return
-    login_node.must_not_be_login_node(here_option=allow_login_node)
+    login_node.refuse_login_node(here_option=allow_login_node)
     needed_for, module_names = ("training", ("torch",)) if has_training else ("the analysis of traces", ("numpy", "zlib_ng"))
     for module_name in module_names:
         if find_spec(module_name) is None:
@@ -431,7 +431,7 @@ def _make_remarks(cells: Sequence[AnyCell], machine: Capacity, cluster: Cluster,
         if machine.is_this_machine and most_ranks > processor_count:
             remarks.append(f"up to {most_ranks} ranks share {processor_count} processors: the measured times say little.")
     if machine.is_this_machine and find_spec("torch") is None:
-        install_command = extras.install_command("trainers")
+        install_command = extras.make_install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install_command}")
     accumulating_cells = [cell for cell in select_trainings(cells) if cell.gradient_accumulation_steps > 1]
     strategy_syncs = ((cell.strategy, menu.find_strategy_of_cell(cell).sync(cell)) for cell in accumulating_cells)

@@ -38,7 +38,7 @@ def predict_cells(
         gpu_type: planned_machine.plan_machine(cluster, gpu_type, all_reduces) for gpu_type in {cell.gpu_type for cell in cells}
     }
     node_bytes = {
-        gpu_type: inventory.read_node_bytes(workspace, cluster.for_gpu_type(gpu_type)) for gpu_type in machines_by_gpu_type
+        gpu_type: inventory.read_node_bytes(workspace, cluster.select_gpu_type(gpu_type)) for gpu_type in machines_by_gpu_type
     }
     earlier_runs = (
         load_calibration(workspace)

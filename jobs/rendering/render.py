@@ -285,7 +285,7 @@ def render_script(
             *unknown_notes,
             f"the run uses the interpreter of the environment {run.cell.environment} instead of this one",
         )
-    cluster = cluster.for_environment(run.cell.environment)
+    cluster = cluster.select_environment(run.cell.environment)
     template_values = {
         "run": run,
         "folder": run_folder,
@@ -293,8 +293,8 @@ def render_script(
         "unknown": unknown_notes,
         "caches": _cache_variables(cluster),
     }
-    rank_python = container.rank_python(cluster, python)
-    container_options = container.srun_options(cluster, str(run_folder), node_disk=run.data_stage == "node")
+    rank_python = container.choose_rank_python(cluster, python)
+    container_options = container.list_srun_options(cluster, str(run_folder), copies_to_node_disk=run.data_stage == "node")
     if run.scheduler == "local":
         template_values["command"] = run_launcher.command(run, python)
     elif run.scheduler == "allocation":
@@ -312,7 +312,7 @@ def render_script(
 def _cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
     folder: home folders are on NFS over the control network, which is meant only for logins."""
-    return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
+    return tool_caches.list_cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
 
 
 def write_run_folder(

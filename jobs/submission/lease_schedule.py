@@ -79,7 +79,7 @@ class LeaseSchedule:
         start_s = max(self._last_start_s, self._node_free_s[nodes - 1])
         if self._most_at_once is not None and len(self._run_end_s) >= self._most_at_once and not always_add:
             start_s = max(start_s, sorted(self._run_end_s)[-self._most_at_once])
-        end_s, is_late = start_s + left_s, start_s + left_s > self.lease.left_s(self._current_time)
+        end_s, is_late = start_s + left_s, start_s + left_s > self.lease.compute_left_s(self._current_time)
         if always_add or not is_late:
             self._last_start_s, self._node_free_s = start_s, sorted([*self._node_free_s[nodes:], *[end_s] * nodes])
             self._run_end_s += [] if always_add else [end_s]

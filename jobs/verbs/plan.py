@@ -87,7 +87,7 @@ def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_name: dict[str, list[ScaledCell]] = {}
     for cell in select_trainings(plan.cells):
-        gpus = cluster.for_gpu_type(cell.gpu_type).gpus
+        gpus = cluster.select_gpu_type(cell.gpu_type).gpus
         gpus_per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
         planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)
         scaled_cells = [

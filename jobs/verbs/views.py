@@ -194,7 +194,7 @@ def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
         if late_count:
             hint = "To ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
             out.print_line(f"about {late_count} run(s) would not end before the lease. {hint}")
-        if (reminder := lease.copy_reminder(current_time)) is not None:
+        if (reminder := lease.make_copy_reminder(current_time)) is not None:
             out.print_line(reminder)
 
 

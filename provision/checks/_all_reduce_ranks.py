@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shardlab.cluster.all_reduce import bus_bandwidth
+from shardlab.cluster.all_reduce import compute_bus_bandwidth
 
 # The sizes of the tensors, as numbers of 4-byte elements. Small tensors show the latency, large tensors show the bandwidth; the
 # planner computes latency and bandwidth from the times. GPUs need larger tensors than a network to reach their bandwidth.
@@ -96,7 +96,7 @@ def _summarize_times(size_bytes: int, world_size: int, iteration_times_s: list[f
     """The fields of an AllReduceTime, by name. size_bytes: the size of the tensor in bytes. iteration_times_s: for each
     iteration, the seconds on the slowest rank."""
     median_s = statistics.median(iteration_times_s)
-    bandwidth_gb_per_s = bus_bandwidth(world_size, size_bytes, median_s) / 1e9
+    bandwidth_gb_per_s = compute_bus_bandwidth(world_size, size_bytes, median_s) / 1e9
     return {
         "bytes": size_bytes,
         "seconds": median_s,

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 def _read_rdma_links() -> list[rdma.RdmaLink]:
     """The RDMA links of this node; empty if the kernel's files about them cannot be read."""
     try:
-        return rdma.parse(subprocess.run(rdma.command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
+        return rdma.parse(subprocess.run(rdma.build_command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
 

@@ -23,7 +23,7 @@ import msgspec
 from provision.checks.trial import COMPILED_S, INSPECT_S, PRODUCT_S, RANKS_S, TRIAL_RANKS, Trial
 from provision.facts import _torch
 from provision.facts.torch import Torch, parse
-from provision.node import last_line
+from provision.node import find_error_line
 from shardlab.remote.remote import CommandOutput
 
 GRACE_S = 2.0  # after a rank has failed, the other ranks are killed this many seconds later
@@ -42,7 +42,7 @@ def try_torch() -> Trial:
         import torch.distributed  # noqa: F401 (imported before the fork)
     torch_output = run_in_children([_torch.main], INSPECT_S)
     if torch_output.code != 0:
-        failure_text = f"it did not end within {INSPECT_S:g} s" if torch_output.code is None else last_line(torch_output)
+        failure_text = f"it did not end within {INSPECT_S:g} s" if torch_output.code is None else find_error_line(torch_output)
         return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {failure_text}"))
     torch_properties = parse(torch_output.stdout)
     if torch_properties.version is None or not torch_properties.backends:

@@ -13,9 +13,9 @@ from provision.checks import trial
 from provision.checks.trial import RANKS_S, TRIAL_RANKS
 from provision.fact import decode_last_line
 from provision.facts.host import HOST
-from provision.node import last_line
+from provision.node import find_error_line
 from provision.operation import Site, Target
-from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce, bus_bandwidth
+from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce, compute_bus_bandwidth
 from shardlab.hardware.host import Host
 from shardlab.remote.remote import CommandOutput
 
@@ -107,7 +107,7 @@ def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
     if report.wrong:
         sentence = f"the {test_name} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
-    bandwidth_gb_per_s = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    bandwidth_gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size_text = f"{report.bytes / 2**20:g} MiB"
     sentence = f"{test_name} of {size_text} ({report.backend}) is exact; bus bandwidth {bandwidth_gb_per_s:.2f} GB/s ({BUS_BANDWIDTH_FORMULA})"
     measured_values: dict[str, float | int | str] = {
@@ -131,7 +131,7 @@ def find_last_python_error(program_output: CommandOutput) -> str:
     """The line with the last Python error in the error output; libraries may print other lines after it."""
     error_pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     error_lines = error_pattern.findall(program_output.stderr)
-    return str(error_lines[-1]) if error_lines else last_line(program_output)
+    return str(error_lines[-1]) if error_lines else find_error_line(program_output)
 
 
 ALL_REDUCE = Check("all_reduce", run)

@@ -23,17 +23,17 @@ def run(site: Site, target: Target) -> Outcome:
 
     Raises Unanswered.
     """
-    if target.entry is None or target.entry.control is None:
+    if target.node_entry is None or target.node_entry.control is None:
         return Outcome(None, "the manifest names no control address for it")
-    if target.entry.address == target.entry.control:
+    if target.node_entry.address == target.node_entry.control:
         if len(site.targets) == 1:
             return Outcome(None, "the experiment has one node and no experiment network")
         return Outcome(
             False,
-            f"{target.entry.address}, on which the nodes would train, is its address on the control network",
+            f"{target.node_entry.address}, on which the nodes would train, is its address on the control network",
             "remove `nodes` from the cluster file, so that they are taken from the manifest",
         )
-    return judge_interfaces(target.entry, target.facts[HOST].nics, target.facts[ADDRESSES])
+    return judge_interfaces(target.node_entry, target.facts[HOST].nics, target.facts[ADDRESSES])
 
 
 def judge_interfaces(node_entry: NodeEntry, nics: list[Nic], addresses_by_nic: dict[str, list[str]]) -> Outcome:

@@ -11,7 +11,7 @@ from provision.checks.node_proof import MEET_S, NodeProof, ProofResults
 from provision.checks.trial import PRODUCT_S
 from provision.facts.node_types import NodeType
 from shardlab.cluster import slurm_waiting
-from shardlab.cluster.all_reduce import MeasuredAllReduce, bus_bandwidth
+from shardlab.cluster.all_reduce import MeasuredAllReduce, compute_bus_bandwidth
 from shardlab.remote.remote import CommandOutput
 
 LEAST_FREE_BYTES = 10 << 30
@@ -139,7 +139,7 @@ def _check_all_reduce(rank_output: CommandOutput) -> Outcome:
 def _describe_all_reduce(rank_output: CommandOutput, proofs: Sequence[NodeProof]) -> tuple[str, str | None]:
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
     report = all_reduce.read_report(rank_output)
-    bandwidth_gb_per_s = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    bandwidth_gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     sentence = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
     if report.backend != "nccl":
         return sentence, None

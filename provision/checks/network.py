@@ -28,7 +28,7 @@ from provision.facts.host import HOST
 from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.torch import TORCH
 from provision.operation import Site, Target
-from shardlab.cluster.all_reduce import bus_bandwidth
+from shardlab.cluster.all_reduce import compute_bus_bandwidth
 from shardlab.hardware.nccl_log import NCCL_LOG, NcclTransports
 from shardlab.remote.remote import CommandOutput
 
@@ -150,7 +150,7 @@ def _make_passed_outcome(
 ) -> Outcome:
     """The passed Outcome of an all-reduce, with what was measured and which transport NCCL took. Arguments: as in
     `judge_network`."""
-    bytes_per_s = bus_bandwidth(report.ranks, report.bytes, report.time_s)
+    bytes_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s)
     report_values = {value_name: value for value_name, value in msgspec.to_builtins(report).items() if value_name != "times"}
     measured_values = {**report_values, "bus_bandwidth_gb_per_s": bytes_per_s / 1e9, "formula": BUS_BANDWIDTH_FORMULA}
     bandwidth_text = f"bus bandwidth {bytes_per_s / 1e9 * 8:.2f} Gbit/s ({BUS_BANDWIDTH_FORMULA}){absent_note}"

@@ -20,7 +20,7 @@ from provision.facts.node_types import MOST_FEATURES, NODE_TYPES, NodeType
 from provision.facts.partitions import PARTITIONS
 from provision.facts.slurm_text import is_name
 from provision.interruption import IS_STOPPING
-from provision.node import last_line
+from provision.node import find_error_line
 from provision.operation import Site, Target
 from provision.site import requests
 from shardlab.cluster import container
@@ -113,7 +113,7 @@ def run(site: Site, target: Target) -> Outcome:
             proofs_by_type.append((node_type, results_by_folder[folder].node_proofs))
         elif results_by_folder[folder].job_state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
-    if site.environment is None:  # the nodes are the same in every environment
+    if site.environment_name is None:  # the nodes are the same in every environment
         proven_nodes.record_proven_nodes(site, proofs_by_type)
     failed_outcome = next((outcome for outcome in outcomes if not outcome.passed), None)
     sentence = "; ".join([*(outcome.says for outcome in outcomes), *unproven_sentences])
@@ -129,7 +129,7 @@ def run(site: Site, target: Target) -> Outcome:
 def _list_cluster_variants(cluster: Cluster) -> list[Cluster]:
     """The variants of the cluster file: one for cells without a GPU type, and one for each GPU type of `slurm.partitions`."""
     partitions = cluster.slurm.partitions if cluster.slurm is not None else []
-    return [cluster, *(cluster.for_gpu_type(partition.gpus.type) for partition in partitions)]
+    return [cluster, *(cluster.select_gpu_type(partition.gpus.type) for partition in partitions)]
 
 
 def _choose_partition(cluster: Cluster, target: Target) -> str | None:
@@ -178,10 +178,10 @@ def _has_requested_gpus(node_type: NodeType, cluster: Cluster) -> bool:
 
 def _choose_proof_folder(cluster: Cluster, target: Target, node_type: NodeType) -> str:
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    sbatch_options = requests.sbatch_options(
+    sbatch_options = requests.list_sbatch_options(
         cluster, node_count=2, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(node_type)
     )
-    folder_key = json.dumps([target.node.python, software.source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], sbatch_options])
+    folder_key = json.dumps([target.node.python, software.compute_source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], sbatch_options])
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(folder_key.encode()).hexdigest()[:12]}"
 
 
@@ -194,7 +194,7 @@ def _read_proofs(target: Target, folder: str) -> ProofResults:
     """Read the results and the state of the proof job in `folder`. Raises Unanswered."""
     shell_output = target.node.run(["sh", "-c", READ_PROOFS, "look", folder], timeout_s=60)
     if shell_output.code != 0:
-        raise Unanswered(f"{target.node.name}: {folder}: {last_line(shell_output)}")
+        raise Unanswered(f"{target.node.name}: {folder}: {find_error_line(shell_output)}")
     node_proofs, job_id, job_state = [], None, "ENDED"
     for output_line in shell_output.stdout.splitlines():
         if output_line.startswith("{"):
@@ -221,7 +221,7 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
     sbatch_options = [
         "--job-name=shardlab-prove",
         f"--output={folder}/prove.log",
-        *requests.sbatch_options(
+        *requests.list_sbatch_options(
             cluster, node_count=node_count, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(node_type)
         ),
         *requeue_options,  # a requeued job would find the files of its first start
@@ -232,12 +232,12 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
         options=sbatch_options,
         kind=str(node_type),
         folder=folder,
-        container=container.srun_options(cluster, folder),
-        python=container.rank_python(cluster, target.node.python),
+        container=container.list_srun_options(cluster, folder),
+        python=container.choose_rank_python(cluster, target.node.python),
     ).encode()
-    put_answer = target.node.put(job_script, f"{folder}/prove.sh", mode=0o755, owner="")
+    put_answer = target.node.write_file(job_script, f"{folder}/prove.sh", mode=0o755, owner="")
     if put_answer.code != 0:
-        raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {last_line(put_answer)}")
+        raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {find_error_line(put_answer)}")
     sbatch_output = target.node.run(["sh", "-c", SUBMIT_PROOF, "submit", folder], timeout_s=120)
     if sbatch_output.code is None:
         raise Unanswered(
@@ -245,7 +245,7 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
         )
     error_lines = [error_line.strip() for error_line in sbatch_output.stderr.splitlines() if error_line.strip()]
     # All lines are returned, because a submit plugin of the site may explain the rejection in several lines.
-    return None if sbatch_output.code == 0 else "; ".join(error_lines)[:500] or last_line(sbatch_output)
+    return None if sbatch_output.code == 0 else "; ".join(error_lines)[:500] or find_error_line(sbatch_output)
 
 
 SITE_NODES = Check("node_types", run, runs_once=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from provision.check import Check, Outcome, describe_absent_nodes, map_targets
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
@@ -23,7 +23,7 @@ def run(site: Site, target: Target) -> Outcome:
         write_answers = map_targets(members, lambda node_target: _write_marker(node_target.node, marker_path))
         for node_target, write_output in zip(members, write_answers, strict=True):
             if write_output.code != 0:
-                why = f"it did not answer within {LIMIT_S:g} s" if write_output.code is None else last_line(write_output)
+                why = f"it did not answer within {LIMIT_S:g} s" if write_output.code is None else find_error_line(write_output)
                 sentence = f"{node_target.node.name} cannot write into {folder}: {why}"
                 return Outcome(False, sentence, "is it mounted there (findmnt), and who owns it (ls -ld)?")
         expected_names = sorted(node_target.node.name for node_target in members)

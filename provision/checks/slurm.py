@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.check import Check, Outcome, describe_absent_nodes
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
@@ -27,10 +27,10 @@ def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
-    (controller,) = site.with_role("controller")
-    workers = sorted(worker.node.name for worker in site.with_role("worker") if worker.node.name not in site.skipped)
+    (controller,) = site.list_with_role("controller")
+    workers = sorted(worker.node.name for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node)
     controller_node = controller.node
-    if controller_node.name in site.skipped or not workers:
+    if controller_node.name in site.skip_reason_by_node or not workers:
         return Outcome(None, f"the controller or all workers do not answer{describe_absent_nodes(site)}")
     slurm_options = _make_slurm_options(site)
     srun_words = ["srun", *slurm_options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
@@ -96,7 +96,7 @@ def _make_slurm_options(site: Site) -> list[str]:
 def _describe_fault(job_output: CommandOutput) -> str:
     if job_output.code is None:
         return f"; it did not end within {LIMIT_S:g} s"
-    return f"; {last_line(job_output)}" if job_output.code else ""
+    return f"; {find_error_line(job_output)}" if job_output.code else ""
 
 
 SLURM = Check("slurm", run, runs_once=True)

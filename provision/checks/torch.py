@@ -17,7 +17,7 @@ TRIED_RELEASES = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST_TRIE
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if torch can be imported on this node and has a backend."""
-    return judge_torch(trial.run_trial(target).torch, is_this_machine=target.entry is None)
+    return judge_torch(trial.run_trial(target).torch, is_this_machine=target.node_entry is None)
 
 
 def judge_torch(torch_properties: Torch, *, is_this_machine: bool = False) -> Outcome:
@@ -41,7 +41,7 @@ def judge_torch(torch_properties: Torch, *, is_this_machine: bool = False) -> Ou
 
 def _advise_pip(*options: str, is_this_machine: bool) -> str:
     if is_this_machine:
-        return f"install an official build: {extras.install_command('trainers', *options)}"
+        return f"install an official build: {extras.make_install_command('trainers', *options)}"
     return "install an official build of torch into the environment of the node, which the cluster file or `provision` chose"
 
 

@@ -41,7 +41,7 @@ def propose_cluster_file(manifest_paths: Sequence[Path]) -> str:
     """
     named_manifests = [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifest_paths] or [_read_own_manifest()]
     experiment = cloudlab_manifest.parse_manifests(named_manifests)
-    member_names = sorted(experiment.users())
+    member_names = sorted(experiment.find_common_users())
     user_name = getpass.getuser()
     login_user = user_name if user_name in member_names else member_names[0] if len(member_names) == 1 else None
     source_names = ", ".join(manifest_name for manifest_name, _ in named_manifests)

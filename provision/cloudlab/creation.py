@@ -97,7 +97,7 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
     """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
     cloudlab_keys = cluster.cloudlab
     assert cloudlab_keys is not None
-    note_path = cloudlab_experiment.note_path(workspace.shardlab_folder)
+    note_path = cloudlab_experiment.find_note_path(workspace.shardlab_folder)
     if note.name != cluster.name or (note.project and cloudlab_keys.project and note.project != cloudlab_keys.project):
         raise InputError(
             f"{note_path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
@@ -220,7 +220,7 @@ def _plan_note(experiment_request: ProfileRequest, portal: Portal) -> Experiment
 
 
 def _remove_note(workspace: Workspace) -> None:
-    cloudlab_experiment.note_path(workspace.shardlab_folder).unlink(missing_ok=True)
+    cloudlab_experiment.find_note_path(workspace.shardlab_folder).unlink(missing_ok=True)
 
 
 def _check_manifests(cluster: Cluster, manifest_by_urn: dict[str, str]) -> dict[str, bytes]:
@@ -231,7 +231,7 @@ def _check_manifests(cluster: Cluster, manifest_by_urn: dict[str, str]) -> dict[
     """
     manifest_by_aggregate: dict[str, bytes] = {}
     for urn, manifest_text in manifest_by_urn.items():
-        manifest_by_aggregate[cloudlab_manifest.aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = manifest_text.encode()
+        manifest_by_aggregate[cloudlab_manifest.parse_aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = manifest_text.encode()
     experiment = cloudlab_manifest.parse_manifests(
         (f"the portal's manifest of {aggregate_name}", manifest_text) for aggregate_name, manifest_text in manifest_by_aggregate.items()
     )

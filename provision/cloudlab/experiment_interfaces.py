@@ -56,7 +56,7 @@ def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:
 
     Raises Unanswered if the node does not report its interfaces.
     """
-    node_entry = target.entry
+    node_entry = target.node_entry
     if node_entry is None or node_entry.control is None:
         return None
     return find_interfaces(target.facts[HOST].nics, target.facts[ADDRESSES], node_entry.address, node_entry.control)

@@ -8,7 +8,7 @@ from importlib import resources
 import msgspec
 
 from provision import gpu_generations
-from provision.gpu_generations import Generation
+from provision.gpu_generations import GpuGeneration
 from shardlab.errors import InputError
 
 
@@ -82,7 +82,7 @@ def load_catalogue() -> Catalogue:
     return msgspec.yaml.decode(catalogue_bytes, type=Catalogue)
 
 
-def find_type_generation(hardware_type: HardwareType) -> Generation | None:
+def find_type_generation(hardware_type: HardwareType) -> GpuGeneration | None:
     """The generation of the GPUs of this hardware type; None if it is not known."""
     return next((generation for generation in gpu_generations.GENERATIONS if generation.name == hardware_type.generation), None)
 

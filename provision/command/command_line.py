@@ -41,7 +41,7 @@ class ProvisionParser(CommandParser):
         super().__init__(prog="provision", description=description, epilog=EXAMPLE_COMMANDS)
         file_help = "the cluster file (default: cluster.yaml of the workspace)"
         file_argument = self.add_argument("cluster", nargs="?", metavar="FILE", help=file_help)
-        completion.offer_completions(file_argument, lambda _: (), endings=(".yaml", ".yml"))
+        completion.offer_completions(file_argument, lambda _: (), file_endings=(".yaml", ".yml"))
         self.add_verbs(verbs)
         self.list_ends = self.verb_parsers.keys()
         self.usage = "provision [FILE] [VERB] [OPTION ...]"

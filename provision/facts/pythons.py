@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from shardlab.remote.login_shell import login_shell_argv
 
 LIST_PYTHONS = """\
@@ -17,13 +17,13 @@ _PYTHON_LINE = re.compile(r"^(/[A-Za-z0-9._/+-]+) (\d+)\.(\d+)\.\d+")
 OLDEST_PYTHON = (3, 11)
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     return login_shell_argv(LIST_PYTHONS)
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
     """The version (major, minor) of each interpreter, by its path. LIST_PYTHONS prints the newest interpreter first."""
-    return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _PYTHON_LINE.match(line))}
+    return {python_match[1]: (int(python_match[2]), int(python_match[3])) for line in stdout.splitlines() if (python_match := _PYTHON_LINE.match(line))}
 
 
-PYTHONS = Fact("pythons", command, parse, timeout_s=60)
+PYTHONS = FactQuery("pythons", build_command, parse, timeout_s=60)

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from shardlab.remote.login_shell import login_shell_argv
 
 NETWORK_FILE_SYSTEMS = {
@@ -63,25 +63,25 @@ class SharedFolder(msgspec.Struct, frozen=True):
         return self.file_system in NETWORK_FILE_SYSTEMS
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     return login_shell_argv(LIST_SHARED_FOLDERS)
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:
     """The folders in the output of LIST_SHARED_FOLDERS, each once. Lines that cannot be read are skipped."""
-    folders: dict[str, SharedFolder] = {}
+    folder_by_path: dict[str, SharedFolder] = {}
     for line in stdout.splitlines():
-        words = line.split()
+        line_words = line.split()
         # Other lines may come from the user's shell profile.
-        if len(words) == 5 and (words[0] == "-" or _VARIABLE_NAME.match(words[0])) and _FOLDER_PATH.match(words[1]):
-            variable, path, kind, free_text, inode_text = words
+        if len(line_words) == 5 and (line_words[0] == "-" or _VARIABLE_NAME.match(line_words[0])) and _FOLDER_PATH.match(line_words[1]):
+            variable, path, file_system, free_text, inode_text = line_words
             variable = "" if variable == "-" else variable
-            folders.setdefault(path, SharedFolder(variable, path, kind, _parse_count(free_text), _parse_count(inode_text)))
-    return tuple(folders.values())
+            folder_by_path.setdefault(path, SharedFolder(variable, path, file_system, _parse_count(free_text), _parse_count(inode_text)))
+    return tuple(folder_by_path.values())
 
 
 def _parse_count(number_text: str) -> int | None:
     return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 20 else None
 
 
-SHARED_FOLDERS = Fact("folders", command, parse, timeout_s=60)
+SHARED_FOLDERS = FactQuery("folders", build_command, parse, timeout_s=60)

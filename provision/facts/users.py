@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 PRINT_USERS = """\
 login=${SUDO_USER:-$(id -un)}
@@ -29,7 +29,7 @@ class Users(msgspec.Struct, frozen=True):
     """The users that exist, by name."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints the users slurm and munge, and the user who logs in."""
     return ["sh", "-c", PRINT_USERS]
 
@@ -40,7 +40,7 @@ def parse(stdout: str) -> Users:
     if not login_line.startswith("login="):
         raise ValueError(f"it begins with {login_line[:80]!r}.")
     passwd_entries = [line.split(":") for line in user_lines]
-    return Users(login_line.removeprefix("login="), {entry[0]: User(int(entry[2]), int(entry[3])) for entry in passwd_entries})
+    return Users(login_line.removeprefix("login="), {passwd_fields[0]: User(int(passwd_fields[2]), int(passwd_fields[3])) for passwd_fields in passwd_entries})
 
 
-USERS = Fact("users", command, parse, timeout_s=30, root=True)
+USERS = FactQuery("users", build_command, parse, timeout_s=30, needs_root=True)

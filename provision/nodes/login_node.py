@@ -23,21 +23,21 @@ command -v sbatch > /dev/null 2>&1 || {{
 class LoginNode(SshNode, eq=False):
     """The login node of a Slurm site, if it is another machine. Commands that need root are refused."""
 
-    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the login node as the user, completely or not at all. owner: is ignored. Raises Unreachable."""
-        return super().put(content, path, mode=mode, owner="")
+        return super().write_file(content, path, mode=mode, owner="")
 
 
-def make_login_node(address: Address, python: str = "python3") -> LoginNode:
+def make_login_node(ssh_address: Address, python_path: str = "python3") -> LoginNode:
     """The login node with this SSH address."""
     return LoginNode(
-        name=address.host, host=address.host, port=address.port, user=address.user, identity=address.identity, python=python,
-        remote=Remote(address, may_sudo=False, prepare=FIND_SLURM), may_sudo=False,
+        name=ssh_address.host, host=ssh_address.host, port=ssh_address.port, user=ssh_address.user, identity=ssh_address.identity, python=python_path,
+        remote=Remote(ssh_address, may_sudo=False, prepare=FIND_SLURM), may_sudo=False,
         why_no_root="users of a Slurm site do not have it",
     )  # fmt: skip
 
 
-def login_address(host: str, user: str | None = None, port: int | None = None, identity: Path | None = None) -> Address:
+def make_login_address(host: str, user: str | None = None, port: int | None = None, identity: Path | None = None) -> Address:
     """The SSH address of a login node, with one connection that all commands share."""
     return Address(host, port, user, identity, shared=True)
 
@@ -47,6 +47,6 @@ class LocalLoginNode(LocalNode, eq=False):
 
     may_sudo: bool = False
 
-    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file as this user, completely or not at all. owner: is ignored."""
         return self.run(put_command(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)

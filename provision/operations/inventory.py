@@ -13,7 +13,7 @@ from provision.cloudlab import experiment_interfaces
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
-from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target
+from provision.operation import Change, LocalCall, NoChange, Operation, Site, Target
 from provision.operations.existing_slurm import find_existing_slurm
 from shardlab.cluster import lease
 from shardlab.cluster.lease import Lease
@@ -23,34 +23,34 @@ from shardlab.workspace.inventory import ProvisionedEnvironment, inventory_path
 SCHEMA = 1
 
 
-def plan(site: Site, target: Target) -> list[Change] | Nothing:
+def plan(site: Site, target: Target) -> list[Change] | NoChange:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
     path = inventory_path(site.workspace)
-    old_text = inventory_file.read_inventory(site.workspace)
-    if absent_names := site.absent_names():
+    old_inventory_bytes = inventory_file.read_inventory(site.workspace)
+    if absent_names := site.list_absent_names():
         absent_reason = f"not changed: the inventory describes all nodes, and {', '.join(absent_names)} cannot be asked"
-        lease_changes = _plan_lease_only(site, old_text)
-        return [*lease_changes] if lease_changes else Nothing(absent_reason)
+        lease_changes = _plan_lease_only(site, old_inventory_bytes)
+        return [*lease_changes] if lease_changes else NoChange(absent_reason)
     if site.cluster.provider != "local" and any(member.facts[ENVIRONMENT].source is None for member in site.targets):
-        return Nothing("written later: all nodes need the Python environment, which reports their facts")
-    text = render_inventory(site, inventory_file.parse_node_types(old_text), inventory_file.select_measurements(site, old_text))
-    if old_text == text:
-        return Nothing(f"{path} is up to date")
-    write_verb = "write" if old_text is None else "rewrite"
-    return [LocalCall(f"{write_verb} {path} ({len(text)} bytes)", lambda: _write_inventory(path, text))]
+        return NoChange("written later: all nodes need the Python environment, which reports their facts")
+    inventory_bytes = render_inventory(site, inventory_file.parse_node_types(old_inventory_bytes), inventory_file.select_measurements(site, old_inventory_bytes))
+    if old_inventory_bytes == inventory_bytes:
+        return NoChange(f"{path} is up to date")
+    write_verb = "write" if old_inventory_bytes is None else "rewrite"
+    return [LocalCall(f"{write_verb} {path} ({len(inventory_bytes)} bytes)", lambda: _write_inventory(path, inventory_bytes))]
 
 
-def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | None:
+def _plan_lease_only(site: Site, old_inventory_bytes: bytes | None) -> list[LocalCall] | None:
     """The change that writes only the lease into the inventory, for the case that a node of the cluster does not answer.
 
     `jobs` needs the new end of the lease in this case, too. None if the inventory has this lease already, or describes another
     cluster.
     """
-    latest = find_lease(site)
-    inventory = inventory_file.decode_inventory(old_text)
-    if latest is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(latest):
+    newest_lease = find_lease(site)
+    inventory = inventory_file.decode_inventory(old_inventory_bytes)
+    if newest_lease is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(newest_lease):
         return None
-    inventory_bytes = inventory_file.encode_inventory({**inventory, "lease": latest})
+    inventory_bytes = inventory_file.encode_inventory({**inventory, "lease": newest_lease})
     path = inventory_path(site.workspace)
     return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, inventory_bytes))]
 
@@ -58,7 +58,7 @@ def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | No
 def store_lease(site: Site) -> None:
     """Write the last known lease into the inventory, if the inventory describes this cluster. Raises ShardlabError."""
     for change in _plan_lease_only(site, inventory_file.read_inventory(site.workspace)) or []:
-        change.do()
+        change.call()
 
 
 def find_lease(site: Site) -> Lease | None:
@@ -66,7 +66,7 @@ def find_lease(site: Site) -> Lease | None:
     cloudlab_keys = site.cluster.cloudlab
     if cloudlab_keys is None:
         return None
-    return lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in cloudlab_keys.manifests])
+    return lease.read_newest_lease(site.workspace.shardlab_folder, [Path(manifest_path) for manifest_path in cloudlab_keys.manifests])
 
 
 def _write_inventory(inventory_path: Path, inventory_bytes: bytes) -> None:
@@ -83,18 +83,18 @@ def render_inventory(site: Site, node_types: list[Any] | None = None, all_reduce
         "schema": SCHEMA,
         "cluster": site.cluster.name,
         "provider": site.cluster.provider,
-        "nodes": [_node_entry(target, site.cluster.provider) for target in site.targets],
+        "nodes": [_make_node_entry(target, site.cluster.provider) for target in site.targets],
         **({"node_types": node_types} if node_types is not None else {}),
         **({"environments": environments} if (environments := _list_environments(site)) else {}),
     }
     if (cluster_lease := find_lease(site)) is not None:
         inventory["lease"] = cluster_lease
-    if (present_slurm := find_existing_slurm(site)) is not None:
+    if (existing_slurm := find_existing_slurm(site)) is not None:
         assert site.cluster.slurm is not None
         inventory["slurm"] = {
-            "cluster": present_slurm.cluster,
-            "version": present_slurm.version,
-            "conf": present_slurm.conf,
+            "cluster": existing_slurm.cluster,
+            "version": existing_slurm.version,
+            "conf": existing_slurm.conf,
             "partition": site.cluster.slurm.partition,
             "installed_by_shardlab": False,
         }
@@ -110,11 +110,11 @@ def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
         targets = [target.environments[environment_name] for target in site.targets]
         installed_environments = [target.facts[ENVIRONMENT] for target in targets]
         is_local = site.cluster.provider == "local"  # the user makes the environments of this machine
-        if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed_environments):
-            interpreter, first_environment = targets[0].node.python, installed_environments[0]
+        if all(environment.version is not None and (is_local or environment.source is not None) for environment in installed_environments):
+            python_path, first_environment = targets[0].node.python, installed_environments[0]
             environments[environment_name] = ProvisionedEnvironment(
-                interpreter,
-                environment_keys.digest(),
+                python_path,
+                environment_keys.compute_digest(),
                 first_environment.version or "",
                 first_environment.packages,
                 first_environment.source,
@@ -122,7 +122,7 @@ def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
     return environments
 
 
-def _node_entry(target: Target, provider: str) -> dict[str, Any]:
+def _make_node_entry(target: Target, provider: str) -> dict[str, Any]:
     node = target.node
     node_facts = inventory_file.select_stable_facts(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
@@ -137,11 +137,11 @@ def _node_entry(target: Target, provider: str) -> dict[str, Any]:
         "user": node.user,
         "identity": str(node.identity) if node.identity is not None else None,
         "python": node.python,
-        "roles": target.entry.roles if target.entry is not None else ["controller"] if provider == "slurm" else [],
+        "roles": target.node_entry.roles if target.node_entry is not None else ["controller"] if provider == "slurm" else [],
         "addresses": addresses,
         **({"networks": msgspec.to_builtins(node_interfaces)} if node_interfaces is not None else {}),
         "facts": node_facts,
     }
 
 
-INVENTORY = Operation("inventory", plan, once=True)
+INVENTORY = Operation("inventory", plan, plans_once=True)

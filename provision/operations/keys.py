@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from provision.fact import Unanswered
 from provision.facts.keys import KEYS, Keys
-from provision.operation import Change, LocalCall, Nothing, Operation, RunCommand, Site, Target
+from provision.operation import Change, LocalCall, NoChange, Operation, RunCommand, Site, Target
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 NOT_SET = "ssh.between_nodes is not set in cluster.yaml"
@@ -38,88 +38,88 @@ sync -- "$new"
 mv -fT -- "$new" "$path\""""
 
 
-def plan_ssh_key(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_ssh_key(site: Site, target: Target) -> list[Change] | NoChange:
     """Make a key for the user who logs in, on the node. If the user has a key, this key is used. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
-        return Nothing(NOT_SET)
-    keys = target.facts[KEYS]
-    if keys.key == "":
+        return NoChange(NOT_SET)
+    node_keys = target.facts[KEYS]
+    if node_keys.key == "":
         raise Unanswered(
-            f"{target.node.name}: {keys.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
+            f"{target.node.name}: {node_keys.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
             "with it from node to node: rename this key on the node, and run the same command again"
         )
-    if keys.key is not None:
-        return Nothing(f"{keys.login} has a key")
-    as_user = ["runuser", "-u", keys.login, "--"] if target.node.may_sudo else []
-    make_key = [*as_user, "env", f"HOME={keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{keys.login}@{target.node.name}"]
-    return [RunCommand(f"make an SSH key of {keys.login}", make_key, root=target.node.may_sudo)]
+    if node_keys.key is not None:
+        return NoChange(f"{node_keys.login} has a key")
+    user_prefix = ["runuser", "-u", node_keys.login, "--"] if target.node.may_sudo else []
+    key_command = [*user_prefix, "env", f"HOME={node_keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{node_keys.login}@{target.node.name}"]
+    return [RunCommand(f"make an SSH key of {node_keys.login}", key_command, as_root=target.node.may_sudo)]
 
 
-def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_ssh_trust(site: Site, target: Target) -> list[Change] | NoChange:
     """Make the node accept the users' keys of all nodes, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
-        return Nothing(NOT_SET)
+        return NoChange(NOT_SET)
     user_keys = target.facts[KEYS]
-    begin_line, end_line = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
-    key_answers = site.answers(KEYS)
+    begin_line, end_line = (f"# {marker_word} shardlab {site.cluster.name}" for marker_word in ("begin", "end"))
+    key_answers = site.collect_answers(KEYS)
     absent_names = [member.node.name for member in site.targets if member not in [answering for answering, _ in key_answers]]
     if absent_names and begin_line in user_keys.authorized:  # the keys of nodes that do not answer must stay in the files
-        return Nothing(f"not changed: {', '.join(absent_names)} cannot be asked")
+        return NoChange(f"not changed: {', '.join(absent_names)} cannot be asked")
     if keyless := [member.node.name for member, node_keys in key_answers if not node_keys.key]:
         return [
             LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_keyless, keyless))
         ]
-    lines_by_path = {
+    key_lines_by_path = {
         f"{user_keys.home}/.ssh/authorized_keys": (
             user_keys.authorized,
-            authorized_keys_lines(key_answers),
+            make_authorized_keys_lines(key_answers),
             f"{user_keys.login}:",
             "600",
         )
     }
     if target.node.may_sudo:
-        lines_by_path[KNOWN_HOSTS] = (user_keys.known, known_hosts_lines(key_answers), "root:root", "644")
+        key_lines_by_path[KNOWN_HOSTS] = (user_keys.known, make_known_hosts_lines(key_answers), "root:root", "644")
     else:
-        lines_by_path[f"{user_keys.home}/.ssh/known_hosts"] = (
+        key_lines_by_path[f"{user_keys.home}/.ssh/known_hosts"] = (
             user_keys.known_by_user,
-            known_hosts_lines(key_answers),
+            make_known_hosts_lines(key_answers),
             f"{user_keys.login}:",
             "600",
         )
     changes: list[Change] = []
-    for path, (present_lines, wanted_lines, owner, mode) in lines_by_path.items():
+    for path, (present_lines, wanted_lines, owner, mode) in key_lines_by_path.items():
         block_lines = [begin_line, *wanted_lines, end_line]
         if _find_block(target, path, present_lines, begin_line, end_line) != block_lines:
-            command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin_line, end_line, owner, mode]
-            content = "".join(f"{line}\n" for line in block_lines).encode()
+            replace_command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin_line, end_line, owner, mode]
+            block_bytes = "".join(f"{line}\n" for line in block_lines).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(key_answers)} nodes into {path}", command, stdin=content, root=target.node.may_sudo
+                    f"write the keys of {len(key_answers)} nodes into {path}", replace_command, stdin=block_bytes, as_root=target.node.may_sudo
                 )
             )
-    return changes or Nothing(f"{len(key_answers)} nodes know one another")
+    return changes or NoChange(f"{len(key_answers)} nodes know one another")
 
 
 def _raise_keyless(keyless_names: Sequence[str]) -> None:
     raise Unanswered(f"{', '.join(keyless_names)}: the user who logs in has no SSH key: run the operation keys first")
 
 
-def authorized_keys_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
+def make_authorized_keys_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of authorized_keys: the user's key of each node. A key that nodes share is listed once. Raises Unanswered."""
     comment_by_key: dict[str, str] = {}
-    for target, keys in key_answers:
-        comment_by_key.setdefault(_check_public_key(target, keys.key or ""), f"{keys.login}@{target.node.name}")
+    for target, node_keys in key_answers:
+        comment_by_key.setdefault(_check_public_key(target, node_keys.key or ""), f"{node_keys.login}@{target.node.name}")
     return [f"{public_key} {comment}" for public_key, comment in comment_by_key.items()]
 
 
-def known_hosts_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
+def make_known_hosts_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of known_hosts: the host keys of each node, under its names and addresses. Raises Unanswered."""
     host_lines = []
-    for target, keys in key_answers:
+    for target, node_keys in key_answers:
         host_names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
         if target.node.port not in (None, 22):
             host_names += [f"[{host_name}]:{target.node.port}" for host_name in host_names]
-        host_lines += [f"{','.join(host_names)} {_check_public_key(target, host_key)}" for host_key in keys.hosts]
+        host_lines += [f"{','.join(host_names)} {_check_public_key(target, host_key)}" for host_key in node_keys.hosts]
     return host_lines
 
 
@@ -129,18 +129,18 @@ def _check_public_key(target: Target, key_text: str) -> str:
     return key_text
 
 
-def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin: str, end: str) -> list[str]:
-    """The lines of shardlab in a file on a node: from the line `begin` to the line `end`; empty if there are none.
+def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin_line: str, end_line: str) -> list[str]:
+    """The lines of shardlab in a file on a node: from the line `begin_line` to the line `end_line`; empty if there are none.
 
-    file_lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
+    file_lines: all lines of the file. Raises Unanswered if `begin_line` or `end_line` is missing or occurs twice.
     """
-    if begin not in file_lines and end not in file_lines:
+    if begin_line not in file_lines and end_line not in file_lines:
         return []
-    if (file_lines.count(begin), file_lines.count(end)) != (1, 1) or file_lines.index(begin) > file_lines.index(end):
+    if (file_lines.count(begin_line), file_lines.count(end_line)) != (1, 1) or file_lines.index(begin_line) > file_lines.index(end_line):
         raise Unanswered(
-            f"{target.node.name}: {file_path}: the lines {begin!r} and {end!r} must each occur once, in this order: remove them"
+            f"{target.node.name}: {file_path}: the lines {begin_line!r} and {end_line!r} must each occur once, in this order: remove them"
         )
-    return list(file_lines[file_lines.index(begin) : file_lines.index(end) + 1])
+    return list(file_lines[file_lines.index(begin_line) : file_lines.index(end_line) + 1])
 
 
 SSH_KEYS = Operation("keys", plan_ssh_key)

@@ -7,10 +7,10 @@ import re
 from provision.fact import Unanswered
 from provision.facts.exports import EXPORTED_BY_US, EXPORTS, EXPORTS_FILE
 from provision.facts.files import FILES
-from provision.facts.mounts import NFS_MOUNTS, mount_fact
+from provision.facts.mounts import NFS_MOUNTS, make_mount_query
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
+from provision.operation import Change, NoChange, Operation, RunCommand, Site, Target, WriteFile, make_shell_change
 from provision.operations import fstab
 from provision.operations.packages import find_nfs_server
 
@@ -30,18 +30,18 @@ def render_exports(site: Site, server: Target) -> bytes:
     return f"# Written by shardlab's provision.\n{site.cluster.storage.shared} {client_options}\n".encode()
 
 
-def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_nfs_server(site: Site, target: Target) -> list[Change] | NoChange:
     """Make the shared folder, export it, and start the NFS server. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is not target:
-        return _end_export(site, target) or Nothing(_explain_no_export(site, "it is not storage.server"))
+        return _plan_export_end(site, target) or NoChange(_explain_no_export(site, "it is not storage.server"))
     changes: list[Change] = []
-    if not target.facts[mount_fact(folder)].there:
+    if not target.facts[make_mount_query(folder)].there:
         owner = target.facts[SYSTEM].user
-        changes += fstab.mount_guards(site, target)
+        changes += fstab.make_mount_checks(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
-        return [*changes, *_end_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
+        return [*changes, *_plan_export_end(site, target)] or NoChange(f"{folder} exists, and there is no other node to export it to")
     nfs_service = target.facts[SERVICES].get("nfs-server")
     if nfs_service is None or not nfs_service.enabled or nfs_service.state != "active":
         changes.append(
@@ -54,14 +54,14 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
     client_addresses = sorted(client.node.address for client in site.targets if client is not target)
     if exports_file is None or not exports_file.holds(exports_content):
         changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTS_FILE.rpartition("/")[0]]))
-        changes.append(Write(f"export {folder} to {', '.join(client_addresses)}", EXPORTS_FILE, exports_content))
+        changes.append(WriteFile(f"export {folder} to {', '.join(client_addresses)}", EXPORTS_FILE, exports_content))
     # Only the number of clients is compared, because the table of exports may contain names instead of addresses.
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(client_addresses):
         changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
-    return changes or Nothing(f"{folder} is exported to {len(client_addresses)} nodes")
+    return changes or NoChange(f"{folder} is exported to {len(client_addresses)} nodes")
 
 
-def _end_export(site: Site, target: Target) -> list[Change]:
+def _plan_export_end(site: Site, target: Target) -> list[Change]:
     """Withdraw the export that `provision` made if the cluster file no longer names it.
 
     Raises Unanswered if a node still mounts the exported folder.
@@ -70,66 +70,66 @@ def _end_export(site: Site, target: Target) -> list[Change]:
         return []
     folders = target.facts[EXPORTED_BY_US]
     nfs_sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
-    users = [
-        f"{other.node.name} at {mountpoint}"
-        for other, mounts in site.answers(NFS_MOUNTS)
+    mounting_nodes = [
+        f"{other_target.node.name} at {mountpoint}"
+        for other_target, mounts in site.collect_answers(NFS_MOUNTS)
         for mountpoint, source in mounts.items()
         if source in nfs_sources
     ]
-    if users:  # without the server, every program that uses these hard mounts would hang
+    if mounting_nodes:  # without the server, every program that uses these hard mounts would hang
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
-            f"mounted on {', '.join(users)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
+            f"mounted on {', '.join(mounting_nodes)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
         )
     script = f"rm -f -- {EXPORTS_FILE}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
-    return [shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
+    return [make_shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
 
 
-def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
+def plan_nfs_mount(site: Site, target: Target) -> list[Change] | NoChange:
     """Mount the shared folder of the server on another node. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is None:
         return _check_folder_exists(site, target)
     if server is target:
-        return Nothing("it is the server of the folder")
+        return NoChange("it is the server of the folder")
     server_name = server.node.name
-    if server_name in site.skipped:
-        return Nothing(f"{server_name}, which exports the folder, cannot be asked")
+    if server_name in site.skip_reason_by_node:
+        return NoChange(f"{server_name}, which exports the folder, cannot be asked")
     mount_place, nfs_source = fstab.inspect_mount(target, folder), f"{server_name}:{folder}"
     node_name = target.node.name
-    for verb, other in (("mounts", mount_place.mount), ("lists in /etc/fstab", mount_place.fstab)):
-        if other is not None and other.source != nfs_source:
+    for mount_verb, present_mount in (("mounts", mount_place.mount), ("lists in /etc/fstab", mount_place.fstab)):
+        if present_mount is not None and present_mount.source != nfs_source:
             raise Unanswered(
-                f"{node_name}: it {verb} {other.source} at {folder}, not {nfs_source}: unmount it, or change storage.shared"
+                f"{node_name}: it {mount_verb} {present_mount.source} at {folder}, not {nfs_source}: unmount it, or change storage.shared"
             )
     changes: list[Change] = []
     if mount_place.fstab is None:
         changes.append(
-            fstab.add_line(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
+            fstab.make_fstab_change(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
         )
     if mount_place.mount is None:
-        changes += fstab.mount_folder(folder)
+        changes += fstab.make_mount_changes(folder)
     elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):
         raise Unanswered(
             f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT_OPTIONS}: first unmount "
             f"{folder} there"
         )
-    return changes or Nothing(f"{nfs_source} is mounted")
+    return changes or NoChange(f"{nfs_source} is mounted")
 
 
-def _check_folder_exists(site: Site, target: Target) -> Nothing:
+def _check_folder_exists(site: Site, target: Target) -> NoChange:
     """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it is missing."""
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
-        return Nothing(_explain_no_export(site, ""))
-    mount_place = target.facts[mount_fact(folder)]
+        return NoChange(_explain_no_export(site, ""))
+    mount_place = target.facts[make_mount_query(folder)]
     if mount_place.hangs or not mount_place.there:
-        fault = "does not answer" if mount_place.hangs else "does not exist"
+        fault_clause = "does not answer" if mount_place.hangs else "does not exist"
         raise Unanswered(
-            f"{target.node.name}: {folder} {fault}: without storage.server, each node must already have the folder; mount it "
+            f"{target.node.name}: {folder} {fault_clause}: without storage.server, each node must already have the folder; mount it "
             "there, or set storage.server to the node that should export it"
         )
-    return Nothing(f"{folder} exists, as required without storage.server")
+    return NoChange(f"{folder} exists, as required without storage.server")
 
 
 def _explain_no_export(site: Site, other_reason: str) -> str:
@@ -138,5 +138,5 @@ def _explain_no_export(site: Site, other_reason: str) -> str:
     return "practice nodes share the folder of this machine" if site.is_practice else other_reason
 
 
-NFS_SERVER = Operation("nfs-server", plan_nfs_server, files=(EXPORTS_FILE,))
+NFS_SERVER = Operation("nfs-server", plan_nfs_server, written_paths=(EXPORTS_FILE,))
 NFS = Operation("nfs", plan_nfs_mount)

@@ -21,12 +21,12 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 
-def rspec(cluster: Cluster, workspace: Workspace) -> str:
+def render_rspec_request(cluster: Cluster, workspace: Workspace) -> str:
     """The request for the experiment that the cluster file describes, as an RSpec. Raises InputError."""
     return request.render_rspec(_plan_request(cluster))
 
 
-def profile(cluster: Cluster, workspace: Workspace) -> str:
+def render_profile_request(cluster: Cluster, workspace: Workspace) -> str:
     """The request for the experiment that the cluster file describes, as a profile. Raises InputError."""
     return request.render_profile(_plan_request(cluster))
 
@@ -38,32 +38,32 @@ def _plan_request(cluster: Cluster) -> ExperimentRequest:
     return experiment_request
 
 
-def present(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreate:
+def find_present_cluster(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreate:
     """The cluster with the nodes of its experiment, or what would be requested if it has no experiment. Raises InputError."""
     note = _read_note(cluster, workspace)
     if cluster.nodes:
         return cluster
     portal_token = _read_stored_token(cluster)
-    if _takes_own_manifest(cluster, portal_token):
-        return cluster_file.with_manifests(
+    if _uses_own_manifest(cluster, portal_token):
+        return cluster_file.add_manifest_nodes(
             cluster, [(" ".join(own_manifest.MANIFEST_COMMAND), own_manifest.read_own_manifest())]
         )
-    why = (
+    no_token_reason = (
         f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
         f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.TOKEN_HELP}"
     )
     if note is not None:
-        why = (
+        no_token_reason = (
             f"{cluster.name}: an earlier command asked the portal for the experiment {note.name}, and there is no token of the "
             f"portal to continue with it. {token.TOKEN_HELP}"
         )
     assert cluster.cloudlab is not None
     if portal_token is None and cluster.cloudlab.project is None:  # the portal cannot be asked, so there is nothing to plan
-        raise InputError(why)
-    return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, why if portal_token is None else None)
+        raise InputError(no_token_reason)
+    return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, no_token_reason if portal_token is None else None)
 
 
-def obtain(cluster: Cluster, workspace: Workspace) -> None:
+def obtain_machines(cluster: Cluster, workspace: Workspace) -> None:
     """Create the experiment if there is none; otherwise read again when the experiment ends. Raises ShardlabError."""
     assert cluster.cloudlab is not None
     if cluster.nodes:
@@ -71,7 +71,7 @@ def obtain(cluster: Cluster, workspace: Workspace) -> None:
         if note is not None:
             _refresh_lease(cluster, workspace, note)
         return
-    if _takes_own_manifest(cluster, _read_stored_token(cluster)):
+    if _uses_own_manifest(cluster, _read_stored_token(cluster)):
         own_manifest.store_own_manifest(cluster, workspace)
         return
     output = Output()
@@ -93,7 +93,7 @@ def _read_note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
     return note
 
 
-def _takes_own_manifest(cluster: Cluster, portal_token: Token | None) -> bool:
+def _uses_own_manifest(cluster: Cluster, portal_token: Token | None) -> bool:
     """Whether the manifest of this machine is used: this machine is a node of an experiment, and none is to be created.
 
     No experiment is created without a token, or if the cluster file names no project.
@@ -112,16 +112,16 @@ def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: st
         return extension.extend_experiment(workspace, portal, *hours_and_reason)
 
 
-def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
+def find_confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
     """What the user has to confirm before `down`; None if this workspace created no experiment. Raises InputError."""
     note = _read_note(cluster, workspace)
     if note is None or not note.created_by_us:
         return None
     _require_token(cluster)  # a missing token raises an error before the user is asked
-    sentences = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
+    loss_sentences = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
     if (last_lease := lease.read_newest_lease(workspace.shardlab_folder, [])) is not None:
-        sentences.append(last_lease.describe(datetime.now(UTC)))
-    return Confirmation(note.name, [*sentences, *filter(None, [termination.describe_unfetched_runs(workspace)])])
+        loss_sentences.append(last_lease.describe(datetime.now(UTC)))
+    return Confirmation(note.name, [*loss_sentences, *filter(None, [termination.describe_unfetched_runs(workspace)])])
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
@@ -136,17 +136,17 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
         return termination.terminate_experiment(cluster, workspace, portal, output)
 
 
-def _plan_creation(cluster: Cluster, plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
+def _plan_creation(cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
     assert cluster.cloudlab is not None
-    request = plan.request
-    url = cluster.cloudlab.portal_url or DEFAULT_URL
-    title = f"create or adopt the experiment {request.name} in the project {request.project} for {request.duration} h at {url}"
+    request = profile_plan.request
+    portal_url = cluster.cloudlab.portal_url or DEFAULT_URL
+    request_line = f"create or adopt the experiment {request.name} in the project {request.project} for {request.duration} h at {portal_url}"
     if note is not None:
-        title = (
+        request_line = (
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
-    bindings = [f"{name} = {value}" for name, value in request.bindings.items()]
-    return MachinesToCreate([title, f"profile {request.profile}", *bindings, *plan.warnings], request.body, blocked)
+    binding_lines = [f"{name} = {value}" for name, value in request.bindings.items()]
+    return MachinesToCreate([request_line, f"profile {request.profile}", *binding_lines, *profile_plan.warnings], request.body, blocked)
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:
@@ -183,13 +183,13 @@ def _require_token(cluster: Cluster) -> Token:
 PROVIDER = Provider(
     "cloudlab",
     "CloudLab lends its machines",
-    ssh.nodes,
-    present=present,
-    obtain=obtain,
-    request=rspec,
-    profile=profile,
+    ssh.list_nodes,
+    present=find_present_cluster,
+    obtain=obtain_machines,
+    request=render_rspec_request,
+    profile=render_profile_request,
     extend=extend,
-    confirmation=confirmation,
+    confirmation=find_confirmation,
     down=down,
     additional=frozenset({"extra-disks", "experiment_network"}),
 )

@@ -37,10 +37,10 @@ def read_cluster_again(invocation: Invocation) -> Cluster:
         raise ShardlabError(f"{error} Its machines exist. Correct the cluster file, and run the same command again.") from None
 
 
-def must_be_allowed(invocation: Invocation) -> None:
+def check_consent(invocation: Invocation) -> None:
     """Store the consent of --trust. Raises InputError if the user may not act with this cluster file in this workspace."""
-    file, workspace = invocation.arguments.cluster, invocation.workspace
-    named_files = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
+    file_argument, workspace = invocation.arguments.cluster, invocation.workspace
+    named_files = [Path(file_argument)] if file_argument is not None and Path(file_argument).resolve().is_relative_to(workspace.real_path) else []
     if invocation.arguments.trust:
         workspace_trust.store_consent(workspace, invocation.out.print_remark, named_files)
     _show_powers_once(invocation.out, workspace, invocation.cluster if named_files else None)
@@ -64,5 +64,5 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
 
 def list_locks(provider: Provider[Any], file_cluster: Cluster, workspace: Workspace) -> list[tuple[Path, str]]:
     """The locks of a command that may change nodes, as `lock.hold_locks` needs them."""
-    locks = [(path, f"the cluster {file_cluster.name}") for path in provider.locks(file_cluster)]
-    return [*locks, (workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}")]
+    lock_purposes = [(lock_path, f"the cluster {file_cluster.name}") for lock_path in provider.locks(file_cluster)]
+    return [*lock_purposes, (workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}")]

@@ -82,66 +82,66 @@ class ExperimentNode(msgspec.Struct, frozen=True):
     """Interface on the network that all nodes share; None: a single node without a network."""
 
 
-def select_nodes(experiment: Experiment, user: str | None, manifest_names: str) -> list[ExperimentNode]:
+def select_nodes(experiment: Experiment, requested_user: str | None, manifest_names: str) -> list[ExperimentNode]:
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
-    user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
+    requested_user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
     else the only member. manifest_names: the names of the manifests for error messages. Raises InputError.
     """
-    member = _choose_member(experiment, user, manifest_names)
-    network = _common_network(experiment.nodes)
-    if network is None and len(experiment.nodes) > 1:
+    member_name = _choose_member(experiment, requested_user, manifest_names)
+    common_network = _find_common_network(experiment.nodes)
+    if common_network is None and len(experiment.nodes) > 1:
         isolated_nodes = [node.name for node in experiment.nodes if not node.interfaces]
         ellipsis = ", ..." if len(isolated_nodes) > MOST_NAMED_NODES else ""
         isolated_text = f" ({', '.join(isolated_nodes[:MOST_NAMED_NODES])}{ellipsis}: on none)" if isolated_nodes else ""
         raise InputError(
             f"{manifest_names}: its nodes share no experiment network{isolated_text}. Allowed: a LAN that all nodes are on."
         )
-    selected_nodes: dict[str, ExperimentNode] = {}
-    owners: dict[str, str] = {}  # the name of a node, by its address on the experiment network
+    node_by_name: dict[str, ExperimentNode] = {}
+    node_name_by_address: dict[str, str] = {}  # the name of a node, by its address on the experiment network
     for node in experiment.nodes:
-        name = node.name.lower().replace("_", "-")[:31]
-        if name in selected_nodes:
-            raise InputError(f"{manifest_names}: two nodes are called {name}, in lower case. Allowed: different names.")
-        host, port = node.logins[member]
+        node_name = node.name.lower().replace("_", "-")[:31]
+        if node_name in node_by_name:
+            raise InputError(f"{manifest_names}: two nodes are called {node_name}, in lower case. Allowed: different names.")
+        host, port = node.login_by_user[member_name]
         interface = next(
-            (node_interface for node_interface in node.interfaces if _interface_network(node_interface) == network), None
+            (node_interface for node_interface in node.interfaces if _find_interface_network(node_interface) == common_network), None
         )
-        if interface is not None and (other_node_name := owners.setdefault(interface.address, name)) != name:
+        if interface is not None and (other_node_name := node_name_by_address.setdefault(interface.address, node_name)) != node_name:
             raise InputError(
-                f"{manifest_names}: {other_node_name} and {name} have the same address {interface.address} on the experiment "
+                f"{manifest_names}: {other_node_name} and {node_name} have the same address {interface.address} on the experiment "
                 "network. Allowed: the "
                 "manifests of one experiment, in which each node has its own address."
             )
-        selected_nodes[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
-    return list(selected_nodes.values())
+        node_by_name[node_name] = ExperimentNode(node_name, host, port, member_name, node.hardware, node.site, node.control, interface)
+    return list(node_by_name.values())
 
 
-def _choose_member(experiment: Experiment, user: str | None, manifest_names: str) -> str:
-    members = experiment.users()
-    user_name = user or getpass.getuser()
-    if user_name in members:
+def _choose_member(experiment: Experiment, requested_user: str | None, manifest_names: str) -> str:
+    member_names = experiment.find_common_users()
+    user_name = requested_user or getpass.getuser()
+    if user_name in member_names:
         return user_name
-    if user is None and len(members) == 1:
-        return next(iter(members))
+    if requested_user is None and len(member_names) == 1:
+        return next(iter(member_names))
     problem = (
         f"the user {user_name} has no login on every node"
-        if user
+        if requested_user
         else f"none of the logins is of the user {user_name} of this machine"
     )
     raise InputError(
-        f"{manifest_names}: {problem}. Set in the cluster file ssh.user to one of: {', '.join(sorted(members)) or 'nobody'}."
+        f"{manifest_names}: {problem}. Set in the cluster file ssh.user to one of: {', '.join(sorted(member_names)) or 'nobody'}."
     )
 
 
-def _interface_network(interface: ManifestInterface) -> ipaddress.IPv4Network:
-    return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix}", strict=False)
+def _find_interface_network(interface: ManifestInterface) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix_length}", strict=False)
 
 
-def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
+def _find_common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
     """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
-        network = _interface_network(interface)
-        if all(any(_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes):
+        network = _find_interface_network(interface)
+        if all(any(_find_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes):
             return network
     return None

@@ -25,21 +25,21 @@ def choose_slurm_cluster(cluster: Cluster) -> str | None:
     of this machine. Raises InputError if SLURM_CLUSTERS names several clusters."""
     if cluster.provider != "slurm" or cluster.slurm is None or cluster.slurm.cluster is not None:
         return cluster.slurm.cluster if cluster.slurm is not None else None
-    text = os.environ.get(VARIABLE, "")
-    if text and (text == ALL or not re.search(SLURM_CLUSTER_PATTERN, text)):
+    cluster_name = os.environ.get(VARIABLE, "")
+    if cluster_name and (cluster_name == ALL or not re.search(SLURM_CLUSTER_PATTERN, cluster_name)):
         raise InputError(
-            f"the environment variable {VARIABLE} is {text!r}, but a run needs one cluster. Allowed: the name of one cluster, "
+            f"the environment variable {VARIABLE} is {cluster_name!r}, but a run needs one cluster. Allowed: the name of one cluster, "
             "or the key slurm.cluster in the cluster file."
         )
-    return text or None
+    return cluster_name or None
 
 
-def address_cluster(argv: Sequence[str], cluster: str | None) -> list[str]:
+def address_cluster(command_words: Sequence[str], slurm_cluster: str | None) -> list[str]:
     """The words of one of Slurm's commands, so that it addresses this cluster. None: the default cluster."""
-    return [argv[0], *([f"--clusters={cluster}"] if cluster is not None else []), *argv[1:]]
+    return [command_words[0], *([f"--clusters={slurm_cluster}"] if slurm_cluster is not None else []), *command_words[1:]]
 
 
-def drop_cluster_headers(output: str) -> str:
+def drop_cluster_headers(command_output: str) -> str:
     """The output of one of Slurm's commands without the lines that name a cluster: also with --noheader, a command that was
     told a cluster prints such a line before the rows of the cluster."""
-    return _HEADER.sub("", output)
+    return _HEADER.sub("", command_output)

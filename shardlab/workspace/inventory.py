@@ -120,7 +120,7 @@ def find_environment(workspace: Workspace, cluster: Cluster, name: str) -> Provi
     environment = read_inventory(workspace, cluster.name).environments.get(name)
     if environment is None:
         raise InputError(f"the environment {name} is not ready on the cluster {cluster.name}. {PROVISION_HINT}.")
-    if name not in cluster.environments or environment.keys != cluster.environments[name].digest():
+    if name not in cluster.environments or environment.keys != cluster.environments[name].compute_digest():
         raise InputError(f"the environment {name} changed in the cluster file since `provision` made it. {PROVISION_HINT}.")
     return environment
 

@@ -205,7 +205,7 @@ def list_powers(cluster: Cluster) -> list[str]:
     if cluster.login is not None:
         powers.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
     powers += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
-    for environment in cluster.all_environments().values():
+    for environment in cluster.map_environments().values():
         named_paths = (environment.python, environment.use, environment.container)
         powers += [f"runs the interpreter of {path}" for path in named_paths if path]
         powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []

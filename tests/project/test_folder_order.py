@@ -59,7 +59,7 @@ FILES = [
 LISTINGS = {
     "the digest of shardlab's source": lambda _: source_digest.digest_source(),
     "the digest of the installed packages": lambda _: source_digest.digest_installed_packages(),
-    "shardlab's source as a tar file": lambda _: members(software.source_archive.__wrapped__()),
+    "shardlab's source as a tar file": lambda _: members(software.make_source_archive.__wrapped__()),
     "the shipped matrices": lambda _: list(matrix.shipped_matrices()),
     "the plug-ins of a folder": lambda _: registry.plugin_names.__wrapped__("jobs.launchers"),
     "the runs": lambda workspace: workspace.run_ids(),
@@ -83,7 +83,7 @@ LISTINGS = {
     "the name of the socket of the warm parent": lambda _: address.compute_warm_parent_key(),
     "the digest of the code that reads traces": lambda _: run_traces._compute_code_digest.__wrapped__(),
     "the user's templates": lambda workspace: workspace.template_files(),
-    "the manifests of CloudLab": lambda workspace: cloudlab_experiment.stored_manifests(workspace.shardlab_folder),
+    "the manifests of CloudLab": lambda workspace: cloudlab_experiment.list_stored_manifests(workspace.shardlab_folder),
     "the submissions": lambda workspace: submission._list_submission_files(workspace),
     "a frozen copy of a command's folder": lambda workspace: command_copies.list_copy(run(workspace).path),
     "the index of an archive": lambda workspace: list(build_index(workspace.path, "m", [], [], anonymous=False).files),

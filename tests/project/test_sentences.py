@@ -37,7 +37,7 @@ from provision.facts import wheels
 from provision.facts.quotas import Quota
 from provision.facts.room import FreeSpace
 from provision.facts.shared_folders import SharedFolder
-from provision.operation import RunCommand, Write
+from provision.operation import RunCommand, WriteFile
 from provision.operations import space
 from shardlab.cloudlab import cloudlab_manifest
 from shardlab.cluster.lease import Lease
@@ -144,24 +144,24 @@ def sentences_of_checks():
 
 
 def sentences_of_provision(folder):
-    yield "provision/command/display.py", display._gpus_text(HOST)
-    yield "provision/command/display.py", display._gpus_text(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML"))
+    yield "provision/command/display.py", display._describe_gpus(HOST)
+    yield "provision/command/display.py", display._describe_gpus(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML"))
     for seconds in (59, 5400, 90061):
         yield "shardlab/matrix/cell_sizes.py", cell_sizes.format_seconds(seconds)
     quota = Quota("/scratch", 120 * GIB, 1000 * GIB, 40_000, 1_000_000)
-    yield "provision/command/init.py", init._quota_line(quota)
-    yield "provision/command/init.py", init._quota_line(msgspec.structs.replace(quota, used_bytes=None, most_files=None))
-    yield "provision/command/init.py", init._quota_line(msgspec.structs.replace(quota, most_bytes=None, used_files=None))
+    yield "provision/command/init.py", init._describe_quota(quota)
+    yield "provision/command/init.py", init._describe_quota(msgspec.structs.replace(quota, used_bytes=None, most_files=None))
+    yield "provision/command/init.py", init._describe_quota(msgspec.structs.replace(quota, most_bytes=None, used_files=None))
     shared = SharedFolder("SCRATCH", "/scratch/me", "lustre", 12_345 * GIB, 1_000_000)
-    yield "provision/command/init.py", init._folder_line(shared)
-    yield "provision/command/init.py", init._folder_line(SharedFolder("", "/home/me", "nfs", None, None))
+    yield "provision/command/init.py", init._describe_folder(shared)
+    yield "provision/command/init.py", init._describe_folder(SharedFolder("", "/home/me", "nfs", None, None))
     purposes = [("packages", GIB, 1000), ("the Python environment", 12 * GIB, 60_000)]
-    yield "provision/operations/space.py", space._check_fits("gpu1", FreeSpace(100 * GIB, 0, "/"), purposes)
+    yield "provision/operations/space.py", space._check_space("gpu1", FreeSpace(100 * GIB, 0, "/"), purposes)
     for room in (FreeSpace(int(2.5 * GIB), 0, "/"), FreeSpace(100 * GIB, 50_000, "/data")):
-        yield "provision/operations/space.py", refusal(space._check_fits, "gpu1", room, purposes)
+        yield "provision/operations/space.py", refusal(space._check_space, "gpu1", room, purposes)
     yield "provision/facts/wheels.py", refusal(wheels.parse, "torch-2.9.0+cu130-x\ntorch-2.9.0+cpu-x\n")
     yield "provision/facts/wheels.py", f"{wheels.parse('torch-2.9.0+cu130-x')} {wheels.parse('torch-2.9.0+cpu-x')}"
-    yield "provision/operation.py", Write("a file", "/etc/x", b"12345", 0o600, "me:us").command
+    yield "provision/operation.py", WriteFile("a file", "/etc/x", b"12345", 0o600, "me:us").command
     yield "provision/operation.py", repr(RunCommand("a command", ["true"], 90.5))
 
 

@@ -91,5 +91,5 @@ def test_a_reason_of_slurm_is_cut_after_200_characters():
 
 def test_the_file_of_init_names_up_to_24_modules_and_counts_the_rest():
     names = [f"gcc/{number}" for number in range(25)]
-    assert init._module_lines(names[:24]) == [f"other modules: {', '.join(names[:24])}"]
-    assert init._module_lines(names) == [f"other modules: {', '.join(names[1:])} and 1 more"]
+    assert init._list_module_lines(names[:24]) == [f"other modules: {', '.join(names[:24])}"]
+    assert init._list_module_lines(names) == [f"other modules: {', '.join(names[1:])} and 1 more"]

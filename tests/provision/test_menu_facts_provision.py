@@ -12,7 +12,7 @@ from support_golden import same_as_golden
 import provision.facts
 from provision import order
 from provision.datasets.formats import FORMATS
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.provider import NOTHING_TO_DO, find_provider
 from shardlab import registry
 
@@ -43,7 +43,7 @@ def describe_facts():
         if entry.name.startswith("_"):
             continue
         module = importlib.import_module(f"provision.facts.{entry.name}")
-        found = {name: value for name, value in vars(module).items() if isinstance(value, Fact)}
+        found = {name: value for name, value in vars(module).items() if isinstance(value, FactQuery)}
         for name, fact in sorted(found.items()):
             yield from support_facts.describe(f"fact {entry.name}.{name}", fact)
             yield f"  command: {support_facts.format_fact(fact.command('/opt/python'))}"

@@ -13,7 +13,7 @@ from support_e2e import HANG_S
 from provision import cli
 from provision.command import display
 from provision.facts import tools
-from provision.operation import RunCommand, Write, shell_change
+from provision.operation import RunCommand, WriteFile, make_shell_change
 from provision.plan import OperationStep
 from provision.providers import ssh
 from shardlab.cluster import cluster
@@ -151,8 +151,8 @@ def test_changes_that_need_no_root_are_made_by_the_user(lab, capsys, monkeypatch
 def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     path = tmp_path / "etc" / "x.conf"
     scripts = [
-        Write("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, f"{os.getuid()}:{os.getgid()}").script,
-        shell_change("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
+        WriteFile("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, f"{os.getuid()}:{os.getgid()}").script,
+        make_shell_change("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
         RunCommand("input", ["tee", f"{path}.2"], stdin=b"a\nb\n").script,
     ]
     done = subprocess.run(["bash"], input="\n".join(scripts), capture_output=True, text=True, check=True)

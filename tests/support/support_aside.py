@@ -10,8 +10,8 @@ from pathlib import Path
 
 from support_e2e import HANG_S
 
-from provision.fact import Facts
-from provision.operation import Nothing, Target
+from provision.fact import NodeFacts
+from provision.operation import NoChange, Target
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.remote.remote import CommandOutput, put_command
 
@@ -57,7 +57,7 @@ class Aside:
         return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
 
     def target(self) -> Target:
-        return Target(self, Facts(self), NodeEntry(name=self.name))
+        return Target(self, NodeFacts(self), NodeEntry(name=self.name))
 
     def end(self) -> None:
         self.process.kill()
@@ -70,10 +70,10 @@ def settle(operation, site, target) -> list[str]:
 
     Returns the descriptions of the changes that were made."""
     planned = operation.plan(site, target)
-    assert not isinstance(planned, Nothing), planned
+    assert not isinstance(planned, NoChange), planned
     for change in planned:
         change.make(target.node)
     target.facts.forget()
     again = operation.plan(site, target)
-    assert isinstance(again, Nothing), [change.description for change in again]
+    assert isinstance(again, NoChange), [change.description for change in again]
     return [change.description for change in planned]

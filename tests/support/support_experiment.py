@@ -82,7 +82,7 @@ class PracticeExperiment:
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
-        self.bridge = network.interface_name(f"{practice.cluster.name}/experiment")
+        self.bridge = network.make_interface_name(f"{practice.cluster.name}/experiment")
         self.hosts = {name: node.host for name, node in practice.nodes.items()}  # on the control network
         self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # on the experiment network
         self.verified: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class PracticeExperiment:
 
     def add_network(self, name: str) -> None:
         """Connect a node to the experiment network."""
-        cable = network.interface_name(f"{self.practice.cluster.name}/{name}/experiment")
+        cable = network.make_interface_name(f"{self.practice.cluster.name}/{name}/experiment")
         pid = str(self.practice.machine(name).pid())
         ip("link", "add", cable, "master", self.bridge, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
         ip("link", "set", cable, "up")

@@ -47,8 +47,8 @@ def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
     def fill(folder: Path) -> None:
         _copy_data_set(run.training_cell, data_path, folder, run_dir)
 
-    node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
-    with node_folder.hold_shared_folder(node_folder.shared_folder_name(run_dir.path), fill) as folder:
+    node_folder.remove_unused_folders()  # copies that killed runs left behind occupy space that this run needs
+    with node_folder.hold_shared_folder(node_folder.make_shared_folder_name(run_dir.path), fill) as folder:
         yield folder
 
 
@@ -94,7 +94,7 @@ def _copy_data_set(cell: Cell, data_path: Path, folder: Path, run_dir: RunDir) -
     Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
     """
     start_s, progress = time.monotonic(), _Progress(run_dir)
-    parent_folder, why = node_folder.choose_parent()
+    parent_folder, why = node_folder.choose_parent_folder()
     with files.as_workspace_error("copy the data set"):
         sources_by_path = _list_files_to_copy(cell, data_path)
         total_bytes = 0

@@ -239,7 +239,7 @@ def test_without_the_extra_a_sentence_says_what_to_install(workspace, tmp_path, 
         assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(tmp_path / "out")]) == 1
         said = capsys.readouterr().err
         assert f"collect export --to {name} needs the package {name!r}" in said
-        assert extras.install_command(name) in said
+        assert extras.make_install_command(name) in said
     assert not (tmp_path / "out").exists()
 
 

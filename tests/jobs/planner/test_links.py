@@ -10,7 +10,7 @@ from jobs.cli import main
 from jobs.planner import link_fit
 from provision import inventory_file
 from provision.check import Outcome
-from provision.fact import Facts
+from provision.fact import NodeFacts
 from provision.operation import Site, Target
 from provision.verify import Finding
 from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
@@ -164,7 +164,7 @@ class NamedNode:
 
 
 def site(folder, *names):
-    targets = [Target(NamedNode(name), Facts(NamedNode(name))) for name in names]
+    targets = [Target(NamedNode(name), NodeFacts(NamedNode(name))) for name in names]
     return Site(Cluster(schema=1, name="site", provider="ssh"), Workspace(folder), targets)
 
 

@@ -13,8 +13,8 @@ from provision.fact import Unanswered
 from provision.facts import disk as disk_fact
 from provision.facts.keys import KEYS
 from provision.facts.users import USERS, User
-from provision.facts.write_test import WriteTest, write_test_fact
-from provision.operation import Nothing, Site
+from provision.facts.write_test import WriteTest, make_write_test_query
+from provision.operation import NoChange, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
 from provision.operations.users import MUNGE_USER, USERS_AGREE
@@ -144,7 +144,7 @@ def test_munge_gets_the_same_numbers_on_all_nodes(nodes):
     assert settle(MUNGE_USER, one, first) == ["make the user munge, 499:499 on all nodes"]
     settle(MUNGE_USER, one, second)
     assert first.facts[USERS].known["munge"] == User(499, 499) == second.facts[USERS].known["munge"]
-    assert isinstance(USERS_AGREE.plan(one, second), Nothing)
+    assert isinstance(USERS_AGREE.plan(one, second), NoChange)
     second.node.run(["usermod", "-u", "498", "munge"], timeout_s=HANG_S)
     second.facts.forget()
     with pytest.raises(Unanswered, match="w2: the user munge is 498:499 there and 499:499 on w1"):
@@ -237,7 +237,7 @@ def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepar
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # other users may enter it, unlike the folders of pytest
         Path(folder).chmod(0o755)
         nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=HANG_S)
-        fact = write_test_fact(f"{folder}{'' if why_not else '/not/there/yet'}")
+        fact = make_write_test_query(f"{folder}{'' if why_not else '/not/there/yet'}")
         answer = nodes[0].run([*nobody, *fact.command("python3")], timeout_s=HANG_S)
         assert fact.parse(answer.stdout) == WriteTest(folder, why_not)
         assert nodes[0].run(["ls", "-A", folder], timeout_s=HANG_S).stdout == ""

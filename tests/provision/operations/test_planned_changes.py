@@ -15,9 +15,9 @@ from provision.fact import Unanswered
 from provision.facts.keys import KEYS, Keys
 from provision.facts.nvidia import NVIDIA, Nvidia, PciDevice
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.room import FreeSpace, room_fact
+from provision.facts.room import FreeSpace, make_free_space_query
 from provision.facts.system import SYSTEM
-from provision.operation import Nothing, Site, Write
+from provision.operation import NoChange, Site, WriteFile
 from provision.operations import datasets
 from provision.provider import find_provider
 from shardlab.cluster.cluster import load_cluster
@@ -61,7 +61,7 @@ def describe_change(change):
     change, prefix = getattr(change, "change", change), getattr(change, "prefix", "")
     limit = f" [{change.timeout_s:g} s]" if hasattr(change, "timeout_s") else ""
     lines = [f"  {prefix}{change.description}{limit}", *(f"    {line}" for line in change.command.splitlines())]
-    if isinstance(change, Write) and not re.search(r"\.tar$|constraints", change.path):
+    if isinstance(change, WriteFile) and not re.search(r"\.tar$|constraints", change.path):
         lines += [f"    | {line}" for line in change.content.decode().splitlines()]
     return lines
 
@@ -71,8 +71,8 @@ def describe_plan(operation, site, target):
     try:
         planned = operation.plan(site, target)
     except (Unanswered, Unreachable) as error:
-        planned = Nothing(str(error).replace(str(effects.FACTS), effects.FACTS.name))
-    is_nothing = isinstance(planned, Nothing)
+        planned = NoChange(str(error).replace(str(effects.FACTS), effects.FACTS.name))
+    is_nothing = isinstance(planned, NoChange)
     lines = [f"  nothing: {planned.why}"] if is_nothing else [line for change in planned for line in describe_change(change)]
     return [f"{operation.name} on {target.node.name}:", *lines]
 
@@ -95,7 +95,7 @@ def test_fresh_machines_get_the_golden_changes(tmp_path):
             KEYS.name: Keys("alice", "/home/alice", None, (f"ssh-ed25519 {target.node.name}",)),
         }
         for python in (target.node.python, *(other.node.python for other in target.environments.values())):
-            target.facts.answers[room_fact(python.rpartition("/bin")[0]).name] = FreeSpace(40 << 30, 10**6, "/srv/shared")
+            target.facts.answers[make_free_space_query(python.rpartition("/bin")[0]).name] = FreeSpace(40 << 30, 10**6, "/srv/shared")
     operations = [one for one in order.select_operations(find_provider("ssh")) if one.name not in ("clock", "inventory")]
     lines = [
         line

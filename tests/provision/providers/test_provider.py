@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from provision import order
-from provision.operation import Nothing
+from provision.operation import NoChange
 from provision.plan import MACHINE_OPERATION
 from provision.provider import NOTHING_TO_DO, Provider, find_provider
 from provision.providers import virtual
@@ -40,7 +40,7 @@ def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_p
     names = [operation.name for operation in order.select_operations(LEAST)]
     assert names == [operation.name for operation in order.ALL_OPERATIONS if operation.name not in order.ONLY_NAMED]
     assert {"site-environment", "extra-disks"} <= order.ONLY_NAMED
-    assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
+    assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == NoChange("this machine already exists")
     assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
 
 

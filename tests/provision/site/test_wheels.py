@@ -93,7 +93,7 @@ def test_wheels_are_for_the_sites_python_and_not_newer_than_its_c_library(index,
     ("libc", "newest"), [(("glibc", "2.31"), 31), (("glibc", ""), 17), (("", ""), 17), (("musl", "1.2"), 17)]
 )
 def test_an_unknown_c_library_gets_the_oldest_wheels(libc, newest):
-    options = wheels.pip_options(msgspec.structs.replace(SITE, libc=libc))
+    options = wheels.list_pip_options(msgspec.structs.replace(SITE, libc=libc))
     assert f"--platform=manylinux_2_{newest}_{SITE.machine}" in options
     assert f"--platform=manylinux_2_{newest + 1}_{SITE.machine}" not in options
     assert f"--platform=manylinux2014_{SITE.machine}" in options
@@ -195,7 +195,7 @@ def listing(**others: str | None) -> str:
 )
 def test_packages_that_we_did_not_install_are_compared_with_the_tested_ones(others, missing, other):
     tested = dict(line.split("==") for line in listing().splitlines())
-    torch = next(word.removeprefix("torch") for word in software.required_packages() if re.match("torch[^a-z]", word))
+    torch = next(word.removeprefix("torch") for word in software.list_required_packages() if re.match("torch[^a-z]", word))
     others = {name: version and version.replace("TESTED", tested[name]) for name, version in others.items()}
     found = software.compare_packages(listing(**others))
     filled = [text.replace("TESTED", tested[text.split()[0]]).replace("RANGE", torch) for text in other]

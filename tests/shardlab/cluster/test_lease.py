@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support_cloudlab import lan, manifest, node
 
-from provision.operation import Nothing, Site
+from provision.operation import NoChange, Site
 from provision.operations import inventory as operation
 from shardlab.cluster import cluster, lease
 from shardlab.cluster.lease import Lease
@@ -152,6 +152,6 @@ def test_an_extension_is_written_although_a_node_is_away(experiment):
     assert after.pop("lease")["expires"] == "2031-05-03T18:00:00Z"
     before.pop("lease")
     assert after == before
-    assert isinstance(operation.plan(away, away.targets[0]), Nothing)
+    assert isinstance(operation.plan(away, away.targets[0]), NoChange)
     assert inventory.read_leased_inventory(Workspace(experiment), "bench").lease.source == "portal"
     assert inventory.read_leased_inventory(Workspace(experiment), "other") is None

@@ -13,7 +13,7 @@ from jobs.planning import plan
 from jobs.rendering import render
 from provision import cli as provision_cli
 from provision.command import progress
-from provision.nodes.login_node import login_address, make_login_node
+from provision.nodes.login_node import make_login_address, make_login_node
 from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
 from shardlab.remote import remote, shared_connection
@@ -208,7 +208,7 @@ def login(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     monkeypatch.setattr(remote, "GRACE_S", 0.5)
-    return make_login_node(login_address("login1"))
+    return make_login_node(make_login_address("login1"))
 
 
 @pytest.mark.parametrize(
