@@ -134,7 +134,7 @@ def measured(workspace: Path, run_id: str, rounds: int, how: str) -> Measured:
 
 def cache_folder() -> Path:
     """The folder of the cache of samples."""
-    return own_folder.cache_path("telemetry")
+    return own_folder.make_cache_path("telemetry")
 
 
 def _lines(path: Path, records: list[Record]) -> None:

@@ -252,7 +252,7 @@ class ExportVerb(ReadingVerb):
 
     def add_options(self, parser: Parser) -> None:
         _add_matrix(parser)
-        formats = [name.replace("_", "-") for name in registry.plugin_names("collect.exports")]
+        formats = [name.replace("_", "-") for name in registry.list_plugin_names("collect.exports")]
         format_option = parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(formats))
         completion.offer_completions(format_option, lambda _: formats)
         parser.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")

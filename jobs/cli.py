@@ -77,7 +77,7 @@ def _ask_whether_allowed(invocation: Invocation, verb: JobsVerb) -> None:
         code_paths = (code_path for run in retried_runs for code_path in list_code_files(run))
         workspace_trust.store_consent(workspace, invocation.out.print_remark, dict.fromkeys([*waiting_paths, *code_paths]))
     if verb.changes_runs:
-        remote_workspace.read_for_changes(workspace)  # its refusal says more, if this workspace is a copy
+        remote_workspace.read_workspace_to_change(workspace)  # its refusal says more, if this workspace is a copy
     if verb.permission:
         only_writes = verb.name == "render" or getattr(arguments, "dry_run", False)
         workspace_trust.must_be_allowed(workspace, verb.permission, waiting_paths, only_writes=only_writes)

@@ -52,7 +52,7 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     arguments, workspace = invocation.arguments, invocation.workspace
     verb: JobsVerb = arguments.verb
     if verb.changes_runs:
-        return remote_workspace.read_for_changes(workspace)
+        return remote_workspace.read_workspace_to_change(workspace)
     if verb.reads_runs:
         return remote_workspace.read_remote_workspace(workspace)
     if verb.name == "plan":
@@ -163,7 +163,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     if verb.makes_runs or verb.name == "plan":
         cluster_file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         cluster_content = (
-            files.read(cluster_file, follow=True)
+            files.read(cluster_file, follow_links=True)
             if target_cluster.provider != "cloudlab"
             else cluster.encode_resolved_file(target_cluster)
         )
@@ -173,7 +173,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         contents_by_path = {"cluster.yaml": cluster_content}
         for template_path in workspace.template_files():
             contents_by_path[str(template_path.relative_to(workspace.path))] = files.read(template_path)
-        contents_by_path |= plugin_source.read_all_files(workspace.path)
+        contents_by_path |= plugin_source.read_carried_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back. It also
         # reads there which environments exist.
@@ -181,11 +181,11 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         if target_cluster.slurm is None or is_leased or target_cluster.environments:
             contents_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
-        if verb.name != "trace" and cluster_file not in matrix.shipped_matrices().values():
+        if verb.name != "trace" and cluster_file not in matrix.find_shipped_matrices().values():
             own_matrix = cluster_file
             loaded_matrix = matrix.load_matrix(cluster_file, arguments.settings)
             contents_by_path |= read_matrix_files(cluster_file, loaded_matrix)
-            if loaded_matrix.commands:
+            if loaded_matrix.command_by_name:
                 from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
 
                 command_folders = command_folder.read_folders(loaded_matrix, workspace)
@@ -202,7 +202,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
                 remote_workspace.record_matrix_path(workspace, own_matrix)
     elif verb.reads_lease and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
         remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
-    return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
+    return remote.run_interactively("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
 
 
 def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, bytes]:
@@ -211,8 +211,8 @@ def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, byt
     loaded_matrix: the content of the matrix file, with --set. Raises InputError, which names the files on this machine, not
     their copies.
     """
-    model_paths = [model.path for model in loaded_matrix.models.values() if model.path is not None]
-    return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow=True)} | {
+    model_paths = [model.path for model in loaded_matrix.model_by_name.values() if model.path is not None]
+    return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow_links=True)} | {
         f"matrices/{model_path}": files.read(matrix_file.parent / model_path) for model_path in model_paths
     }
 
@@ -224,10 +224,10 @@ def list_sent_folders(loaded_matrix: Matrix, command_folders: Mapping[str, Comma
         command.SentFolder(
             workload.folder, workload.exclude, workload.include, workload.name, name, command_folders[name].digest
         )
-        for name, workload in loaded_matrix.commands.items()
+        for name, workload in loaded_matrix.command_by_name.items()
     ]
     matrix_copy = Path("matrices") / Path(loaded_matrix.path).name
-    return {str(command.sent_folders_path(matrix_copy)): files.encode_json(sent_folders)}
+    return {str(command.find_sent_folders_path(matrix_copy)): files.encode_json(sent_folders)}
 
 
 def decide_after_lease(invocation: Invocation, error: ShardlabError) -> str | None:

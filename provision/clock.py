@@ -14,7 +14,7 @@ MOST_OFFSET_S = 1.0
 MOST_TRIES = 5
 
 
-class ClockOffset(msgspec.Struct, frozen=True):
+class NodeClockOffset(msgspec.Struct, frozen=True):
     """The difference between a node's clock and this machine's clock."""
 
     ahead_s: float
@@ -36,7 +36,7 @@ class ClockOffset(msgspec.Struct, frozen=True):
         return f"{self.ahead_s:+.3f} s from this machine's clock, with an uncertainty of {self.uncertainty_s:.3f} s"
 
 
-def measure_clock_offset(node: Node) -> ClockOffset:
+def measure_clock_offset(node: Node) -> NodeClockOffset:
     """Compare the node's time with this machine's time in the middle of a round trip.
 
     Measures up to MOST_TRIES times and uses the shortest round trip. Raises Unanswered.
@@ -50,10 +50,10 @@ def measure_clock_offset(node: Node) -> ClockOffset:
     return most_exact_offset
 
 
-def _measure_offset_once(node: Node) -> ClockOffset:
+def _measure_offset_once(node: Node) -> NodeClockOffset:
     before_s = time.time()
     date_output = node.run(["date", "+%s.%N"], timeout_s=10)
     after_s = time.time()
     if date_output.code != 0:
         raise Unanswered(f"{node.name}: the command date failed: {find_error_line(date_output)}")
-    return ClockOffset(float(date_output.stdout) - (before_s + after_s) / 2, (after_s - before_s) / 2)
+    return NodeClockOffset(float(date_output.stdout) - (before_s + after_s) / 2, (after_s - before_s) / 2)

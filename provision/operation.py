@@ -61,7 +61,7 @@ class Site(msgspec.Struct, frozen=True):
     def select_environment(self, name: str) -> Site:
         """This site with the keys and the interpreters of a further environment of the cluster file."""
         targets = [target.environments[name] for target in self.targets]
-        return msgspec.structs.replace(self, cluster=self.cluster.select_environment(name), targets=targets, environment=name)
+        return msgspec.structs.replace(self, cluster=self.cluster.select_environment(name), targets=targets, environment_name=name)
 
     def list_environments(self, target: Target) -> list[tuple[Site, Target]]:
         """The site and the node `target` in each environment of the cluster file; the default environment comes first. Further

@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from shardlab import PACKAGES
 from shardlab.errors import ShardlabError
-from shardlab.files.source_digest import ROOT, source_files
+from shardlab.files.source_digest import ROOT, list_source_files
 
 INSTALLED_EXTRAS = ("trainers",)
 PYTHON_RANGE = ">=3.11"
@@ -68,7 +68,7 @@ def make_source_archive() -> bytes:
     """The source of shardlab's packages as a tar file. The same source always gives the same bytes."""
     archive_buffer = io.BytesIO()
     with tarfile.open(fileobj=archive_buffer, mode="w") as archive:
-        for path in source_files(PACKAGES):
+        for path in list_source_files(PACKAGES):
             tar_entry = tarfile.TarInfo(path.relative_to(ROOT).as_posix())
             tar_entry.size, tar_entry.mode = path.stat().st_size, 0o644
             with path.open("rb") as source_file:

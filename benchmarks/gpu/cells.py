@@ -121,7 +121,7 @@ def _resumed(done: RunDir, how: How) -> Record:
     again = RunDir(done.path.with_name(run.run_id))
     again.path.mkdir()
     files.write_json(again.run_json, run)
-    shutil.rmtree(checkpoint.complete_checkpoints(done.path)[0])
+    shutil.rmtree(checkpoint.list_complete_checkpoints(done.path)[0])
     record = _record(again, how)
     if record["verdict"] != "holds":
         return record

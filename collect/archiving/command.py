@@ -155,7 +155,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
         shutil.rmtree(new_folder / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
     code_files = [
-        source for name in plugin_source.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
+        source for name in plugin_source.CODE_FOLDERS for source in plugin_source.list_python_files(opened_workspace.path / name)
     ]
     if trusted and code_files:
         workspace_trust.store_consent(opened_workspace, output.print_remark)
@@ -284,7 +284,7 @@ def build_index(
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and archive.may_contain(name):
-            archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.file_sha256(path))
+            archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.compute_file_sha256(path))
     workspace_paths = (name.removeprefix(archive.WORKSPACE_PREFIX) for name in archived_files)
     return ArchiveIndex(
         schema=archive.SCHEMA,

@@ -119,7 +119,7 @@ def _choose_matrix_files(workspace: Workspace, loaded: LoadedMatrix, left_out: l
     except ShardlabError as error:
         left_out.append(LeftOutFile(f"{MATRIX_FOLDER}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
         return []
-    names = [path.name, *(model.path for model in loaded_matrix.models.values() if model.path is not None)]
+    names = [path.name, *(model.path for model in loaded_matrix.model_by_name.values() if model.path is not None)]
     return _build_sources(MATRIX_FOLDER, path.parent, dict.fromkeys(names))
 
 
@@ -129,7 +129,7 @@ def choose_commands(
     """Choose the folders of commands whose files go into an archive, as they were submitted last. Returns (these folders, those
     that are left out with the reasons)."""
     try:
-        workload_of_command = matrix_file.load_matrix(workspace.path / loaded.expansion.path).commands
+        workload_of_command = matrix_file.load_matrix(workspace.path / loaded.expansion.path).command_by_name
     except ShardlabError:  # `choose_files` says so
         workload_of_command = {}
     digest_of_command = {
@@ -139,7 +139,7 @@ def choose_commands(
     left_out: list[LeftOutFile] = []
     for name, workload in workload_of_command.items():
         digest = digest_of_command.get(name)
-        copy = command_copies.find_copy(workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
+        copy = command_copies.find_copy_path(workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
         if anonymous:
             left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
         elif digest is None or not command_copies.is_intact(copy, digest):
@@ -161,7 +161,7 @@ def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     """The Python files of the workspace's own workloads, strategies and metrics, and the helper files that they import."""
     sources = []
     for folder in plugin_source.CODE_FOLDERS:
-        paths = plugin_source.python_files(workspace.path / folder)
+        paths = plugin_source.list_python_files(workspace.path / folder)
         sources += _build_sources(folder, workspace.path / folder, [path.name for path in paths])
     return sources
 

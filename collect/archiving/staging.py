@@ -20,7 +20,7 @@ from shardlab.cluster import cluster
 from shardlab.cluster.cluster import Cluster
 from shardlab.files import files
 from shardlab.hardware.host import Host
-from shardlab.matrix.command import sent_folders_path
+from shardlab.matrix.command import find_sent_folders_path
 from shardlab.plugins import command_copies
 from shardlab.runs.run import Run
 from shardlab.transfer import manifest
@@ -82,7 +82,7 @@ def pack_commands(folder: Path, loaded: LoadedMatrix, commands: Sequence[Archive
         packed_files = command_copies.pack_files(copy, command_copies.list_copy(copy))
         files.write_new(folder / archive.COMMANDS_FOLDER / f"{digest}.tar.gz", packed_files)
     matrix_path = folder / contents.MATRIX_FOLDER / Path(loaded.expansion.path).name
-    files.write_new(sent_folders_path(matrix_path), files.encode_json([command.sent_folder for command in commands]))
+    files.write_new(find_sent_folders_path(matrix_path), files.encode_json([command.sent_folder for command in commands]))
 
 
 def write_descriptions(

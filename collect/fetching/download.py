@@ -107,7 +107,7 @@ def download_runs(
                     _receive_run(workspace, cluster, arrival, remaining_runs[0], result_of_run[remaining_runs[0].offered.run])
                     remaining_runs.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_stopped_text(cluster, error.why, result_of_run, remaining_runs)) from None
+            raise ShardlabError(_stopped_text(cluster, error.reason, result_of_run, remaining_runs)) from None
         fetch_matrices.store_matrices(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging, ignore_errors=True)

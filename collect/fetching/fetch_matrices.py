@@ -80,7 +80,7 @@ def _set_local_path(workspace: Workspace, description: bytes) -> bytes:
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
     expansion = get_decoder(Expansion).decode(description)
-    local_path = remote_workspace.local_matrix_path(workspace, expansion.path)
+    local_path = remote_workspace.find_local_matrix_path(workspace, expansion.path)
     return (
         description if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))
     )

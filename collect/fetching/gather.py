@@ -194,7 +194,7 @@ def list_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: Transf
     """
     must_stop = progress.while_waiting(f"{remote.mark}: the node reads the files of its parts of {len(run_ids):,} run(s).")
     request_json = msgspec.json.encode(run_ids)
-    listed = remote.ask(
+    listed = remote.ask_command(
         "collect.fetching.part_manifest",
         [],
         list[ListedPart],

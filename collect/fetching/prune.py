@@ -85,7 +85,7 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
     the workspace of the cluster, e.g. on shared storage.
     """
-    cluster = remote_workspace.read_for_changes(workspace)
+    cluster = remote_workspace.read_workspace_to_change(workspace)
     if cluster is None:
         if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
             raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
@@ -207,7 +207,7 @@ def _remove_from_place(verified_place: VerifiedFiles, progress: TransferProgress
     request_json = msgspec.json.encode(RemovalRequest(runs, verified_place.is_part))
     stop_waiting = progress.while_waiting(f"{verified_place.where}: files are removed.")
     try:
-        removed_runs = verified_place.remote.ask(
+        removed_runs = verified_place.remote.ask_command(
             "collect.fetching.removal",
             [],
             list[RemovedFiles],
@@ -225,7 +225,7 @@ def _free_parts(verified_place: VerifiedFiles, progress: TransferProgress) -> li
     run_options = [word for run_id in verified_place.with_parts for word in ("--run", run_id)]
     stop_waiting = progress.while_waiting(f"{verified_place.where}: the cluster verifies the parts of its nodes.")
     try:
-        fetched_runs = verified_place.remote.ask(
+        fetched_runs = verified_place.remote.ask_command(
             "collect",
             ["fetch", "--prune", "--yes", *run_options],
             list[RemotelyFetched],

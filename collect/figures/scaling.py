@@ -15,7 +15,7 @@ from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.strategy_style import Look, variant_looks
-from shardlab.matrix.cell import Cell, Role, keys_with_role
+from shardlab.matrix.cell import Cell, Role, find_keys_with_role
 from shardlab.terminal import notation
 
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
@@ -273,7 +273,7 @@ def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
 def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
-    dropped_keys = keys_with_role(Role.BOOKKEEPING).union(keys)
+    dropped_keys = find_keys_with_role(Role.BOOKKEEPING).union(keys)
     remaining = {key: value for key, value in cell.items() if key not in dropped_keys}
     if "options" in remaining:
         remaining["options"] = {

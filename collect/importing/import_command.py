@@ -214,7 +214,7 @@ def _write_run(
 def _write_records(path: Path, records: Sequence[StepRecord | Sample]) -> None:
     with LineWriter(path) as writer:
         for record in records:
-            writer.write(record)
+            writer.write_record(record)
 
 
 def _make_run(run_id: str, matrix: str, cell: AnyCell, repeat: int, imported_files: list[ImportedFile]) -> Run:

@@ -35,9 +35,9 @@ from shardlab.runs.record import (
     Sample,
     StepRecord,
     ValidationRecord,
-    decode_lines,
+    decode_records,
     find_damaged_line,
-    read_lines,
+    read_records,
 )
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import VALIDATION_FILE, RunDir, judge_records, was_rehearsal
@@ -68,10 +68,10 @@ class Damage(msgspec.Struct):
 
     def note_damaged_lines(self, file_name: str, record_lines: RecordLines[R]) -> list[R]:
         """Note the damaged lines of a file or of a part of it, and return the records that could be read."""
-        if record_lines.truncated:
+        if record_lines.is_truncated:
             self.truncated.append(file_name)
-        if record_lines.corrupt:
-            self.corrupt[file_name] = self.corrupt.get(file_name, 0) + record_lines.corrupt
+        if record_lines.corrupt_count:
+            self.corrupt[file_name] = self.corrupt.get(file_name, 0) + record_lines.corrupt_count
         return record_lines.records
 
     @property
@@ -225,10 +225,10 @@ class RunRecords(msgspec.Struct):
                 )
                 if cached_samples is not None:
                     last_s, begin_byte = cached_samples.header.last_wall_s, cached_samples.header.end
-                    self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
+                    self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt_count=cached_samples.header.corrupt))
                     self._add_cached_samples(cached_samples)
                 for block in sample_lines.read_blocks(begin_byte):
-                    samples = self.damage.note_damaged_lines(file_name, decode_lines(block, Sample))
+                    samples = self.damage.note_damaged_lines(file_name, decode_records(block, Sample))
                     last_s = samples[-1].wall_s if samples else last_s
                     self._add_samples(host, samples)
         except WorkspaceError as error:
@@ -245,7 +245,7 @@ class RunRecords(msgspec.Struct):
     def _read_records(self, file_name: str, record_type: type[R]) -> list[R]:
         """The records that can be read from a file. Damaged lines, and a file that is not regular, are noted in `damage`."""
         try:
-            return self.damage.note_damaged_lines(file_name, read_lines(f"{self.folder.path}/{file_name}", record_type))
+            return self.damage.note_damaged_lines(file_name, read_records(f"{self.folder.path}/{file_name}", record_type))
         except WorkspaceError as error:
             self._note_unread(file_name, error)
             return []

@@ -25,7 +25,7 @@ from shardlab.errors import WorkspaceError
 from shardlab.files import files, own_folder, source_digest
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import Count, Integer, Sha256, WallTime
-from shardlab.runs.record import Sample, decode_lines
+from shardlab.runs.record import Sample, decode_records
 
 if TYPE_CHECKING:  # frames need the extra `report`, which `collect fetch` works without
     from collect.sources.samples import Samples
@@ -195,9 +195,9 @@ def _extend_cached_samples(
         sample_parts.append(cached_samples.frames)
     end_byte, digest = begin_byte, lines.hash_beginning(begin_byte)
     for block in lines.read_blocks(begin_byte, lines_state.bytes):
-        decoded_lines = decode_lines(block, Sample)
+        decoded_lines = decode_records(block, Sample)
         digest.update(block)
-        end_byte, corrupt_line_count = end_byte + len(block), corrupt_line_count + decoded_lines.corrupt
+        end_byte, corrupt_line_count = end_byte + len(block), corrupt_line_count + decoded_lines.corrupt_count
         last_wall_s = decoded_lines.records[-1].wall_s if decoded_lines.records else last_wall_s
         sample_parts.append(samples.build_sample_part([{"": decoded_lines.records}]))
     if end_byte == begin_byte:  # the last line is very long and incomplete
@@ -239,7 +239,7 @@ def _find_cache_folder() -> Path:
     Raises OSError, WorkspaceError or RuntimeError if it cannot be made, or would be in a folder of another user, as in a
     command that was started with sudo.
     """
-    folder = own_folder.cache_path("telemetry")
+    folder = own_folder.make_cache_path("telemetry")
     if next(path for path in folder.parents if path.exists()).stat().st_uid != os.geteuid():
         raise PermissionError(f"{folder}: is in a folder of another user")
     files.make_folder(folder.parent)

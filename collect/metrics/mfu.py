@@ -7,7 +7,7 @@ import msgspec
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metrics.throughput import throughput
-from shardlab.hardware.gpu_models import peak_flops
+from shardlab.hardware.gpu_models import find_peak_flops
 
 
 def mfu(run: LoadedRun) -> Quantity | None:
@@ -20,7 +20,7 @@ def mfu(run: LoadedRun) -> Quantity | None:
     gpu_names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
     if flops is None or precision is None or len(gpu_names) != 1:
         return None
-    throughput_per_s, peak_flops_per_s = throughput(run), peak_flops(gpu_names.pop(), precision)
+    throughput_per_s, peak_flops_per_s = throughput(run), find_peak_flops(gpu_names.pop(), precision)
     if throughput_per_s is None or peak_flops_per_s is None:
         return None
     return Quantity(100 * throughput_per_s.value * flops / (peak_flops_per_s * run.cell.gpus), "%")

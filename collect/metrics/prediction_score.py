@@ -10,7 +10,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
 from collect.metrics.energy import energy
-from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
+from shardlab.runs.prediction import PredictedRange, Prediction, make_exact_range
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
 # unit of a category, whose numbers are for one step
@@ -89,7 +89,7 @@ def _traffic_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRang
     counted_bytes = read_result_value(run, "communication_bytes.counted")
     if counted_bytes is None or prediction.sent_bytes is None or (run.run.cell.pp or 1) > 1:
         return None
-    return exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
+    return make_exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
 
 
 def _energy_pair(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:

@@ -13,7 +13,7 @@ from collect.loading.records import NO_FOLDER_STATE, Telemetry
 from collect.reading import read_many
 from shardlab.errors import InputError
 from shardlab.files import gc_pause
-from shardlab.matrix.batch_search import try_cell
+from shardlab.matrix.batch_search import make_try_cell
 from shardlab.matrix.cell import IMPORTED_PREFIX, AnyCell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs import lease_cutoff, search_path
@@ -129,7 +129,7 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
         for path in paths:
             for batch_try in path.tries:
                 runs.setdefault(batch_try.size, []).append(batch_try.run)
-        tried_cells = [(try_cell(training_cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
+        tried_cells = [(make_try_cell(training_cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
         cells += [ExpandedCell(cell.name(), cell, run_ids, expanded_cell.search) for cell, run_ids in tried_cells] or [
             expanded_cell
         ]

@@ -81,14 +81,14 @@ def compute_own_metrics(workspace: Workspace, matrix: str | None, *, original_wo
     matrix: the name of the matrix; None: no values are computed. original_workspace: the workspace of which `workspace` is a
     copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
-    folder = workspace.path / METRIC_PLUGINS.folder
-    plugin_paths = plugin_source.plugin_files(folder)
+    folder = workspace.path / METRIC_PLUGINS.folder_name
+    plugin_paths = plugin_source.list_plugin_files(folder)
     if not plugin_paths:
         return OwnMetrics()
     arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
     try:
         workspace_trust.must_be_allowed(original_workspace or workspace, f"execute {plugin_paths[0]}")
-        return plugin_process.ask_process(arguments, folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
+        return plugin_process.ask_process(arguments, folder, METRIC_PLUGINS.answer_type, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
 
@@ -107,7 +107,7 @@ def main(workspace: str, matrix: str, *file_arguments: str) -> None:
         try:
             source = plugin_source.read_plugin(path)
             for own_metric in _check_metrics(path, getattr(own_code.execute_plugin(source), "METRICS", None)):
-                METRIC_PLUGINS.must_be_new(
+                METRIC_PLUGINS.refuse_used_name(
                     path, own_metric.name, list_shipped_names(), {name: file for name, (file, _) in defined_metrics.items()}
                 )
                 defined_metrics[own_metric.name] = (str(path), own_metric)

@@ -61,7 +61,7 @@ def run_sampler(out: Path, hz: float, parent_pid: int | None, sources: Sequence[
                     sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
-                lines.write(sample)
+                lines.write_record(sample)
                 tally.samples += 1
                 if is_last or (parent_pid is not None and _has_ended(parent_pid, start_time)):
                     break

@@ -17,7 +17,7 @@ from collect.traces.input_shapes import Tensor, count_bytes, has_lists, read_ten
 from collect.traces.kernel_categories import Category
 from collect.traces.matrix_products import find_factors, parse_product_sizes
 from collect.traces.trace import InputTexts
-from shardlab.hardware.gpu_models import find_gpu_model, model_peak_flops
+from shardlab.hardware.gpu_models import find_gpu_model, find_model_peak_flops
 
 _PRECISIONS = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32"}
 _TF32_KERNEL = re.compile(r"tf32|s1688|s16816|tensorop", re.IGNORECASE)
@@ -98,7 +98,7 @@ def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu_name: str, 
         return None
     times_ns = [] if moved_bytes is None else [moved_bytes / gpu.memory_gb_per_s]
     if flops is not None:
-        peak = model_peak_flops(gpu, precision) if precision else None
+        peak = find_model_peak_flops(gpu, precision) if precision else None
         if peak is None:
             return None
         times_ns.append(flops / peak * 1e9)

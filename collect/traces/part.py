@@ -66,7 +66,7 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
                 units=trace_bytes,
                 step_ms=1000 * (end_time - start_s),
             )
-            steps.write(step_record)
+            steps.write_record(step_record)
     run_result = Result(
         schema=SCHEMA,
         run_id=run.run_id,

@@ -144,7 +144,7 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
         illustrative=illustrative,
     )
     try:
-        test_tree = Expression(claim.test).tree
+        test_tree = Expression(claim.test).syntax_tree
         values, numbers = _look_up_numbers(measurements, verdict, test_tree)
     except ExpressionError as error:
         verdict.why = str(error)
@@ -293,7 +293,7 @@ def repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Collection
     The command selects these cells with --where, because --repeats applies to every selected cell, and without --where all
     cells of the matrix are selected.
     """
-    shipped_matrices = matrix.shipped_matrices()
+    shipped_matrices = matrix.find_shipped_matrices()
     matrix_name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
     matrix_option = (
         matrix_name
@@ -313,7 +313,7 @@ def _cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> str:
     has, because it is an error if an expression contains an option that a cell does not have.
     """
     names_by_cell = {
-        entry.id: cell_names.values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
+        entry.id: cell_names.map_values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
         for entry in expansion.cells
     }
     other_names = [names for cell, names in names_by_cell.items() if cell not in cell_ids]

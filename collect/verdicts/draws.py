@@ -141,7 +141,7 @@ class DrawsEvaluator(Evaluator):
 
     def test(self, node: ast.expr) -> Any:
         """The value of a test. Raises ExpressionError if the expression is not a test."""
-        test_value = self.value(node)
+        test_value = self.evaluate_node(node)
         if not _is_test(test_value):
             raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
         return test_value

@@ -156,8 +156,8 @@ def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str], c
     step, steps = run.step, run.steps
     progress = run.series.progress if run.series is not None and verdict.state == "running" else None
     cell = run.run.cell if run.run is not None else None
-    rate = progress.rate_per_s(cell) if progress is not None and cell is not None else None
-    left_s = progress.left_s(cell) if progress is not None and cell is not None else None
+    rate = progress.compute_rate_per_s(cell) if progress is not None and cell is not None else None
+    left_s = progress.estimate_left_s(cell) if progress is not None and cell is not None else None
     if run.result is not None:
         rate = run.result.throughput_per_s
     is_rehearsal = run.run is not None and was_rehearsal(run.run, run.result, run.events)

@@ -62,8 +62,8 @@ class QueuedRun:
         """The number of the last timed step of which the records are known; None if no such step is known."""
         if self.result is not None:
             return self.result.steps
-        if self.series is not None and self.series.progress.step is not None:
-            return self.series.progress.step
+        if self.series is not None and self.series.progress.last_step is not None:
+            return self.series.progress.last_step
         exited_steps = next((event.data.get("steps") for event in reversed(self.events) if event.event == "exited"), None)
         return exited_steps if isinstance(exited_steps, int) else None
 

@@ -12,7 +12,7 @@ from jobs.node import node_processes
 from jobs.node.rendezvous import read_node_number
 from shardlab.errors import ShardlabError
 from shardlab.hardware import nvml
-from shardlab.hardware.nvml import Process
+from shardlab.hardware.nvml import GpuProcess
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 
@@ -59,7 +59,7 @@ def _count_gpus(run: Run, node: int) -> int:
     return min(max(run.cell.gpus - node * ranks_per_node, 0), ranks_per_node)
 
 
-def _find_other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
+def _find_other_processes(run_dir: RunDir) -> dict[str, list[GpuProcess]]:
     """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
     processes_by_gpu = nvml.read_gpu_processes() or {}
     return {
@@ -73,8 +73,8 @@ def _find_other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
 
 
 def find_processes_in_use(
-    processes_by_gpu: Mapping[str, list[Process]], visible_devices: str | None, gpu_count: int
-) -> dict[str, list[Process]]:
+    processes_by_gpu: Mapping[str, list[GpuProcess]], visible_devices: str | None, gpu_count: int
+) -> dict[str, list[GpuProcess]]:
     """The processes on each GPU that the ranks of a node will use, by UUID. GPUs without processes are left out.
 
     processes_by_gpu: the processes on all GPUs of the node, in PCI order. visible_devices: the value of CUDA_VISIBLE_DEVICES
@@ -94,8 +94,8 @@ def _find_uuid(gpu_name: str, gpu_uuids: list[str]) -> str:
     return next((uuid for uuid in gpu_uuids if gpu_name and uuid.startswith(gpu_name)), "")
 
 
-def _describe_usage(processes_by_gpu: Mapping[str, list[Process]]) -> str:
-    def format_process(other_process: Process) -> str:
+def _describe_usage(processes_by_gpu: Mapping[str, list[GpuProcess]]) -> str:
+    def format_process(other_process: GpuProcess) -> str:
         return f"{other_process.pid} ({other_process.name})" if other_process.name else str(other_process.pid)
 
     return "; ".join(

@@ -9,7 +9,7 @@ from jobs.planner.memory import read_memory_terms
 from shardlab.errors import UnknownName
 from shardlab.hardware import gpu_models
 from shardlab.hardware.gpu_models import GpuModel
-from shardlab.runs.prediction import PredictedRange, exact_range
+from shardlab.runs.prediction import PredictedRange, make_exact_range
 
 GIB = 1 << 30
 MAKER_WORDS = {"nvidia", "tesla", "geforce", "amd", "instinct"}  # words of a GPU's name that a short name leaves out
@@ -32,7 +32,7 @@ def _list_fitting_models(name: str, memory_gib: float | None) -> list[GpuModel]:
     name_words = set(_split_words(name)) - MAKER_WORDS
     fitting_models = [
         listed_model
-        for listed_model in gpu_models.all_models()
+        for listed_model in gpu_models.load_gpu_models()
         if name_words and name_words <= set(_split_words(listed_model.name))
     ]
     if memory_gib is None or not fitting_models:
@@ -71,7 +71,7 @@ def must_find_model(name: str) -> GpuModel:
 
 def list_model_names() -> list[str]:
     """A short name of every GPU model that gpu_models.yaml lists."""
-    return sorted({_shorten_name(listed_model) for listed_model in gpu_models.all_models()})
+    return sorted({_shorten_name(listed_model) for listed_model in gpu_models.load_gpu_models()})
 
 
 def _shorten_name(gpu: GpuModel) -> str:
@@ -81,7 +81,7 @@ def _shorten_name(gpu: GpuModel) -> str:
 def find_gpu_memory(gpu: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
     """The memory of a GPU in bytes; None if it is not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
-        return exact_range(memory_gib * GIB)
+        return make_exact_range(memory_gib * GIB)
     return None if gpu is None else read_memory_terms()["usable"].range(gpu.memory_gb * GIB)
 
 

@@ -12,7 +12,7 @@ from shardlab.cluster.all_reduce import MeasuredAllReduce
 from shardlab.cluster.cluster import Cluster
 from shardlab.hardware import host
 from shardlab.hardware.gpu_models import GpuModel
-from shardlab.runs.prediction import PredictedRange, exact_range
+from shardlab.runs.prediction import PredictedRange, make_exact_range
 
 
 class PlannedMachine(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ def _plan_this_machine(cluster: Cluster, all_reduces: Sequence[MeasuredAllReduce
         return NO_GPU_MACHINE
     model = gpu.find_gpu_model(observed_gpus[0].name)
     memory_range = (
-        exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.find_gpu_memory(model, None)
+        make_exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.find_gpu_memory(model, None)
     )
     return _make_machine(cluster, observed_gpus[0].name, model, memory_range, all_reduces)
 

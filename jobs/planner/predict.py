@@ -20,7 +20,7 @@ from shardlab.runs.prediction import (
     PredictedRange,
     Prediction,
     PredictionSource,
-    exact_range,
+    make_exact_range,
     sum_ranges,
 )
 from shardlab.runs.rehearsed import NotRehearsed, RehearsalAnswer, Rehearsed, RehearsedCollective, RehearsedRank
@@ -266,7 +266,7 @@ def find_gpu_capacity(cell: Cell, machine: PlannedMachine) -> PredictedRange | N
     predicted."""
     if not machine.on_gpu:
         return None
-    memory_limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
+    memory_limit = None if cell.memory_limit_gib is None else make_exact_range(cell.memory_limit_gib * GIB)
     if memory_limit is None or machine.capacity is None:
         return memory_limit or machine.capacity
     limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.capacity), strict=True)

@@ -49,15 +49,15 @@ def plan_searches(
     searches = {}
     for cell in cells:
         planned_search = _plan_search(matrix, cell, predictions[cell.name()], plugins)
-        earlier_search = earlier_searches.get(batch_search.search_family_hash(cell))
+        earlier_search = earlier_searches.get(batch_search.compute_search_hash(cell))
         if (
             earlier_search is not None
             and earlier_search.goal == planned_search.goal
             and planned_search.smallest <= earlier_search.start <= planned_search.largest
         ):
             planned_search = msgspec.structs.replace(planned_search, start=earlier_search.start)
-        searches[batch_search.search_family_hash(cell)] = planned_search
-    first_tries = [batch_search.try_cell(cell, searches[batch_search.search_family_hash(cell)].start) for cell in cells]
+        searches[batch_search.compute_search_hash(cell)] = planned_search
+    first_tries = [batch_search.make_try_cell(cell, searches[batch_search.compute_search_hash(cell)].start) for cell in cells]
     return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
 
 
@@ -71,7 +71,7 @@ def describe_searches(
     """
     search_sentences = []
     for cell in select_trainings(cells):
-        if (search := searches.get(batch_search.search_family_hash(cell))) is None:
+        if (search := searches.get(batch_search.compute_search_hash(cell))) is None:
             continue
         likely_micro_batch = predictions[cell.name()].largest_micro_batch if cell.name() in predictions else None
         start_reason = (
@@ -92,7 +92,7 @@ def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, Batc
         return {}
     cells = workspace.read_expansion(runs_as).cells
     return {
-        batch_search.search_family_hash(expanded_cell.cell.require_training()): expanded_cell.search
+        batch_search.compute_search_hash(expanded_cell.cell.require_training()): expanded_cell.search
         for expanded_cell in cells
         if expanded_cell.search is not None
     }
@@ -103,7 +103,7 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
     search_request = matrix.file.search
     assert search_request is not None
     pass_count = cell.gradient_accumulation_steps
-    smallest_micro_batch = batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.try_cell(cell, pass_count), plugins) else 1
+    smallest_micro_batch = batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.make_try_cell(cell, pass_count), plugins) else 1
     likely_micro_batch = cell_prediction.largest_micro_batch
     if cell.rehearses is not None:
         largest_micro_batch = LARGEST_TINY_BATCH

@@ -36,7 +36,7 @@ _OTHER_NAMES = {"deepspeed": "zero"}  # a name in sentences -> the beginning of 
 def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
     """The hints on a matrix file, one sentence each. cells: all cells of the matrix, or their tiny twins."""
     cells = [cell.rehearses or cell for cell in cells]
-    values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
+    values = [cell_names.map_values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
 
     def select(selector: Mapping[str, Any]) -> list[AnyCell]:
         names = {name: value for name, value in selector.items() if name not in cell_names.METRIC_ARGUMENTS}
@@ -48,7 +48,7 @@ def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
         compared = [cell for _, selected in calls for cell in selected]
         for name in _find_missing_names(claim.says, cells, compared):
             hints.append(f"claim {claim.id}: its sentence names {name}, and its test compares no cell of it.")
-        if (two_bounds := _TWO_BOUNDS.search(claim.says)) and not _has_two_bounds(Expression(claim.test).tree):
+        if (two_bounds := _TWO_BOUNDS.search(claim.says)) and not _has_two_bounds(Expression(claim.test).syntax_tree):
             words = f"its sentence has two bounds ({two_bounds[0]}), and its test bounds no number from below and from above"
             hints.append(f"claim {claim.id}: {words}.")
         hints += _find_missing_instruments(f"claim {claim.id}", calls)

@@ -72,7 +72,7 @@ def find_missing_data(cells: Sequence[AnyCell], context: RenderContext, workspac
         if remote is None or remote.cluster != cluster.name:
             remote = remote_workspace.find_remote_workspace(workspace, cluster)
         workspace_trust.must_be_allowed(workspace, f"log in to {remote.host}")
-        return remote.ask("jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(question))
+        return remote.ask_command("jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(question))
     except ShardlabError as error:
         why = str(error).rstrip(".")
         return MissingData(

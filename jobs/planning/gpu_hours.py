@@ -99,7 +99,7 @@ def count_most_retries(cell: AnyCell, retry: Retry, requeues: int, *, on_slurm: 
         impossible_states.add("timeout")
     retried_states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
     matrix_retries, total_retries = (
-        sum(retry.retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
+        sum(retry.find_retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
         for other_limit in (0, requeues)
     )
     return MostRetries(matrix_retries, total_retries - matrix_retries)

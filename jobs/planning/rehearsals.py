@@ -100,7 +100,7 @@ class Rehearsals:
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
                 plugin_source.write_plugin(
-                    Path(request_folder, WORKLOADS.folder), self._plugins.workloads.sources[workload.code]
+                    Path(request_folder, WORKLOADS.folder_name), self._plugins.workloads.sources[workload.code]
                 )
             end_reason = self._run_process(request_path, answer_path, error_path)
             made_answer = rehearsed.read_answer(answer_path)
@@ -120,7 +120,7 @@ class Rehearsals:
         prints."""
         command_words = ["trainers", "rehearse", str(request_path), "--cache", str(self.folder)]
         depth_options = ["--full-depth"] if self._full_depth else []
-        argv = [plugin_process.interpreter_path(), "-P", "-W", "ignore", "-m", *command_words, *depth_options]
+        argv = [plugin_process.find_interpreter(), "-P", "-W", "ignore", "-m", *command_words, *depth_options]
         exit_code = plugin_process.run_process(argv, request_path.parent, answer_path, ANSWER_S, error_path)
         return f"it did not end within {ANSWER_S:.0f} s." if exit_code is None else ""
 

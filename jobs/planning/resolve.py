@@ -87,7 +87,7 @@ def resolve_cells(
     command_codes = {name: folder.digest for name, folder in plugins.commands.items()}
     menus = Menus(plugins.strategy_menu(), plugins.workload_menu(), launchers(), command_codes, faults)
     problems: list[Problem] = []
-    if matrix.file.baseline not in (*menus.strategies, *matrix.labels):
+    if matrix.file.baseline not in (*menus.strategies, *matrix.strategy_labels):
         unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
         fault_sentence = plugins.strategies.faults.get(matrix.file.baseline, unknown_sentence)
         problems.append(matrix.document.problem(("baseline",), fault_sentence))
@@ -100,7 +100,7 @@ def resolve_cells(
         if cell.hash() in first_index_by_hash:
             fault_sentence = f"cells {first_index_by_hash[cell.hash()]} and {point_number} are the same run."
             fault_sentence += " Use `repeats` to run a cell more than once."
-            problems.append(matrix.problem(point, next(reversed(point.keys)), fault_sentence))
+            problems.append(matrix.problem(point, next(reversed(point.value_by_key)), fault_sentence))
         first_index_by_hash.setdefault(cell.hash(), point_number)
         cells.append(cell)
     if not problems:
@@ -153,9 +153,9 @@ def _resolve_cell(
     def add_problem(key: str, sentence: str) -> None:
         problems.append(matrix.problem(point, key, sentence))
 
-    workload_name = point.keys.get("workload")
-    if isinstance(workload_name, str) and workload_name in matrix.commands:
-        gpus_per_node = _find_gpus_per_node(point.keys.get("gpu_type"), cluster)
+    workload_name = point.value_by_key.get("workload")
+    if isinstance(workload_name, str) and workload_name in matrix.command_by_name:
+        gpus_per_node = _find_gpus_per_node(point.value_by_key.get("gpu_type"), cluster)
         return command_cells.resolve_command(
             matrix, point, menus.launchers, menus.command_codes[workload_name], gpus_per_node, add_problem
         )
@@ -197,7 +197,7 @@ def _find_gpus_per_node(gpu_type: str | None, cluster: Capacity | None) -> int |
 def _check_draft(point: Point, menus: Menus, add_problem: AddProblem) -> Draft | None:
     """Check the types of a point's values. If a key is missing or a name is unknown, adds a problem and returns None."""
     try:
-        draft = point.draft()
+        draft = point.make_draft()
     except msgspec.ValidationError as error:
         add_problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
         return None
@@ -290,7 +290,7 @@ def _fill_options(
                 f"options.{option_name}",
                 str(UnknownName(option_noun, option_name, options_by_name)) + _suggest_condition(option_name, menus),
             )
-        elif (refusal := options_by_name[option_name].refuse(option_value)) is not None:
+        elif (refusal := options_by_name[option_name].explain_refused_value(option_value)) is not None:
             add_problem(f"options.{option_name}", refusal)
     return {option_name: draft.options.get(option_name, option.default) for option_name, option in options_by_name.items()}
 

@@ -81,7 +81,7 @@ def _copy_source(new_folder: Path) -> None:
     The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
     """
     copied_files = []
-    for source_path in source_digest.source_files(source_digest.RUN_PACKAGES):
+    for source_path in source_digest.list_source_files(source_digest.RUN_PACKAGES):
         target_path = new_folder / source_path.relative_to(source_digest.ROOT)
         target_path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source_path, target_path)

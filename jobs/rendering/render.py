@@ -101,7 +101,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
 
     def search_of(self, cell: AnyCell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
-        return self.searches.get(batch_search.search_family_hash(cell.require_training())) if self.searches else None
+        return self.searches.get(batch_search.compute_search_hash(cell.require_training())) if self.searches else None
 
     def read_environment(self, name: str | None) -> PythonEnvironment:
         """The Python environment of a cell, as it is now. name: as in the cell. Raises InputError if it cannot be used."""
@@ -340,7 +340,7 @@ def write_run_folder(
         files.write_new(run_dir.run_json, files.encode_json(run))
         own_plugins.write_plugin_code(context.own_code, run, run_dir.path)
         if (cell_prediction := context.predicted.get(run.cell.name())) is not None:
-            files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
+            files.write_new(prediction.find_prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         script_text = render_script(run, final_folder.path, context.where, context.own_templates, context.preview)
         files.write_new(run_dir.path / scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)

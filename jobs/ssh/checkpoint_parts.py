@@ -65,7 +65,7 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
     """
     reasons: list[str] = []
     for old_run in (RunDir(run_dir.path.parent / run_id) for run_id in run.resume):
-        for checkpoint_path in checkpoint.complete_checkpoints(old_run.path):
+        for checkpoint_path in checkpoint.list_complete_checkpoints(old_run.path):
             manifest = checkpoint.read_manifest(checkpoint_path)
             if isinstance(manifest, str):
                 unusable_reason = manifest

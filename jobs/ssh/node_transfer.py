@@ -66,7 +66,7 @@ def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: Mu
             yield conversation
     except ConnectionLost as error:
         if not must_stop():
-            raise NodeLost(node.name, error.why) from None
+            raise NodeLost(node.name, error.reason) from None
     except InputError as error:
         raise ShardlabError(f"{node.name}: {error}") from None
 

@@ -21,8 +21,8 @@ from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import BatchSearch
 from shardlab.matrix.retry import Retry
 from shardlab.runs import lease_cutoff, recorder_ends, suspension
-from shardlab.runs.progress import Progress
-from shardlab.runs.record import Event, Sample, read_lines
+from shardlab.runs.progress import RunProgress
+from shardlab.runs.record import Event, Sample, read_records
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir, was_rehearsal
 from shardlab.runs.state import FINAL_STATES, JudgedState
@@ -175,9 +175,9 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
     result = records.result or run_dir.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     suspensions = suspension.read_suspensions(records.events)
-    progress = Progress()
-    progress.add(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
-    rate_per_s, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
+    progress = RunProgress()
+    progress.add_records(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
+    rate_per_s, eta_s = progress.compute_rate_per_s(run.cell), progress.estimate_left_s(run.cell)
     started_at, ended_at = find_run_span(records.events, verdict.state)
     end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
     resumed_step = next((event.data.get("step") for event in reversed(records.events) if event.event == "resumed"), None)
@@ -187,7 +187,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         state=verdict.state,
         why=verdict.why or (retry_budget.describe_retry(run, records.events) if verdict.state in STATES_WITH_RETRY else ""),
         scheduler={"name": run.scheduler, "id": observed.id, "raw": observed.scheduler_words},
-        step=result.steps if result else progress.step,
+        step=result.steps if result else progress.last_step,
         steps=result.steps if result else run.cell.steps,
         # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
         throughput=rate_per_s if result is None else None if suspensions else result.throughput_per_s,
@@ -305,5 +305,5 @@ def _find_last_record_time(run: RunOnDisk) -> datetime:
     moments_s = [event.wall_s for event in run.events]
     moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
     for host in run.folder.hosts():
-        moments_s += [sample.wall_s for sample in read_lines(run.folder.samples_file(host), Sample).records[-1:]]
+        moments_s += [sample.wall_s for sample in read_records(run.folder.samples_file(host), Sample).records[-1:]]
     return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -76,7 +76,7 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
 
 def find_saved_step(run_dir: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(run_dir.path)), default=0)
+    return max((checkpoint.parse_checkpoint_step(path) for path in checkpoint.list_complete_checkpoints(run_dir.path)), default=0)
 
 
 def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]]:
@@ -89,11 +89,11 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
         saved = (
             (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders
         )
-        return [(folder.name, command_run.read_number(path)) for folder, path in saved if path is not None]
+        return [(folder.name, command_run.parse_last_number(path)) for folder, path in saved if path is not None]
     saved_runs = [
-        (attempt_folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
+        (attempt_folder.name, checkpoint.parse_checkpoint_step(checkpoints[0]))
         for attempt_folder in attempt_folders
-        if (checkpoints := checkpoint.complete_checkpoints(attempt_folder))
+        if (checkpoints := checkpoint.list_complete_checkpoints(attempt_folder))
     ]
     return sorted(saved_runs, key=lambda saved_run: saved_run[1], reverse=True)
 

@@ -33,7 +33,7 @@ def read_search_paths(workspace: Workspace, runs: Iterable[Status]) -> list[Sear
         if run.search is None or run.cell is None or run.repeat is None:
             continue
         cell = msgspec.convert(run.cell, Cell)
-        search_key = (batch_search.search_family_hash(cell), run.search.goal, run.repeat)
+        search_key = (batch_search.compute_search_hash(cell), run.search.goal, run.repeat)
         if search_key not in paths_by_search:
             paths_by_search[search_key] = search_path.follow_search(workspace.runs, cell, run.search, run.repeat)
     return list(paths_by_search.values())

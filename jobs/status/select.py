@@ -10,7 +10,7 @@ import msgspec
 from jobs.status.reconcile import Status, read_statuses, select_last_attempts
 from shardlab.errors import InputError
 from shardlab.matrix.cell import AnyCell
-from shardlab.matrix.cell_names import values_by_name
+from shardlab.matrix.cell_names import map_values_by_name
 from shardlab.matrix.expansion import ExpandedCell
 from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.runs import search_path
@@ -43,7 +43,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
 
     def is_selected(run: Status) -> bool:
         return run.cell is None or _is_true_for_values(
-            parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id}
+            parsed_condition, map_values_by_name(run.cell) | {"state": run.state, "id": run.id}
         )
 
     return [run for run in last_statuses if is_selected(run)]
@@ -73,7 +73,7 @@ def is_true_for_cell(expression: Expression, cell: AnyCell) -> bool:
 
     Raises InputError if the expression has a name that no cell has.
     """
-    return _is_true_for_values(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
+    return _is_true_for_values(expression, map_values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
 
 
 def _is_true_for_values(expression: Expression, values: dict[str, Any]) -> bool:

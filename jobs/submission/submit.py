@@ -20,8 +20,8 @@ from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import batch_search
 from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs import search_path
-from shardlab.runs.checkpoint import CheckpointManifest, complete_checkpoints, explain_refused_resume, read_manifest
-from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.checkpoint import CheckpointManifest, list_complete_checkpoints, explain_refused_resume, read_manifest
+from shardlab.runs.record import Sample, read_records
 from shardlab.runs.run import Run, run_id, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
@@ -229,7 +229,7 @@ def _make_context_of_run(
         matrix=old_run.matrix,
         track=old_run.track,
         own=plugins,
-        searches={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
+        searches={} if search is None else {batch_search.compute_search_hash(old_run.training_cell): search},
         retry=old_run.retry,
         traces={} if traces is None else {old_run.cell.name(): traces},
     )
@@ -281,7 +281,7 @@ def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
     if len(hosts) == 1:
         return list(hosts)
     last_sample_s = {
-        host: max((sample.wall_s for sample in read_lines(run_dir.samples_file(host), Sample).records), default=None)
+        host: max((sample.wall_s for sample in read_records(run_dir.samples_file(host), Sample).records), default=None)
         for host in hosts
     }
     latest_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
@@ -302,7 +302,7 @@ def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) ->
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[AnyCell]) -> None:
-    checkpoint_paths, saved_cell = complete_checkpoints(saved_run.path), saved_run.read_run().cell
+    checkpoint_paths, saved_cell = list_complete_checkpoints(saved_run.path), saved_run.read_run().cell
     manifest = read_manifest(checkpoint_paths[0]) if checkpoint_paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")

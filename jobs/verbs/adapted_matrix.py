@@ -15,7 +15,7 @@ from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.files.document import parse
+from shardlab.files.document import parse_document
 from shardlab.matrix import matrix
 from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.study import Deviation
@@ -91,7 +91,7 @@ def write_adapted_matrix(
     matrix_file = matrix_folder / f"{adapted_name}.yaml"
     _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, matrix_file)
     workspace_trust.begin_workspace(workspace)
-    model_files = {model.path: model.origin for model in requested_matrix.models.values() if model.path is not None}
+    model_files = {model.path: model.origin for model in requested_matrix.model_by_name.values() if model.path is not None}
     contents_by_path = {matrix_file: content} | {
         matrix_folder / model_path: files.read(Path(origin)) for model_path, origin in model_files.items()
     }
@@ -135,7 +135,7 @@ def _check_adapted_matrix(
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
-    reparsed_matrix = matrix.expand_matrix(parse(content, str(matrix_file)), Path(requested_matrix.path).parent)
+    reparsed_matrix = matrix.expand_matrix(parse_document(content, str(matrix_file)), Path(requested_matrix.path).parent)
     cells = resolve_cells(reparsed_matrix, cluster=None if machine.is_this_machine else machine, plugins=plugins)
     if {cell.hash() for cell in cells} != adaptation.expected_hashes or find_misfits(reparsed_matrix, cells, machine, cells):
         raise InputError(

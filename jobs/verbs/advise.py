@@ -139,7 +139,7 @@ def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster)
         options[name] = value_text
         with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
             options[name] = msgspec.yaml.decode(value_text.encode())
-        if (refusal := options_by_name[name].refuse(options[name])) is not None:
+        if (refusal := options_by_name[name].explain_refused_value(options[name])) is not None:
             raise InputError(f"--option {name}: {refusal}")
     if args.precision not in ALL:
         raise UnknownName("precision", args.precision, ALL, place="--precision")

@@ -97,7 +97,7 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
 def _list_command_lines(matrix_path: Path) -> list[str]:
     """The command lines of a matrix file; empty also if the file is not valid, which is reported when it is used."""
     try:
-        commands = matrix.load_matrix(matrix_path).commands
+        commands = matrix.load_matrix(matrix_path).command_by_name
     except ShardlabError:
         return []
     return [f"{name}: {' '.join(map(str, workload.command))}" for name, workload in commands.items()]

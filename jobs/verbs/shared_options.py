@@ -29,7 +29,7 @@ def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
         matrix_option = parser.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
     else:
         matrix_option = group.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
-    completion.offer_completions(matrix_option, lambda _: matrix.shipped_matrices(), file_endings=(".yaml", ".yml"))
+    completion.offer_completions(matrix_option, lambda _: matrix.find_shipped_matrices(), file_endings=(".yaml", ".yml"))
     if group is not None:
         from_help = "the matrix of an archive, as `collect archive` writes it"
         group.add_argument("--from", dest="archive", metavar="FILE", help=from_help)

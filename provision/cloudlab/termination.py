@@ -107,7 +107,7 @@ def describe_unfetched_runs(workspace: Workspace) -> str:
     if remote_note is None:
         return ""
     try:
-        cluster_runs = remote_note.ask("jobs", ["status"], ClusterRuns).runs
+        cluster_runs = remote_note.ask_command("jobs", ["status"], ClusterRuns).runs
     except (ShardlabError, OSError, subprocess.SubprocessError) as error:
         return f"The cluster does not say which runs it has ({error}). Runs that were not fetched are lost."
     run_ids = sorted(run.id for run in cluster_runs if run.may_have_results and not _is_fetched(workspace, run.id))

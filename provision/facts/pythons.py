@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_shell_argv
 
 LIST_PYTHONS = """\
 for name in python3.14 python3.13 python3.12 python3.11 python3; do
@@ -18,7 +18,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 def build_command(python: str) -> list[str]:
-    return login_shell_argv(LIST_PYTHONS)
+    return make_login_shell_argv(LIST_PYTHONS)
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_shell_argv
 
 # Commands by which sites show quotas in a form of their own. Their output is not read; only their names are shown to the user.
 SITE_COMMANDS = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
@@ -63,7 +63,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 def build_command(python: str) -> list[str]:
-    return login_shell_argv(PRINT_QUOTAS)
+    return make_login_shell_argv(PRINT_QUOTAS)
 
 
 def parse(stdout: str) -> Quotas:

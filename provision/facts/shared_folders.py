@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_shell_argv
 
 NETWORK_FILE_SYSTEMS = {
     "nfs",
@@ -64,7 +64,7 @@ class SharedFolder(msgspec.Struct, frozen=True):
 
 
 def build_command(python: str) -> list[str]:
-    return login_shell_argv(LIST_SHARED_FOLDERS)
+    return make_login_shell_argv(LIST_SHARED_FOLDERS)
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:

@@ -15,7 +15,7 @@ import psutil
 
 from provision.interruption import IS_STOPPING
 from provision.node import Node, RunOptions
-from shardlab.remote.remote import CommandOutput, Unreachable, put_command, shorten_command
+from shardlab.remote.remote import CommandOutput, Unreachable, make_write_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
@@ -98,7 +98,7 @@ class LocalNode(Node, eq=False):
 
     def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on this machine, as `Node.put` describes."""
-        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
+        return self.run(make_write_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
 def _decode_text(output_bytes: bytes) -> str:

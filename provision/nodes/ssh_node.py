@@ -43,18 +43,18 @@ class SshNode(Node, kw_only=True, eq=False):
     @property
     def running_commands(self) -> tuple[str, ...]:
         """The beginnings of the commands that this program runs on the node now."""
-        return self.remote.running
+        return self.remote.running_commands
 
     def end_commands(self, limit_s: float) -> None:
         """End the running commands on the node, as `Node.end` describes."""
-        self.remote.end(limit_s)
+        self.remote.end_commands(limit_s)
 
     def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the node, as `Node.put` describes, and log it. Raises Unreachable."""
         if owner and not self.may_sudo:
             return self._refuse_root()
         with self._add_name_to_unreachable():
-            command_output = self.remote.put(content, path, mode=mode, owner=owner)
+            command_output = self.remote.write_file(content, path, mode=mode, owner=owner)
         self._log_command(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", command_output)
         return command_output
 

@@ -50,7 +50,7 @@ def find_base_folder(packages: Sequence[str], release: str | None = None) -> Pat
 
 def find_practice_cache() -> Path:
     """The folder in the user's cache for files that all clusters of practice nodes share."""
-    return own_folder.cache_path("practice")
+    return own_folder.make_cache_path("practice")
 
 
 def hold_practice_lock() -> AbstractContextManager[int]:

@@ -10,7 +10,7 @@ from provision import software
 from provision.operation import WriteFile
 from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_shell_argv
 
 
 def make_script_changes(cluster: Cluster, folder: PurePosixPath, source_digest: str) -> list[WriteFile]:
@@ -82,4 +82,4 @@ def wrap_with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence
     setup_lines += [f"export {module_name}='{variable_value}'" for module_name, variable_value in variables]
     # The test of an exit code is on a line of its own, because a line of slurm.setup may end with a comment.
     script_text = "\n".join([*(f"{setup_line}\ntest $? = 0 || exit 1" for setup_line in setup_lines), 'exec "$@"'])
-    return login_shell_argv(script_text, *argv)
+    return make_login_shell_argv(script_text, *argv)

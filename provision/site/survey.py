@@ -25,13 +25,13 @@ from provision.site import requests
 from shardlab.cluster.slurm_cluster import ALL, VARIABLE
 from shardlab.errors import InputError
 from shardlab.record_types import SLURM_CLUSTER_PATTERN
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_shell_argv
 
 T = TypeVar("T")
 SURVEY_FACTS: list[FactQuery[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
 SHOW_CLUSTERS = f"""\
-test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(login_shell_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
+test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(make_login_shell_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
     sed -n 's/^clusters=//p')
 printf '%s\\n' "${VARIABLE}"
 """

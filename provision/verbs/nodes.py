@@ -293,7 +293,7 @@ def _run_checks(output: Output, work: NodesVerbInput, steps: Sequence[OperationS
             targets = [target.environments[environment_name] for target in ready_targets]
             output.print_remark(f"environment {environment_name}:", style="dim")
             further_findings = verify_targets(work.site.select_environment(environment_name), targets, environment_checks, print_dim_remark)
-            findings += [msgspec.structs.replace(finding, check=f"{finding.check_name} in {environment_name}") for finding in further_findings]
+            findings += [msgspec.structs.replace(finding, check_name=f"{finding.check_name} in {environment_name}") for finding in further_findings]
     return findings
 
 

@@ -86,7 +86,7 @@ class Experiment(msgspec.Struct, frozen=True):
 def read_manifest(path: Path) -> bytes:
     """Read the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
     try:
-        with files.open_regular(path, follow=True) as manifest_file:
+        with files.open_regular(path, follow_links=True) as manifest_file:
             return manifest_file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}. Allowed: the file of a manifest.") from None

@@ -11,7 +11,7 @@ import msgspec
 
 from shardlab.cloudlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
 from shardlab.errors import InputError
-from shardlab.record_types import PlainWord, limit_text
+from shardlab.record_types import PlainWord, make_text_rule
 
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
 EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
@@ -20,12 +20,12 @@ NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: t
 
 DiskImage = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z", "the name of a disk image, with letters, digits and the signs _ . : + / -"
     ),
 ]
 PortalAddress = Annotated[
-    str, limit_text(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://")
+    str, make_text_rule(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://")
 ]
 
 

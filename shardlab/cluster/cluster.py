@@ -164,7 +164,7 @@ def load_cluster(path: Path, created_manifests: Sequence[Path] = ()) -> Cluster:
     cluster file has provider cloudlab and lists neither nodes nor manifests."""
     if not path.exists() and not path.is_symlink():
         raise InputError(f"{path}: no such file. {INIT_HINT}")
-    cluster_document = document.load(path)
+    cluster_document = document.load_document(path)
     if cluster_document.data is None:
         raise InputError(f"{path}: the file has no keys. {INIT_HINT}")
     cluster = validation.convert_document(cluster_document, Cluster)

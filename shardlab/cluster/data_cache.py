@@ -22,4 +22,4 @@ def find_cache_folder(data_path: Path) -> Path:
 
     Two spellings of one data path, for example with and without a symlink, have the same folder in the cache.
     """
-    return own_folder.cache_path("data") / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]
+    return own_folder.make_cache_path("data") / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]

@@ -8,25 +8,25 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab.files import document
-from shardlab.record_types import AbsolutePath, limit_text
+from shardlab.record_types import AbsolutePath, make_text_rule
 
 Runtime = Literal["apptainer", "pyxis", "charliecloud"]
 ModuleName = Annotated[
-    str, limit_text(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -")
+    str, make_text_rule(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -")
 ]
 PythonPath = Annotated[
-    str, limit_text(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -")
+    str, make_text_rule(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -")
 ]
 ImageName = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}\Z",
         "a path or the name of an image, with letters, digits and the signs . _ / : @ # + -",
     ),
 ]
 PinnedPackage = Annotated[
     str,
-    limit_text(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"),
+    make_text_rule(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"),
 ]
 
 

@@ -10,7 +10,7 @@ import msgspec
 from shardlab.cluster.slurm_time import parse_time_limit
 from shardlab.files import document
 from shardlab.matrix.cell import GpuType
-from shardlab.record_types import SlurmClusterName, limit_text
+from shardlab.record_types import SlurmClusterName, make_text_rule
 
 MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job
@@ -19,37 +19,37 @@ MOST_CPUS_PER_RANK = 1024
 # $ and ` have a meaning only in a shell; they are not allowed, because own templates may use options in a command.
 SbatchText = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[!%&(-\[\]-_a-~](?:[ !%&(-\[\]-_a-~]{0,398}[!%&(-\[\]-_a-~])?\Z",
         "up to 400 printable ASCII characters without quotes and the signs \\ # $ `, spaces only inside",
     ),
 ]
 SbatchWord = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[!%&(-\[\]-_a-~]{1,400}\Z", "up to 400 printable ASCII characters without spaces, quotes and the signs \\ # $ `"
     ),
 ]
 SbatchOption = Annotated[  # -M is refused by its name, see below
-    str, limit_text(r"^([a-z][a-z0-9-]{1,40}|M)\Z", "the long name of an option of sbatch, such as reservation")
+    str, make_text_rule(r"^([a-z][a-z0-9-]{1,40}|M)\Z", "the long name of an option of sbatch, such as reservation")
 ]
 PartitionName = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[A-Za-z0-9_][A-Za-z0-9_.:@+,-]{0,200}\Z",
         "letters, digits and the signs _ . : @ + -, and commas between several partitions",
     ),
 ]
 MemorySize = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[0-9]{1,9}[KMGTkmgt]?\Z",
         "a whole number of MiB, or of the unit K, M, G or T that follows it, such as 1536G (Slurm reads no 1.5T)",
     ),
 ]
 NodeNames = Annotated[
     str,
-    limit_text(
+    make_text_rule(
         r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,400}\Z",
         "a name of a node or names such as gpu[01-04], with letters, digits and the signs _ . , [ ] -",
     ),

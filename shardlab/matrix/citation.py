@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardlab.record_types import limit_text
+from shardlab.record_types import make_text_rule
 from shardlab.terminal import printable
 
 CITATION_FILE = "CITATION.cff"
@@ -34,13 +34,13 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The year in which the study was published."""
     published: str = ""
     """Where the study was published, such as the name of a journal or a conference."""
-    doi: Annotated[str, limit_text(r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z", "a DOI, such as 10.1145/3458817.3476209")] = ""
+    doi: Annotated[str, make_text_rule(r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z", "a DOI, such as 10.1145/3458817.3476209")] = ""
     """The DOI, without an address before it."""
-    url: Annotated[str, limit_text(r"^(https?://[^\s{}\\]+)?\Z", "an address that begins with https:// or http://")] = ""
+    url: Annotated[str, make_text_rule(r"^(https?://[^\s{}\\]+)?\Z", "an address that begins with https:// or http://")] = ""
     """The address of the study."""
 
 
-def shardlab_bibtex() -> str:
+def make_shardlab_bibtex() -> str:
     """The BibTeX entry of shardlab."""
     from importlib import resources
 
@@ -57,7 +57,7 @@ def shardlab_bibtex() -> str:
     return _format_entry("shardlab", bibtex_fields)
 
 
-def study_bibtex(entry_key: str, study: Citation) -> str:
+def make_study_bibtex(entry_key: str, study: Citation) -> str:
     """The BibTeX entry of a study. entry_key: its key in the bibliography, such as the name of the matrix."""
     bibtex_fields = {"author": " and ".join(map(_format_author, study.authors)), "title": f"{{{_escape_tex(study.title)}}}"}
     bibtex_fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _escape_tex(study.published)}
@@ -78,8 +78,8 @@ def _escape_tex(plain_text: str) -> str:
 
 def _format_entry(entry_key: str, bibtex_fields: dict[str, str]) -> str:
     """An entry of the type misc, which every BibTeX style has (only biblatex has @software). Empty fields are left out."""
-    known_fields = {name: value for name, value in bibtex_fields.items() if value}
+    known_fields = {field_name: field_value for field_name, field_value in bibtex_fields.items() if field_value}
     name_width = max(map(len, known_fields))
     return "\n".join(
-        [f"@misc{{{entry_key},", *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()), "}"]
+        [f"@misc{{{entry_key},", *(f"  {field_name:<{name_width}} = {{{field_value}}}," for field_name, field_value in known_fields.items()), "}"]
     )

@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.files import files, source_digest
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import Cell, Role, keys_with_role
+from shardlab.matrix.cell import Cell, Role, find_keys_with_role
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import Count, Measured
 
@@ -46,7 +46,7 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
         the installed packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not
         extrapolated from two smaller numbers of blocks.
         """
-        relevant_keys = keys_with_role(
+        relevant_keys = find_keys_with_role(
             Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
         )
         cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in relevant_keys}

@@ -15,7 +15,7 @@ import msgspec
 from shardlab.errors import InputError
 from shardlab.files import json_file
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import AnyCell, Cell, as_training_cell
+from shardlab.matrix.cell import AnyCell, Cell, convert_to_training_cell
 from shardlab.matrix.retry import Retry
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, Sha256, WholeSeconds
@@ -135,7 +135,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The search to which the run belongs; its supervisor starts the next try."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "cell", as_training_cell(self.cell))
+        msgspec.structs.force_setattr(self, "cell", convert_to_training_cell(self.cell))
 
     @property
     def training_cell(self) -> Cell:
@@ -154,7 +154,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def retries_after(self, state: str) -> int:
         """How often the run may be started again automatically after it ended in this state."""
-        return self.retry.retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
+        return self.retry.find_retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
 
 def is_rehearsal(cell: AnyCell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:

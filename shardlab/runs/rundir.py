@@ -13,7 +13,7 @@ from shardlab.files import files, json_file
 from shardlab.matrix.faults import LostWorker
 from shardlab.runs import run as run_file
 from shardlab.runs import state
-from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_lines
+from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_records
 
 VALIDATION_FILE = "validation.jsonl"
 WORK_FOLDER = "work"  # what a command of a user writes there stays on the nodes: it may be large
@@ -136,7 +136,7 @@ class RunDir:
         wall_s = time.time()
         record = Event(schema=SCHEMA, event=event_kind, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as event_writer:
-            event_writer.write(record, sync=sync)
+            event_writer.write_record(record, sync=sync)
 
     def events(self, *, strict: bool = False) -> list[Event]:
         """The events of all writers, sorted by their times. Damaged lines are left out.
@@ -148,15 +148,15 @@ class RunDir:
         for file_name in files.list_names(self.path):
             if file_name.startswith("events.") and file_name.endswith(".jsonl"):
                 path = f"{self.path}/{file_name}"
-                event_lines = read_lines(path, Event)
-                if strict and event_lines.corrupt and (damaged_line := find_damaged_line(path, Event)) is not None:
+                event_lines = read_records(path, Event)
+                if strict and event_lines.corrupt_count and (damaged_line := find_damaged_line(path, Event)) is not None:
                     raise InputError(f"{path}:{damaged_line[0]}: is not an event of this version: {damaged_line[1]}.")
                 events += event_lines.records
         return sorted(events, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> RecordLines[StepRecord]:
         """The step records of a rank, and how many lines of the file are damaged."""
-        return read_lines(self.steps_file(rank), StepRecord)
+        return read_records(self.steps_file(rank), StepRecord)
 
     def count_timed_steps(self, world_size: int, lost_worker_fault: LostWorker | None = None) -> int:
         """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost.

@@ -54,12 +54,12 @@ class SearchPath(msgspec.Struct, frozen=True):
     @property
     def best(self) -> int | None:
         """The batch size that the search found; None if no size fits, or if the search has not ended."""
-        return batch_search.best_size(self.search, self.outcomes) if self.has_ended else None
+        return batch_search.find_best_size(self.search, self.outcomes) if self.has_ended else None
 
     @property
     def current_cell(self) -> Cell:
         """The cell of the next try; if there is no next try, the cell of the last try."""
-        return batch_search.try_cell(self.cell, self.following if self.following is not None else self.tries[-1].size)
+        return batch_search.make_try_cell(self.cell, self.following if self.following is not None else self.tries[-1].size)
 
     @property
     def answer(self) -> str:
@@ -84,17 +84,17 @@ def follow_search(runs: Path, cell: Cell, search: BatchSearch, repeat: int) -> S
     runs: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the repeats of
     its cell, because each repeat is a search of its own.
     """
-    first_cell = batch_search.try_cell(cell, search.start)
+    first_cell = batch_search.make_try_cell(cell, search.start)
     path = SearchPath(first_cell, search, repeat, [], search.start)
     while path.following is not None:
-        last_try = _read_try(runs, batch_search.try_cell(first_cell, path.following), path.following, repeat)
+        last_try = _read_try(runs, batch_search.make_try_cell(first_cell, path.following), path.following, repeat)
         if last_try is None:
             break
         all_tries = [*path.tries, last_try]
         path = SearchPath(first_cell, search, repeat, all_tries, None)
         if _try_outcome(last_try) is None:
             break
-        path = SearchPath(first_cell, search, repeat, all_tries, batch_search.next_size(search, path.outcomes))
+        path = SearchPath(first_cell, search, repeat, all_tries, batch_search.choose_next_size(search, path.outcomes))
     return path
 
 

@@ -367,7 +367,7 @@ def _file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]
     for path in paths:
         file_name = os.path.relpath(path, workspace.path)
         try:
-            digest_by_name[file_name] = hashlib.sha256(files.read(path, follow=True)).hexdigest()
+            digest_by_name[file_name] = hashlib.sha256(files.read(path, follow_links=True)).hexdigest()
         except OSError:
             digest_by_name[file_name] = UNREADABLE_DIGEST
     return digest_by_name

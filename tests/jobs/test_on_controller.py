@@ -20,7 +20,7 @@ from shardlab.errors import InputError
 from shardlab.remote import proxy_jump, remote_workspace
 from shardlab.remote.proxy_jump import JumpHost
 from shardlab.remote.remote_workspace import RemoteWorkspace
-from shardlab.remote.ssh_command import ssh_command
+from shardlab.remote.ssh_command import make_ssh_command
 from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -149,23 +149,23 @@ def test_an_upload_outside_of_its_folders_is_refused(tmp_path, name):
 
 def test_host_keys_are_held_to_the_files_of_the_workspace():
     """`ssh` checks host keys strictly unless the cluster file says accept-new."""
-    words = ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
+    words = make_ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
     assert "StrictHostKeyChecking=accept-new" in words
     assert words[-4:] == ["-l", "bob", "--", "host"]
-    assert "StrictHostKeyChecking=yes" in ssh_command(Address("host"))
+    assert "StrictHostKeyChecking=yes" in make_ssh_command(Address("host"))
 
 
 def test_tokens_of_ssh_in_paths_are_escaped():
     """In paths, `%` is doubled and quotes are escaped, so that ssh does not expand tokens such as %h in them."""
-    words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
+    words = make_ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
     first, second = JumpHost("gate"), JumpHost("inner", "alice", 2222)
-    assert proxy_jump.proxy_option([first], lambda _: ["-o", "X=50%"]) == [
+    assert proxy_jump.make_proxy_option([first], lambda _: ["-o", "X=50%"]) == [
         "-o",
         "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate",
     ]
-    assert proxy_jump.proxy_option([first, second], lambda _: []) == [
+    assert proxy_jump.make_proxy_option([first, second], lambda _: []) == [
         "-o",
         "ProxyCommand=ssh -W '[%h]:%p' -o 'ProxyCommand=ssh -W '\"'\"'[%%h]:%%p'\"'\"' -- gate' -p 2222 -l alice -- inner",
     ]
@@ -196,7 +196,7 @@ def test_the_jump_host_is_read_from_the_output_of_ssh(tmp_path, monkeypatch, tex
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert proxy_jump.find_jumps(proxy_jump.read_settings(JumpHost("far"))) == (() if jump is None else (jump,))
+    assert proxy_jump.find_jumps(proxy_jump.read_ssh_settings(JumpHost("far"))) == (() if jump is None else (jump,))
 
 
 class Controller:

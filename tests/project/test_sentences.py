@@ -88,7 +88,7 @@ def sentences_of_shardlab(folder):
         )[2][:25],
     )
     yield "shardlab/files/files.py", refusal(files.read, write(folder / "long", 1235), 1234)
-    yield "shardlab/files/document.py", refusal(document.load, write(folder / "long.yaml", document.MAX_BYTES + 1))
+    yield "shardlab/files/document.py", refusal(document.load_document, write(folder / "long.yaml", document.MAX_BYTES + 1))
     yield (
         "shardlab/files/plugin_source.py",
         refusal(plugin_source.read_plugin_file, write(folder / "long.py", plugin_source.MOST_BYTES + 1)),

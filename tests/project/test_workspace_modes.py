@@ -93,7 +93,7 @@ def make_locks(root, monkeypatch):
     workspace_trust.begin_workspace(workspace)
     workspace_trust.store_consent(workspace, lambda _: None)
     own_folder.make_own_folder(root, "own")
-    shared_connection.socket_folder()
+    shared_connection.make_socket_folder()
     os.close(node_folder._lock_filled_folder(root / "data", lambda folder: (folder / "item").write_text("x")))
     with node_lock.hold_lock("node", "gpu1", lambda _: None), lock.hold_locks([(root / "cluster.lock", "the cluster")], ["x"]):
         pass

@@ -28,7 +28,7 @@ def describe_order():
 
 
 def describe_providers():
-    for name in registry.plugin_names("provision.providers"):
+    for name in registry.list_plugin_names("provision.providers"):
         plugin = find_provider(name)
         yield from support_facts.describe(f"provider {name}", plugin, left_out=("name",))
         yield f"  has: {', '.join(key for key in FUNCTIONS if getattr(plugin, key) is not None)}"

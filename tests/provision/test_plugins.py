@@ -40,7 +40,7 @@ def test_the_names_of_facts_are_not_used_twice():
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("name", registry.plugin_names("provision.facts"))
+@pytest.mark.parametrize("name", registry.list_plugin_names("provision.facts"))
 def test_the_parser_of_a_fact_is_tested(name):
     used = re.compile(rf"from provision\.facts(\.{name} import| import [^\n]*\b{name}\b)")
     assert any(used.search(path.read_text()) for path in TESTS.rglob("test_*.py"))

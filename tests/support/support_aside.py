@@ -13,7 +13,7 @@ from support_e2e import HANG_S
 from provision.fact import NodeFacts
 from provision.operation import NoChange, Target
 from shardlab.cluster.cluster_keys import NodeEntry
-from shardlab.remote.remote import CommandOutput, put_command
+from shardlab.remote.remote import CommandOutput, make_write_command
 
 SETTLE = r"""\
 mount --make-rprivate /
@@ -54,7 +54,7 @@ class Aside:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner) -> CommandOutput:
-        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
+        return self.run(make_write_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
 
     def target(self) -> Target:
         return Target(self, NodeFacts(self), NodeEntry(name=self.name))

@@ -127,8 +127,8 @@ class ShardWriter(_GivenFolder, StorageWriter):
         for item, tensor in boxes:
             growing_file = growing_file or GrowingFile(self._path)
             content = _flat_bytes(tensor).numpy().data
-            growing_file.write(bytes(-growing_file.size % ALIGNMENT))
-            written_boxes.append((item, tensor, growing_file.size, len(content)))
+            growing_file.write(bytes(-growing_file.written_bytes % ALIGNMENT))
+            written_boxes.append((item, tensor, growing_file.written_bytes, len(content)))
             growing_file.write(content)
         file = growing_file.close() if growing_file else None
         return [

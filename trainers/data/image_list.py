@@ -163,7 +163,7 @@ def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Pat
         SCHEMA, split, len(class_names), len(labelled_paths), len(listed_images), None if subset is None else seed
     )
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
-        digests = threads.map(files.file_sha256, [root / name for name, _ in listed_images])
+        digests = threads.map(files.compute_file_sha256, [root / name for name, _ in listed_images])
         entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed_images, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 

@@ -46,7 +46,7 @@ def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[A
             from trainers.description import describe_model
 
             return PluginDescription(describe_model.describe_configuration(source, seq_len))
-        if file.parent.name == STRATEGIES.folder:
+        if file.parent.name == STRATEGIES.folder_name:
             return PluginDescription(own_strategy.describe_strategies(source))
         return PluginDescription(_describe_workloads(source))
     except ShardlabError as error:
@@ -65,10 +65,10 @@ def _describe_workloads(source: PluginSource) -> list[OwnWorkload]:
 
 
 def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_values: dict[str, OptionValue]) -> OwnWorkload:
-    options = tuple(option.with_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
+    options = tuple(option.replace_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
     task = OwnTask(plugin, source.digest, {option.name: option.default for option in options})
     task.check_items_repeat()
-    with own_code.name_errors(plugin.file, META_DEVICE_HINT), torch.device("meta"):
+    with own_code.raise_plugin_errors(plugin.file, META_DEVICE_HINT), torch.device("meta"):
         model = task.model()
     parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameters:
@@ -82,7 +82,7 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_v
         name=name,
         summary=plugin.summary if not tiny_values else f"the twin of {source.name}: {plugin.summary}",
         code=source.digest,
-        file=str(source.file),
+        file=str(source.plugin_path),
         unit=plugin.unit,
         parameters=parameters,
         block_parameters=counted_flops.count_block_parameters(task.blocks(model)),

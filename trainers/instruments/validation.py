@@ -101,7 +101,7 @@ class Validator(Instrument):
         )
         if self._ranks.rank == 0:
             with LineWriter(self._path) as lines:
-                lines.write(self._last_record)
+                lines.write_record(self._last_record)
 
     def collect_results(self) -> dict[str, Any]:
         if self._last_record is None:

@@ -68,13 +68,13 @@ class OwnModel(msgspec.Struct, frozen=True):
         the rank's process recognizes torch's out-of-memory errors among them.
         """
         # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
-        with own_code.name_errors(self.file, passed_errors=(MemoryError, RuntimeError)):
+        with own_code.raise_plugin_errors(self.file, passed_errors=(MemoryError, RuntimeError)):
             return getattr(self, name)(*arguments, **options)
 
 
 def load_definitions(source: PluginSource) -> OwnModel:
     """Execute the file and return its definitions, checked. Raises InputError with the file, and the line if it is known."""
-    return _check_definitions(str(source.file), own_code.execute_plugin(source))
+    return _check_definitions(str(source.plugin_path), own_code.execute_plugin(source))
 
 
 def _check_definitions(file: str, module: ModuleType) -> OwnModel:
@@ -195,7 +195,7 @@ def _read_tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, 
             raise InputError(
                 f"{file}: TINY: model() has no parameter {_short_repr(name)}. Allowed: {', '.join(options_by_name) or 'none'}."
             )
-        if (why := options_by_name[name].refuse(tiny_value)) is not None:
+        if (why := options_by_name[name].explain_refused_value(tiny_value)) is not None:
             raise InputError(f"{file}: TINY: {name}: {why}")
     return value
 

@@ -45,7 +45,7 @@ def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_
 
 def _read_request(request_file: Path | None) -> RehearsalRequest:
     try:
-        content = sys.stdin.buffer.read() if request_file is None else files.read(request_file, follow=True)
+        content = sys.stdin.buffer.read() if request_file is None else files.read(request_file, follow_links=True)
         return msgspec.json.decode(content, type=RehearsalRequest)
     except OSError as error:
         raise InputError(f"{request_file}: cannot be read: {error.strerror}.") from error
@@ -69,7 +69,7 @@ def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bo
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        workload_file = folder / WORKLOADS.folder / Path(workload.file).name
+        workload_file = folder / WORKLOADS.folder_name / Path(workload.file).name
         menu.add_own_workload(workload, workload_file if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add_strategies(Path(strategy.file), request.cell.strategy_code)

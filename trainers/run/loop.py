@@ -369,7 +369,7 @@ class Recorder:
             **memory,
             **finished.usage,
         )
-        self._lines.write(record)
+        self._lines.write_record(record)
         hang_dump.report_progress()
         self._count_record(record, finished.memory)
 

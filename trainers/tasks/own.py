@@ -85,7 +85,7 @@ class OwnTask(Task):
             block.register_forward_hook(record_shapes)
         inputs, targets = (part.to("meta") for part in self.read_items(np.arange(1)))
         hint = "Tensor and pipeline parallelism need a model that computes on the meta device."
-        with own_code.name_errors(self._plugin.file, hint), torch.no_grad():
+        with own_code.raise_plugin_errors(self._plugin.file, hint), torch.no_grad():
             self.outputs(model, Batch(inputs, targets))
         return OwnPlan(self._plugin, self.blocks, model, shapes)
 

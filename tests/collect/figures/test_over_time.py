@@ -16,7 +16,7 @@ from collect.metrics import network
 from collect.reading import load
 from collect.sources import samples, steps
 from shardlab.hardware.nvml import Gpu
-from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines
+from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_records
 from shardlab.workspace.workspace import Workspace
 
 GPUS = [Gpu(uuid="0", name="A", memory_bytes=1000), Gpu(uuid="1", name="A", memory_bytes=1000)]
@@ -319,7 +319,7 @@ def test_memory_by_run_is_the_largest_rank_and_blank_during_profiled_steps(tmp_p
     support.keep(workspace, [what], repeats=1)
     folder = support.completed(workspace, what, gpu=True)
     path = folder.steps_file(1)
-    records = read_lines(path, StepRecord).records
+    records = read_records(path, StepRecord).records
     path.unlink()
     with LineWriter(path) as lines:
         for record in records:

@@ -257,7 +257,7 @@ def _is_alive(pid):
 def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_cluster(tmp_path, monkeypatch, capsys):
     made = workspace(tmp_path / "here", text_of())
     (made.path / "strategies" / "_engine.py").write_text("# engine\n")
-    texts = plugin_source.read_all_files(made.path)
+    texts = plugin_source.read_carried_files(made.path)
     assert set(texts) == {"strategies/alone.py", "strategies/_engine.py"}
     there = tmp_path / "there"
     (there / "strategies").mkdir(parents=True)
@@ -271,7 +271,7 @@ def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_clust
         monkeypatch.setattr(sys, "stdin", given)
         assert upload_main() == 0
     capsys.readouterr()
-    assert plugin_source.read_all_files(there) == texts
+    assert plugin_source.read_carried_files(there) == texts
 
 
 def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):

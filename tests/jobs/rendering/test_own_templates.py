@@ -171,7 +171,7 @@ def test_each_slurm_template_and_its_includes_have_digests_and_are_named(tmp_pat
     (path, *_) = (tmp_path / "runs").glob("*/run.json")
     shipped = ["launch/slurm.sbatch.j2", "launch/slurm_array.sbatch.j2"]
     expected = {name: templates.template_digest(name) for name in shipped}
-    expected |= {name: files.file_sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
+    expected |= {name: files.compute_file_sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
     assert json.loads(path.read_text())["templates"] == expected
     said = capfd.readouterr().err
     for name in ("launch/slurm_pack.sbatch.j2", "part.j2"):

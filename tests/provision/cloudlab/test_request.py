@@ -40,7 +40,7 @@ LARGE = "hardware: c220g5, site: wisc, nodes: 1000"
 
 def described(keys: str, more: str = "") -> Cluster:
     text = f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{{keys}}}\n{more}"
-    return validation.convert_document(document.parse(text.encode(), "cluster.yaml"), Cluster)
+    return validation.convert_document(document.parse_document(text.encode(), "cluster.yaml"), Cluster)
 
 
 def planned(keys: str, more: str = "") -> request.ExperimentRequest:

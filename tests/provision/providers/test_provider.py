@@ -15,7 +15,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError, UnknownName
 from shardlab.workspace.workspace import Workspace
 
-NAMES = registry.plugin_names("provision.providers")
+NAMES = registry.list_plugin_names("provision.providers")
 LEAST = Provider("given", "somebody else runs its machines", lambda cluster, workspace: [])
 CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
 

@@ -26,7 +26,7 @@ def test_each_key_of_a_cell_has_one_role():
         name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
     }
     assert {name: found for name, found in roles.items() if len(found) != 1} == {}
-    assert cells.keys_with_role(*Role) == set(roles)
+    assert cells.find_keys_with_role(*Role) == set(roles)
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
@@ -63,14 +63,14 @@ def test_the_hash_depends_on_the_work_alone():
     same = msgspec.structs.replace(CELL, time_limit_s=60, expect=["oom"])
     assert same.hash() == CELL.hash()
     plain = msgspec.to_builtins(CELL)
-    assert cells.cell_hash(dict(reversed(plain.items()))) == CELL.hash()
+    assert cells.compute_cell_hash(dict(reversed(plain.items()))) == CELL.hash()
 
 
 def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
     saved = msgspec.structs.replace(CELL, instruments=Instruments(checkpoints=CheckpointSettings(every_steps=2)))
     older = msgspec.to_builtins(saved)
     del older["instruments"]["checkpoints"]["time_loading"]
-    assert cells.cell_hash(older) == saved.hash()
+    assert cells.compute_cell_hash(older) == saved.hash()
     timed = Instruments(checkpoints=CheckpointSettings(every_steps=2, time_loading=True))
     assert msgspec.structs.replace(CELL, instruments=timed).hash() != saved.hash()
 

@@ -10,7 +10,7 @@ from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Instruments
-from shardlab.matrix.cell_names import matches_cell, values_by_name
+from shardlab.matrix.cell_names import matches_cell, map_values_by_name
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.faults import ENDED_ON_PURPOSE, LostWorker, SlowedRank, describe_faults
 from shardlab.runs.record import SCHEMA, Event, StepRecord
@@ -48,7 +48,7 @@ def test_a_fault_makes_another_cell_and_its_name_says_so():
 
 def test_faults_are_named_for_filters_and_for_readers():
     plain = [msgspec.to_builtins(cell) for cell in (CELL, faulty(straggler=SLOWED), faulty(lost_worker=LOST))]
-    assert [values_by_name(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
+    assert [map_values_by_name(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
     assert [describe_faults(cell["instruments"]) for cell in plain] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert [flatten_cell(cell).get("fault") for cell in plain] == [None, "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert not [

@@ -283,7 +283,7 @@ def test_an_unknown_matrix_prints_the_menu():
 
 
 def test_every_shipped_matrix_resolves():
-    for path in matrix.shipped_matrices().values():
+    for path in matrix.find_shipped_matrices().values():
         assert resolve_cells(matrix.load_matrix(path))
 
 

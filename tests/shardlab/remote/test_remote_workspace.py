@@ -10,7 +10,7 @@ from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.remote.remote import CommandOutput, Remote
 from shardlab.remote.remote_workspace import RemoteWorkspace
-from shardlab.remote.ssh_command import ssh_command
+from shardlab.remote.ssh_command import make_ssh_command
 
 THERE = RemoteWorkspace(
     schema=1, cluster="far", host="gpu0", port=22, user="alice", identity=None, known_hosts="/w/known",
@@ -100,6 +100,6 @@ def test_files_are_put_by_root_with_their_content_on_standard_input():
 def test_ssh_allocates_a_terminal_only_for_commands_shown_on_a_terminal():
     """`ssh` gets -t only for a command that is shown on a terminal, otherwise -T."""
     address = Address("gpu0", known_hosts=Path("/w/known"))
-    plain, terminal = ssh_command(address), ssh_command(address, terminal=True)
+    plain, terminal = make_ssh_command(address), make_ssh_command(address, terminal=True)
     assert ("-T" in plain, "-t" in plain) == (True, False)
     assert ("-T" in terminal, "-t" in terminal) == (False, True)

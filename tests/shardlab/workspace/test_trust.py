@@ -148,7 +148,7 @@ def test_trust_prints_the_files_and_applies_only_to_these_files(opened, capsys):
     assert marker.exists()
     said = capsys.readouterr().err
     for name in ("workloads/evil.py", "templates/note.j2"):
-        digest = files.file_sha256(workspace.path / name)
+        digest = files.compute_file_sha256(workspace.path / name)
         assert f"  {digest[:16]}  {name}\n" in said
     marker.unlink()
     assert call(workspace, "jobs render --matrix quickstart") == 0  # the user is not asked again
@@ -252,7 +252,7 @@ def test_trust_prints_the_code_in_the_folders_of_runs_before_a_retry_executes_it
     shutil.rmtree(workspace.path / "workloads")
     call(workspace, "jobs retry --only oom --trust")
     assert (
-        f"  {files.file_sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
+        f"  {files.compute_file_sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
         in capsys.readouterr().err
     )
 
