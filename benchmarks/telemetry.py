@@ -29,7 +29,7 @@ from shardlab.files import files, own_folder
 from shardlab.hardware import host
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -74,7 +74,7 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     world = nodes * gpus
     what: Cell = cell("gpt2-tiny", world, strategy="ddp", gpus=world, dp=world, nnodes=nodes, steps=STEPS)
     machine = host.read_host()
-    folder = RunDir(workspace.runs / run_id(what, 1))
+    folder = RunDir(workspace.runs / make_run_id(what, 1))
     for inside in (folder.path / "env", folder.steps_file(0).parent, folder.samples_file("node").parent):
         files.make_folder(inside)
     run = Run(

@@ -171,7 +171,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         for archive_address in filter(None, (data_set.archive for data_set in target_cluster.data.list_data_sets())):
             cluster_content = cluster_content.replace(archive_address.encode(), remove_secrets(archive_address).encode())
         contents_by_path = {"cluster.yaml": cluster_content}
-        for template_path in workspace.template_files():
+        for template_path in workspace.list_template_files():
             contents_by_path[str(template_path.relative_to(workspace.path))] = files.read(template_path)
         contents_by_path |= plugin_source.read_carried_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
@@ -179,7 +179,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         # reads there which environments exist.
         is_leased = inventory.read_leased_inventory(workspace, target_cluster.name) is not None
         if target_cluster.slurm is None or is_leased or target_cluster.environments:
-            contents_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
+            contents_by_path[str(upload.INVENTORY)] = files.read(inventory.make_inventory_path(workspace))
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
         if verb.name != "trace" and cluster_file not in matrix.find_shipped_matrices().values():
             own_matrix = cluster_file
@@ -201,8 +201,8 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             if own_matrix is not None:
                 remote_workspace.record_matrix_path(workspace, own_matrix)
     elif verb.reads_lease and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
-        remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
-    return remote.run_interactively("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
+        remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.make_inventory_path(workspace))})
+    return remote.run_interactively("jobs", format_words(remote_arguments, omitted_names=("workspace", "cluster")))
 
 
 def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, bytes]:

@@ -67,7 +67,12 @@ GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by p
 def find_generation(device_id: int) -> GpuGeneration | None:
     """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
-        (generation for generation in GENERATIONS if any(first <= device_id <= last for first, last in generation.device_id_ranges)), None
+        (
+            generation
+            for generation in GENERATIONS
+            if any(first <= device_id <= last for first, last in generation.device_id_ranges)
+        ),
+        None,
     )
 
 
@@ -90,7 +95,9 @@ def choose_driver_branch(generations: Sequence[GpuGeneration], cuda_release: str
     installed_branch: None if no driver is installed.
     """
     last_branches = [generation.last_branch for generation in generations if generation.last_branch is not None]
-    if installed_branch is not None and find_oldest_driver_branch(cuda_release) <= installed_branch <= min(last_branches, default=installed_branch):
+    if installed_branch is not None and find_oldest_driver_branch(cuda_release) <= installed_branch <= min(
+        last_branches, default=installed_branch
+    ):
         return installed_branch
     return LONG_SUPPORT_BRANCH
 
@@ -116,4 +123,6 @@ def explain_unsupported(generations: Sequence[GpuGeneration], node_arch: str, cu
         if other_releases
         else "no other build supports them: remove the nodes with these GPUs from the cluster file"
     )
-    return f"torch {TORCH_VERSION} for CUDA {cuda_release} does not support {' and '.join(unsupported_names)} GPUs; {build_advice}"
+    return (
+        f"torch {TORCH_VERSION} for CUDA {cuda_release} does not support {' and '.join(unsupported_names)} GPUs; {build_advice}"
+    )

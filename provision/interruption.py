@@ -58,11 +58,15 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
     command_start.exit_now(
-        describe_interruption(count_changes(), [node.name for node in busy_nodes], {node.name: node.running_commands for node in busy_nodes})
+        describe_interruption(
+            count_changes(), [node.name for node in busy_nodes], {node.name: node.running_commands for node in busy_nodes}
+        )
     )
 
 
-def describe_interruption(change_count: int | None, busy_node_names: Sequence[str], commands_by_node: dict[str, tuple[str, ...]]) -> str:
+def describe_interruption(
+    change_count: int | None, busy_node_names: Sequence[str], commands_by_node: dict[str, tuple[str, ...]]
+) -> str:
     """The sentence that is printed after an interruption.
 
     change_count: the number of changes begun; None if they are not counted.

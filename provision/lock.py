@@ -60,7 +60,9 @@ def _write_holder(descriptor: int, command_words: Sequence[str]) -> None:
     import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
     start_text, process_start_s = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
-    holder = LockHolder(os.getpid(), _find_user_name(os.geteuid()), gethostname(), start_text, shlex.join(command_words)[:4096], process_start_s)
+    holder = LockHolder(
+        os.getpid(), _find_user_name(os.geteuid()), gethostname(), start_text, shlex.join(command_words)[:4096], process_start_s
+    )
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)

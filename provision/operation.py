@@ -61,14 +61,18 @@ class Site(msgspec.Struct, frozen=True):
     def select_environment(self, name: str) -> Site:
         """This site with the keys and the interpreters of a further environment of the cluster file."""
         targets = [target.environments[name] for target in self.targets]
-        return msgspec.structs.replace(self, cluster=self.cluster.select_environment(name), targets=targets, environment_name=name)
+        return msgspec.structs.replace(
+            self, cluster=self.cluster.select_environment(name), targets=targets, environment_name=name
+        )
 
     def list_environments(self, target: Target) -> list[tuple[Site, Target]]:
         """The site and the node `target` in each environment of the cluster file; the default environment comes first. Further
         environments with equal keys have the same interpreter, so that only the first of them is listed."""
         environment_by_python = {target.node.python: (self, target)}
         for environment_name, environment_target in target.environments.items():
-            environment_by_python.setdefault(environment_target.node.python, (self.select_environment(environment_name), environment_target))
+            environment_by_python.setdefault(
+                environment_target.node.python, (self.select_environment(environment_name), environment_target)
+            )
         return list(environment_by_python.values())
 
     @property
@@ -257,7 +261,9 @@ def find_failure_reason(command_output: CommandOutput) -> str:
     return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 
-def make_shell_change(description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", as_root: bool = True) -> RunCommand:
+def make_shell_change(
+    description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", as_root: bool = True
+) -> RunCommand:
     """A change by a shell script on the node. The script ends at the first command that fails."""
     return RunCommand(description, ["sh", "-euc", script], timeout_s, stdin, as_root)
 

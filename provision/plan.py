@@ -73,10 +73,16 @@ def converge_site(
     with ThreadPoolExecutor(max_parallel or max(1, len(targets))) as thread_pool:
         for operation in operations:
             active_targets = [target for target in targets if target.node.name not in skip_reason_by_node]
-            skipped_names = [] if operation.plans_once else [target.node.name for target in targets if target.node.name in skip_reason_by_node]
+            skipped_names = (
+                []
+                if operation.plans_once
+                else [target.node.name for target in targets if target.node.name in skip_reason_by_node]
+            )
             blamed = BlamedNodes(site, operation.name)
 
-            def carry_out(target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed) -> OperationStep:
+            def carry_out(
+                target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed
+            ) -> OperationStep:
                 observer.record_start(target.node.name, operation.name)
                 step = _carry_out_on_node(site, target, operation, only_names, blamed_nodes, observer, is_dry_run=is_dry_run)
                 if not IS_STOPPING.is_set():  # not shown after an interruption, which makes steps fail
@@ -85,16 +91,24 @@ def converge_site(
 
             direct_steps = list(thread_pool.map(carry_out, active_targets[:1] if operation.plans_once else active_targets))
             judged_steps = blamed.judge_steps(direct_steps)
-            skipped_steps = [OperationStep(name, operation.name, "not reached", [skip_reason_by_node[name]]) for name in skipped_names]
+            skipped_steps = [
+                OperationStep(name, operation.name, "not reached", [skip_reason_by_node[name]]) for name in skipped_names
+            ]
             if IS_STOPPING.is_set():
                 break
             for step in [*(step for step in judged_steps if step not in direct_steps), *skipped_steps]:
                 observer.record_end(step)
             steps += [*judged_steps, *skipped_steps]
-            skip_reason_by_node.update({step.node_name: f"{operation.name} failed" for step in judged_steps if step.state == "failed"})
+            skip_reason_by_node.update(
+                {step.node_name: f"{operation.name} failed" for step in judged_steps if step.state == "failed"}
+            )
             if operation.name == MACHINE_OPERATION:
                 skip_reason_by_node.update(
-                    {step.node_name: "known only after this machine is up" for step in judged_steps if step.state == "would change"}
+                    {
+                        step.node_name: "known only after this machine is up"
+                        for step in judged_steps
+                        if step.state == "would change"
+                    }
                 )
             if site.is_pretended:
                 skip_reason_by_node.clear()  # in a dry run, an operation can be planned although an earlier operation failed
@@ -129,7 +143,9 @@ class BlamedNodes:
                 judged_steps.append(OperationStep(node_name, self._operation_name, "failed", [blame_reason]))
             elif step.state != "failed":
                 sentences = [*step.sentences, blame_reason] if step.change_count else [blame_reason]
-                judged_steps.append(OperationStep(node_name, self._operation_name, "failed", sentences, step.change_count, step.commands))
+                judged_steps.append(
+                    OperationStep(node_name, self._operation_name, "failed", sentences, step.change_count, step.commands)
+                )
         return judged_steps
 
 
@@ -151,7 +167,9 @@ def _carry_out_on_node(
     while True:
         try:
             planned_changes = operation.plan(site, target)
-            if (waiting_step := _make_administrator_step(site, node, operation, planned_changes, is_dry_run=is_dry_run)) is not None:
+            if (
+                waiting_step := _make_administrator_step(site, node, operation, planned_changes, is_dry_run=is_dry_run)
+            ) is not None:
                 return waiting_step
             if not isinstance(planned_changes, NoChange) and not is_dry_run:
                 _make_changes(node, _observe_changes(node, planned_changes, observer), made_changes)
@@ -161,7 +179,9 @@ def _carry_out_on_node(
             other_nodes = blamed.add_blame(error, node.name)
             if other_nodes <= blamed_nodes:  # `error` names no other node, or only nodes that are already skipped
                 sentences = [*(change.description for change in made_changes), str(error)]
-                return OperationStep(node.name, operation.name, "failed", sentences, len(made_changes), _list_change_commands(made_changes))
+                return OperationStep(
+                    node.name, operation.name, "failed", sentences, len(made_changes), _list_change_commands(made_changes)
+                )
             blamed_nodes |= other_nodes
         finally:
             if made_changes:
@@ -195,7 +215,9 @@ def _make_administrator_step(
         root_scripts = [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", change_sentences, commands=root_scripts)
     if (waiting_operations := site.waiting_operations_by_node.get(node.name)) and not is_dry_run:
-        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(waiting_operations)}"])
+        return OperationStep(
+            node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(waiting_operations)}"]
+        )
     return None
 
 
@@ -224,7 +246,9 @@ def _continue_after_reboot(site: Site, target: Target, operation: Operation, mad
         return
     second_reboot = next((change for change in other_changes if isinstance(change, Reboot)), None)
     if second_reboot is not None:
-        raise Unanswered(f"{target.node.name}: it was rebooted once, but still {second_reboot.reason}; inspect this node by hand")
+        raise Unanswered(
+            f"{target.node.name}: it was rebooted once, but still {second_reboot.reason}; inspect this node by hand"
+        )
     _make_changes(target.node, other_changes, made_changes)
 
 

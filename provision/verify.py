@@ -50,7 +50,9 @@ def verify_targets(
             break
         show_stage(f"checking {', '.join(check.name for check in stage_checks)}")
         check_jobs = [
-            (check, target) for check in stage_checks for target in (reachable_targets[:1] if check.runs_once else reachable_targets)
+            (check, target)
+            for check in stage_checks
+            for target in (reachable_targets[:1] if check.runs_once else reachable_targets)
         ]
         with ThreadPoolExecutor(len(check_jobs)) as thread_pool:
             findings += thread_pool.map(

@@ -37,9 +37,9 @@ def explain_overwritten_package() -> str | None:
     for distribution in metadata.distributions():
         distribution_name = distribution.metadata["Name"]
         for installed_file in distribution.files or () if distribution_name != "shardlab" else ():
-            if installed_file.parts[0] in PACKAGES and os.path.realpath(str(distribution.locate_file(installed_file))).startswith(
-                f"{SOURCE_ROOT}{os.sep}"
-            ):
+            if installed_file.parts[0] in PACKAGES and os.path.realpath(
+                str(distribution.locate_file(installed_file))
+            ).startswith(f"{SOURCE_ROOT}{os.sep}"):
                 return (
                     f"the package {distribution_name} overwrote files of shardlab's package {installed_file.parts[0]}. Uninstall {distribution_name}, then install "
                     "shardlab again, in an environment of its own."

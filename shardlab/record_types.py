@@ -50,7 +50,9 @@ Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]  # the name of a job
 JobNumber = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")]
 SlurmClusterName = Annotated[  # a cluster of Slurm, for its option --clusters
     str,
-    make_text_rule(SLURM_CLUSTER_PATTERN, "up to 63 letters, digits and the signs _ . + -, beginning with a letter, digit or _"),
+    make_text_rule(
+        SLURM_CLUSTER_PATTERN, "up to 63 letters, digits and the signs _ . + -, beginning with a letter, digit or _"
+    ),
 ]
 Sha256 = Annotated[str, make_text_rule(r"^[0-9a-f]{64}\Z", "the 64 hexadecimal digits of a SHA-256, in small letters")]
 BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
@@ -122,7 +124,15 @@ get_decoder(ClockOffset)
 
 def check_numbers(nested_value: Any) -> None:
     """Raises ValueError if a number in a value of dicts and lists does not fit into 64 bits, or is too large to be squared."""
-    for contained_value in nested_value.values() if isinstance(nested_value, dict) else nested_value if isinstance(nested_value, list | tuple) else ():
+    for contained_value in (
+        nested_value.values()
+        if isinstance(nested_value, dict)
+        else nested_value
+        if isinstance(nested_value, list | tuple)
+        else ()
+    ):
         check_numbers(contained_value)
-    if isinstance(nested_value, int | float) and not abs(nested_value) <= (LARGEST_INTEGER if isinstance(nested_value, int) else 1e150):
+    if isinstance(nested_value, int | float) and not abs(nested_value) <= (
+        LARGEST_INTEGER if isinstance(nested_value, int) else 1e150
+    ):
         raise ValueError("a number is too large")

@@ -245,7 +245,7 @@ def _list_cluster_names(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def _list_run_names(loaded: LoadedMatrix) -> list[tuple[str, str]]:
-    hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.hosts()}
+    hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.list_hosts()}
     sites = {_domain_of_host(name) for name in hosts} | {run.folder.read_run().slurm_cluster or "" for run in loaded.runs}
     sites |= {event.data.get("cluster") or "" for run in loaded.runs for event in run.events}
     return [("host", name) for name in sorted(hosts)] + [("site", name) for name in sorted(filter(None, sites))]

@@ -99,8 +99,8 @@ def _choose_run_files(loaded: LoadedMatrix) -> tuple[list[ArchiveSource], list[L
             left_out.append(LeftOutFile(f"{run_path}/", None, f"the run is {run.verdict.state}"))
             continue
         listing = manifest.list_files(run.folder.path)
-        left_out += [LeftOutFile(f"{run_path}/{name}", None, f"it is {kind}") for name, kind in listing.other.items()]
-        for name, status in listing.regular.items():
+        left_out += [LeftOutFile(f"{run_path}/{name}", None, f"it is {kind}") for name, kind in listing.kind_by_entry.items()]
+        for name, status in listing.status_by_file.items():
             archive_path = f"{run_path}/{name}"
             if _matches_in_run(archive_path, NEVER_ARCHIVED):
                 left_out.append(LeftOutFile(archive_path, status.st_size, "checkpoints are never archived"))
@@ -139,7 +139,9 @@ def choose_commands(
     left_out: list[LeftOutFile] = []
     for name, workload in workload_of_command.items():
         digest = digest_of_command.get(name)
-        copy = command_copies.find_copy_path(workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
+        copy = command_copies.find_copy_path(
+            workspace_trust.find_copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or ""
+        )
         if anonymous:
             left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
         elif digest is None or not command_copies.is_intact(copy, digest):

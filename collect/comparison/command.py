@@ -84,14 +84,14 @@ def _find_side(
 
     name: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `name` is an archive,
     its files stay unpacked in a temporary folder until `open_archives` is closed."""
-    if name in workspace.matrix_names():
+    if name in workspace.list_matrix_names():
         if matrix is not None:
             raise InputError(f"--matrix: {name} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, name
     if Path(name).is_file():
         return open_archives.enter_context(archiving.unpack_as_workspace(Path(name))), matrix
     if not Path(name).is_dir():
-        matrix_names = ", ".join(workspace.matrix_names()) or "none here"
+        matrix_names = ", ".join(workspace.list_matrix_names()) or "none here"
         raise InputError(
             f"{name}: is neither a matrix of this workspace nor a folder nor a file. Allowed: a folder, an archive, or "
             f"a matrix ({matrix_names})."

@@ -29,7 +29,7 @@ from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import STATE_MEANINGS
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import Arrival, HeldCopy
+from shardlab.transfer.arrival import RunReceiver, HeldCopy
 from shardlab.transfer.manifest import ManifestFile, RunManifest
 from shardlab.transfer.messages import HeldFile, OfferedRun, RunOffers, WantedRun, WantedRuns
 from shardlab.workspace.workspace import Workspace
@@ -69,11 +69,11 @@ class ExpectedRun(msgspec.Struct):
             if cluster_manifest is None
             else sum(cluster_manifest.files[name].bytes for name in self.wanted_names or ())
         )
-        return max(0, files_bytes - sum(copy.file.bytes for copy in self.held_copies.values()))
+        return max(0, files_bytes - sum(copy.held_file.bytes for copy in self.held_copies.values()))
 
     @property
     def wanted_run(self) -> WantedRun:
-        return WantedRun(self.offered.run, self.wanted_names, {name: copy.file for name, copy in self.held_copies.items()})
+        return WantedRun(self.offered.run, self.wanted_names, {name: copy.held_file for name, copy in self.held_copies.items()})
 
 
 def download_runs(
@@ -100,7 +100,7 @@ def download_runs(
         conversation.send(WantedRuns([run.wanted_run for run in expected_runs], is_shared))
         report_bytes = _begin_progress(cluster, expected_runs, progress)
         remaining_runs = deque(expected_runs)
-        arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report_bytes)
+        arrival = RunReceiver(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report_bytes)
         try:
             with files.as_workspace_error("write"):
                 while remaining_runs:
@@ -174,14 +174,14 @@ def _find_held_files(run_path: Path, staging: Path, names: Sequence[str] | None)
     own_manifest = None
     with contextlib.suppress(InputError, NotRegular):
         own_manifest = (
-            manifest.read_manifest(RunDir(run_path)) if manifest.regular_file_status(run_path, manifest.MANIFEST_FILE) else None
+            manifest.read_manifest(RunDir(run_path)) if manifest.read_file_status(run_path, manifest.MANIFEST_FILE) else None
         )
     held_copies: dict[str, HeldCopy] = {}
     wanted_names = None if names is None else set(names)
     for folder, folder_manifest in ((run_path, own_manifest), (staging, None)):
         if not files.is_folder(folder):
             continue
-        for name, status in manifest.list_files(folder).regular.items():
+        for name, status in manifest.list_files(folder).status_by_file.items():
             if (wanted_names is None or name in wanted_names) and status.st_size:
                 old_file = folder_manifest.files.get(name) if folder_manifest else None
                 is_unchanged = old_file is not None and manifest.is_unchanged(old_file, status)
@@ -202,7 +202,7 @@ def _begin_progress(
 
 
 def _receive_run(
-    workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: ExpectedRun, result: DownloadedRun
+    workspace: Workspace, cluster: RemoteWorkspace, arrival: RunReceiver, run: ExpectedRun, result: DownloadedRun
 ) -> None:
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
     `result`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
@@ -210,17 +210,17 @@ def _receive_run(
     run_id, staging = run.offered.run, workspace.runs / STAGING_FOLDER
     folder = staging / "files" / run_id
     try:
-        arrived_run = arrival.receive(run_id, folder, run.held_copies)
+        arrived_run = arrival.receive_run(run_id, folder, run.held_copies)
     except InputError as error:
         raise ShardlabError(f"{cluster.host}: {error}; the run {run_id} on this machine was not changed.") from None
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if arrived_run.end.problems:
-        result.problems = [f"on the cluster: {problem}" for problem in arrived_run.end.problems]
+    if arrived_run.run_end.problems:
+        result.problems = [f"on the cluster: {problem}" for problem in arrived_run.run_end.problems]
         return
-    cluster_manifest = run.offered.manifest or arrived_run.end.manifest
+    cluster_manifest = run.offered.manifest or arrived_run.run_end.manifest
     try:
         if cluster_manifest is None:
             raise InputError("the cluster has no manifest of this run")
@@ -228,10 +228,12 @@ def _receive_run(
     except (InputError, NotRegular) as error:
         result.problems = [_problem_text(workspace, error)]
         return
-    result.hashed += len(arrived_run.files)
+    result.hashed += len(arrived_run.file_by_name)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
-    arrived_digests = {name: copy.file.sha256 for name, copy in run.held_copies.items() if copy.path.is_relative_to(folder)}
-    arrived_digests |= {name: file.sha256 for name, file in arrived_run.files.items()}
+    arrived_digests = {
+        name: copy.held_file.sha256 for name, copy in run.held_copies.items() if copy.path.is_relative_to(folder)
+    }
+    arrived_digests |= {name: file.sha256 for name, file in arrived_run.file_by_name.items()}
     differing_names = [name for name in missing_files.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
     if differing_names:
         result.problems = [
@@ -239,7 +241,9 @@ def _receive_run(
         ]
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing_files.is_run_here:
-        is_whole = arrived_run.is_alone and bool(arrived_run.files) and arrived_run.files == cluster_manifest.files
+        is_whole = (
+            arrived_run.is_alone and bool(arrived_run.file_by_name) and arrived_run.file_by_name == cluster_manifest.files
+        )
         if _put_run_in_place(workspace, staging, missing_files, is_complete=is_whole) and is_whole:
             result.new_manifest = cluster_manifest
 
@@ -253,13 +257,13 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
     run = RunDir(workspace.runs / run_id)
     own_manifest = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
-        own_manifest = manifest.read_manifest(run) if manifest.regular_file_status(run.path, manifest.MANIFEST_FILE) else None
+        own_manifest = manifest.read_manifest(run) if manifest.read_file_status(run.path, manifest.MANIFEST_FILE) else None
     missing_files = MissingFiles(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
         missing_files.names = list(cluster_manifest.files)
         return missing_files
     for name, file in cluster_manifest.files.items():
-        file_status = manifest.regular_file_status(run.path, name)
+        file_status = manifest.read_file_status(run.path, name)
         if file_status is None:
             missing_files.names.append(name)
             continue
@@ -292,7 +296,7 @@ def _was_changed_here(path: Path, current_file: ManifestFile, old_file: Manifest
     return (
         current_file.sha256 != old_file.sha256
         and current_file.mtime_ns > old_file.mtime_ns
-        and not manifest.only_grew(path, old_file)
+        and not manifest.only_appended(path, old_file)
     )
 
 

@@ -14,7 +14,7 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.files.files import NotRegular, TooLarge
 from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
-from shardlab.transfer.manifest import regular_file_status
+from shardlab.transfer.manifest import read_file_status
 from shardlab.workspace.workspace import Workspace
 
 MATRICES_FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
@@ -35,7 +35,7 @@ def read_matrices(workspace: Workspace) -> dict[str, bytes]:
     with files.as_workspace_error("read"):
         for name in [*matrix_files, LAST_MATRIX]:
             with contextlib.suppress(NotRegular, TooLarge):
-                if regular_file_status(workspace.shardlab_folder, name) is not None:
+                if read_file_status(workspace.shardlab_folder, name) is not None:
                     content_of_file[name] = files.read(workspace.shardlab_folder / name)
     return content_of_file
 
@@ -57,7 +57,7 @@ def store_matrices(workspace: Workspace, received_files: Mapping[str, bytes]) ->
                 get_decoder(LastMatrix).decode(content_of_file[name])
             else:
                 content_of_file[name] = _set_local_path(workspace, content_of_file[name])
-            regular_file_status(workspace.shardlab_folder.resolve(), name)
+            read_file_status(workspace.shardlab_folder.resolve(), name)
         except NotRegular as error:
             raise InputError(
                 f"{error.filename} is {error.kind}, and collect fetch writes only to regular files and folders; "

@@ -29,7 +29,7 @@ from shardlab.runs.placement import Placement
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import Arrival, HeldCopy
+from shardlab.transfer.arrival import RunReceiver, HeldCopy
 from shardlab.transfer.manifest import ManifestFile, RunManifest
 from shardlab.transfer.messages import AskedFiles, HeldFile
 from shardlab.workspace import inventory, workspace_trust
@@ -143,7 +143,7 @@ def _gather_from_nodes(
 def _find_ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
     """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
-        events = run_dir.events()
+        events = run_dir.read_events()
         run_placement = placement.read_placement(events)
         if run_placement is None or any(event.event == GATHERED_EVENT for event in events):
             return None
@@ -157,7 +157,7 @@ def find_node(workspace: Workspace, cluster: str, node_name: str) -> InventoryNo
     installed."""
     node = next((node for node in inventory.read_inventory(workspace, cluster).nodes if node.name == node_name), None)
     if node is None or node.python is None:
-        raise InputError(f"{inventory.inventory_path(workspace)}: lists no node {node_name} with shardlab.")
+        raise InputError(f"{inventory.make_inventory_path(workspace)}: lists no node {node_name} with shardlab.")
     return node
 
 
@@ -226,7 +226,7 @@ def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging: Path
     asked_names = [name for name in node_parts.copied if name not in node_parts.arrived]
     if not asked_names:
         return
-    held_files = {name: copy.file for name, copy in held_copies.items()}
+    held_files = {name: copy.held_file for name, copy in held_copies.items()}
     most_bytes = {name: node_parts.find_file(name).bytes for name in asked_names}
     expected_bytes = sum(most_bytes.values()) - sum(file.bytes for file in held_files.values())
     run_ids = {name.partition("/")[0] for name in asked_names}
@@ -236,9 +236,11 @@ def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging: Path
     with RemoteConversation(remote, "shardlab.transfer.node_files", "collect fetch") as conversation:
         conversation.must_stop = progress.is_stopped
         conversation.send(AskedFiles({**most_bytes}, held_files))
-        arrived = Arrival(conversation, None, report_bytes, most_bytes).receive("", staging, held_copies)
-    node_parts.error = next(iter(arrived.end.problems), "")
-    node_parts.arrived |= {name for name, file in arrived.files.items() if file.sha256 == node_parts.find_file(name).sha256}
+        arrived = RunReceiver(conversation, None, report_bytes, most_bytes).receive_run("", staging, held_copies)
+    node_parts.error = next(iter(arrived.run_end.problems), "")
+    node_parts.arrived |= {
+        name for name, file in arrived.file_by_name.items() if file.sha256 == node_parts.find_file(name).sha256
+    }
 
 
 def _read_staged_files(node_parts: NodeParts, staging: Path) -> tuple[set[str], dict[str, HeldCopy]]:
@@ -247,7 +249,7 @@ def _read_staged_files(node_parts: NodeParts, staging: Path) -> tuple[set[str], 
     arrived_names, held_copies = set[str](), dict[str, HeldCopy]()
     for name in node_parts.copied:
         try:
-            status = manifest.regular_file_status(staging, name)
+            status = manifest.read_file_status(staging, name)
         except NotRegular:  # a file has the name of a folder that an interrupted transfer left, or a folder that of a file
             shutil.rmtree(staging)
             return set(), {}
@@ -298,7 +300,7 @@ def has_content(run_path: Path, file_name: str, manifest_file: ManifestFile) -> 
     A file that can grow may also be longer, if it begins with this content.
     """
     try:
-        status = manifest.regular_file_status(run_path, file_name)
+        status = manifest.read_file_status(run_path, file_name)
     except NotRegular:
         return False
     compared_bytes = manifest_file.bytes if part_files.is_growing(file_name) else None
@@ -315,7 +317,7 @@ def _put_file_in_place(run: RunDir, staging: Path, file_name: str, manifest_file
     Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
     """
     try:
-        status = manifest.regular_file_status(run.path, file_name)
+        status = manifest.read_file_status(run.path, file_name)
     except NotRegular as error:
         return f"is not stored: {error.filename} is {error.kind}"
     is_longer = (

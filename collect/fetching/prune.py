@@ -87,7 +87,9 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     """
     cluster = remote_workspace.read_workspace_to_change(workspace)
     if cluster is None:
-        if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
+        if not any(
+            placement.read_placement(RunDir(workspace.runs / run_id).read_events()) for run_id in workspace.list_run_ids()
+        ):
             raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
         return
     try:
@@ -150,7 +152,7 @@ def _find_places(workspace: Workspace, run_ids: Sequence[str]) -> list[PrunePlac
     ids_by_node: dict[tuple[str, str], list[str]] = {}
     for run_id in run_ids:
         run = RunDir(workspace.runs / run_id)
-        run_placement = placement.read_placement(run.events())
+        run_placement = placement.read_placement(run.read_events())
         if run_placement is not None and run_placement.first_node == gethostname():
             for node_name in run_placement.nodes:
                 ids_by_node.setdefault((run.read_run().cluster["name"], node_name), []).append(run_id)
@@ -190,7 +192,7 @@ def _verify_place(workspace: Workspace, place: PrunePlace, progress: TransferPro
         elif removable_names:
             place_manifest.files = {name: place_manifest.files[name] for name in removable_names}
             verified_files.runs.append(place_manifest)
-            if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
+            if not place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).read_events()) is not None:
                 verified_files.with_parts.append(run_id)
     return verified_files
 

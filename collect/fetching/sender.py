@@ -21,9 +21,9 @@ from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import StandardInput
+from shardlab.transfer.arrival import StandardInputReceiver
 from shardlab.transfer.file_sender import FileSender
-from shardlab.transfer.manifest import Listing, ManifestFile, RunManifest
+from shardlab.transfer.manifest import FolderListing, ManifestFile, RunManifest
 from shardlab.transfer.messages import AskedRuns, OfferedRun, RunEnd, RunOffers, WantedRun, WantedRuns
 from shardlab.workspace.workspace import Workspace
 
@@ -34,7 +34,7 @@ class Sender(FileSender):
     def __init__(self, workspace: Workspace, source: BufferedIOBase, target: BinaryIO) -> None:
         """source, target: the stream from which messages are read, and the stream to which messages are written."""
         super().__init__(lambda content: (target.write(content), target.flush()))
-        self._workspace, self._source = workspace, StandardInput(source)
+        self._workspace, self._source = workspace, StandardInputReceiver(source)
 
     def serve(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
@@ -48,7 +48,7 @@ class Sender(FileSender):
         self.flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.run_ids()
+        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.list_run_ids()
         part_sentences = node_parts.gather_if_needed(self._workspace, matching_ids, TransferProgress())
         self.send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrices(self._workspace)))
 
@@ -76,20 +76,20 @@ class Sender(FileSender):
         """
         run, problems = self._run_folder(offer.run), list[str]()
         sent_files: dict[str, ManifestFile] = {}
-        listing = Listing()
+        listing = FolderListing()
         try:
             listing = manifest.list_files(run.path)
         except WorkspaceError as error:
             problems.append(str(error))
         problems += [
-            f"{name}: it is {entry_kind}" for name, entry_kind in listing.other.items() if name not in offer.not_regular
+            f"{name}: it is {entry_kind}" for name, entry_kind in listing.kind_by_entry.items() if name not in offer.not_regular
         ]
-        for name in listing.regular if wanted_run.names is None else wanted_run.names:
+        for name in listing.status_by_file if wanted_run.names is None else wanted_run.names:
             old_file = offer.manifest.files.get(name) if offer.manifest else None
             try:
-                if name not in listing.regular:
+                if name not in listing.status_by_file:
                     raise FileNotFoundError
-                status = listing.regular[name]
+                status = listing.status_by_file[name]
                 sent_files[name] = file = self.send_file(
                     f"{run.path}/{name}",
                     name,
@@ -98,7 +98,7 @@ class Sender(FileSender):
                     wanted_run.held.get(name),
                     is_shared=is_shared,
                 )
-                if old_file and old_file.sha256 != file.sha256 and not manifest.only_grew(run.path / name, old_file):
+                if old_file and old_file.sha256 != file.sha256 and not manifest.only_appended(run.path / name, old_file):
                     problems.append(f"{name}: its content changed")
             except FileNotFoundError:
                 if old_file:  # else the run is still going on and removed the file
@@ -122,7 +122,7 @@ class Sender(FileSender):
 
 def main() -> int:
     """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
-    arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.make_common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target, gc_pause.pause_collector():
         Sender(workspace, source, target).serve()

@@ -126,7 +126,7 @@ def draw_batch_sizes(group: WorkloadGroup) -> Figure | None:
     line_marks = [mark for marks in marks_by_line for mark in marks]
     unit = next(mark.row.metrics[THROUGHPUT].unit for mark in line_marks if THROUGHPUT in mark.row.metrics)
     sizes = [mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics]
-    memory_unit, unit_bytes = notation.bytes_unit(sizes)
+    memory_unit, unit_bytes = notation.choose_bytes_unit(sizes)
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
     looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
     names = _line_labels(labelled_marks, BATCH_KEYS)
@@ -239,7 +239,7 @@ def _pull_interval(mark: CellMark) -> int:
 def _metric_unit(estimates: Sequence[Estimate]) -> tuple[str, float]:
     """(the unit of a panel, how many units of the metric make one unit of the panel)."""
     if estimates[0].unit == "bytes":
-        return notation.bytes_unit([estimate.value for estimate in estimates])
+        return notation.choose_bytes_unit([estimate.value for estimate in estimates])
     return estimates[0].unit, 1.0
 
 

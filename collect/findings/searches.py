@@ -58,7 +58,7 @@ def list_search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
             tries=path.tries,
             cells=[batch_search.make_try_cell(path.cell, search_try.size).name() for search_try in path.tries],
             best=path.best,
-            says=path.answer or "has not ended",
+            says=path.answer_text or "has not ended",
         )
         for path, name in zip(begun_paths, names, strict=True)
     ]

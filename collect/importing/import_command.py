@@ -175,9 +175,9 @@ def _write_run(
     """Write the folder of the run, which appears complete or not at all, and the matrix if it is new. Returns the folder.
 
     A run with the same labels is another repeat of the same cell."""
-    present_ids = set(workspace.run_ids())
-    repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.run_id(cell, number) not in present_ids)
-    run_id = run_file.run_id(cell, repeat)
+    present_ids = set(workspace.list_run_ids())
+    repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.make_run_id(cell, number) not in present_ids)
+    run_id = run_file.make_run_id(cell, repeat)
     source = "imported from " + ", ".join(f"{file.name} ({file.format})" for file in imported_files)
     new_run_dir = RunDir(workspace.runs / f".{run_id}.new")
     shutil.rmtree(new_run_dir.path, ignore_errors=True)
@@ -203,7 +203,7 @@ def _write_run(
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(new_run_dir.path)
-    if matrix not in workspace.matrix_names():
+    if matrix not in workspace.list_matrix_names():
         title = "Runs from logs of other programs"
         workspace.store_expansion(
             Expansion(schema=1, name=matrix, title=title, path="", cells=[], excluded=[], baseline=cell.strategy)

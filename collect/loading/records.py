@@ -225,7 +225,9 @@ class RunRecords(msgspec.Struct):
                 )
                 if cached_samples is not None:
                     last_s, begin_byte = cached_samples.header.last_wall_s, cached_samples.header.end
-                    self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt_count=cached_samples.header.corrupt))
+                    self.damage.note_damaged_lines(
+                        file_name, RecordLines[Sample]([], corrupt_count=cached_samples.header.corrupt)
+                    )
                     self._add_cached_samples(cached_samples)
                 for block in sample_lines.read_blocks(begin_byte):
                     samples = self.damage.note_damaged_lines(file_name, decode_records(block, Sample))
@@ -284,7 +286,9 @@ class RunRecords(msgspec.Struct):
         if not suspensions or not timed_records:
             return
         if not suspension.overlaps_suspension(
-            min(map(suspension.step_start_s, timed_records)), max(record.wall_s for record in timed_records), suspensions
+            min(map(suspension.compute_step_start_s, timed_records)),
+            max(record.wall_s for record in timed_records),
+            suspensions,
         ):
             return
         self.was_suspended = True

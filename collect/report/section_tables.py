@@ -11,7 +11,7 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, fault_text, score_text, study_tables, text_tables, verdict_text
 from collect.summary import Failure, Summary
 from shardlab.matrix.study import Deviation
-from shardlab.terminal.table import Column, Table, Text
+from shardlab.terminal.table import Column, Table, CellText
 
 _LOSSES_NOTE = (
     "Cells that do the same work in different ways must have the same losses. If their losses differ, they did different work, "
@@ -62,7 +62,7 @@ def _make_failures_table(summary: Summary) -> Table[Failure]:
         Column("State", lambda failure: failure.state, state=lambda failure: failure.state),
         Column(
             "Run",
-            lambda failure: Text(failure.run, "a later attempt replaced it" if failure.superseded else ""),
+            lambda failure: CellText(failure.run, "a later attempt replaced it" if failure.superseded else ""),
             is_number=False,
             is_code=True,
             link=lambda failure: f"{failure.run}/",

@@ -60,7 +60,7 @@ def make_cells_table(summary: Summary) -> Table[CellRow]:
     tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in tables.common_values)
     title = f"{text_tables.report_title(summary)} ({common_values})" if common_values else text_tables.report_title(summary)
-    shown_columns = [handles.make_column(lambda row: row.handle), *tables.main.columns]
+    shown_columns = [handles.make_handle_column(lambda row: row.handle), *tables.main.columns]
     return msgspec.structs.replace(tables.main, title=title, columns=shown_columns)
 
 

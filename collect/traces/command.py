@@ -37,7 +37,7 @@ from shardlab.files import json_file
 from shardlab.runs import trace_part
 from shardlab.runs.run import REHEARSAL_NOTE, Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, summary_name
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, make_summary_name
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
@@ -113,7 +113,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
 
 def _find_run_id(workspace: Workspace, name: str) -> str:
     """The id of the run with this name; a path, which has a slash, is returned unchanged. Raises InputError."""
-    return name if "/" in name else workspace.find_run(name).run_id
+    return name if "/" in name else workspace.find_run_dir(name).run_id
 
 
 class TraceComparison(NamedTuple):
@@ -273,7 +273,7 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     subfolders.
     """
     is_path = "/" in run
-    folder = Path(run) if is_path else workspace.find_run(run).path / "trace"
+    folder = Path(run) if is_path else workspace.find_run_dir(run).path / "trace"
     if is_path and folder.is_file():
         return [folder]
     trace_paths = trace_part.find_trace_paths(folder)
@@ -362,7 +362,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
     set_name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
     latest_runs: dict[int, tuple[RunDir, Run, TracePart]] = {}
-    for run_dir in workspace.all_runs():
+    for run_dir in workspace.list_run_dirs():
         try:
             run = run_dir.read_run()
         except ShardlabError:
@@ -378,7 +378,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
 def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
     summaries = []
     for file_number in range(len(trace_part.files)):
-        summary_path = run_dir.path / SUMMARIES_FOLDER / summary_name(file_number)
+        summary_path = run_dir.path / SUMMARIES_FOLDER / make_summary_name(file_number)
         summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
         if summary is None:
             raise InputError(f"{summary_path}: the summary is missing, although the run completed.")

@@ -20,7 +20,7 @@ from shardlab.files import files
 from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SUMMARIES_FOLDER, summary_name
+from shardlab.runs.trace_part import SUMMARIES_FOLDER, make_summary_name
 from shardlab.terminal import console
 
 
@@ -55,7 +55,7 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
             with files.as_workspace_error("read"):
                 loaded_trace, trace_bytes = trace.read_trace(trace_path), trace_path.stat().st_size
             files.write_json(
-                run_dir.path / SUMMARIES_FOLDER / summary_name(file_number), compute_file_figures(loaded_trace), sync=False
+                run_dir.path / SUMMARIES_FOLDER / make_summary_name(file_number), compute_file_figures(loaded_trace), sync=False
             )
             end_time = time.monotonic()
             step_record = StepRecord(

@@ -100,7 +100,7 @@ class LivePage:
         """Returns (the present data of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
             if time.monotonic() - self._read_s >= LEAST_READING_S:
-                self._document = printable.json(self._build_data())
+                self._document = printable.encode_printable_json(self._build_data())
                 self._tag = f'"{hashlib.sha256(self._document).hexdigest()[:32]}"'
                 self._read_s = time.monotonic()
             return self._document, self._tag
@@ -164,7 +164,7 @@ def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str], c
     reason = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
-        handle=handles.run_handle(run.run_id, cell_handles),
+        handle=handles.make_run_handle(run.run_id, cell_handles),
         state=verdict.state,
         step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
@@ -183,7 +183,7 @@ def _build_run_at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
     return RunAtWork(
         run_id=run.run_id,
         row=row,
-        hosts=run.folder.hosts(),
+        hosts=run.folder.list_hosts(),
         last_record_s=max(run.series.last_record_s, run.last_event_s),
         figures=[drawing for drawing in figures_or_none if drawing is not None],
     )

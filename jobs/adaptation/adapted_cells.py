@@ -130,7 +130,10 @@ def adapt_cells(
     replaced_values = [adapted_means.find_replaced_values(point.value_by_key, machine) for point in original_matrix.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
     start_points = [
-        Point(point.value_by_key | {key: replaced_value.new_value for key, replaced_value in point_values.items()}, point.path_by_key)
+        Point(
+            point.value_by_key | {key: replaced_value.new_value for key, replaced_value in point_values.items()},
+            point.path_by_key,
+        )
         for point, point_values in zip(requested_matrix.points, replaced_values, strict=True)
     ]
     cells_by_size: dict[CellSize, list[tuple[Point, AnyCell]]] = {}

@@ -97,8 +97,8 @@ def main(argv: list[str]) -> int:
             "number of ranks."
         )
     if _read_number("LOCAL_RANK", "SLURM_LOCALID") == 0:
-        files.make_folder(run_dir.environment(gethostname()).parent)
-        files.write_json(run_dir.environment(gethostname()), host.read_host())
+        files.make_folder(run_dir.environment_file(gethostname()).parent)
+        files.write_json(run_dir.environment_file(gethostname()), host.read_host())
     if rank == 0:
         run_dir.write_event("rank-00000", "met", sync=False, world_size=run.world.world_size)
     files.make_folder(run_dir.steps_file(rank).parent)

@@ -38,7 +38,7 @@ def make_predictions_table(
             has_rehearsals or column.heading != MEMORY_SOURCE_HEADING
         )  # without rehearsals, it would say `formula` in every row
     ]
-    handle_column: Column[tuple[str, Prediction]] = handles.make_column(lambda row: cell_handles.get(row[0], ""))
+    handle_column: Column[tuple[str, Prediction]] = handles.make_handle_column(lambda row: cell_handles.get(row[0], ""))
     return Table("predicted", [handle_column, _CELL, *columns], list(predictions.items()))
 
 

@@ -88,7 +88,7 @@ def describe_searches(
 
 def _read_earlier_searches(workspace: Workspace, runs_as: str) -> dict[str, BatchSearch]:
     """The searches of this matrix when it was last rendered, by the text that `batch_search.search_family_hash` gives."""
-    if runs_as not in workspace.matrix_names():
+    if runs_as not in workspace.list_matrix_names():
         return {}
     cells = workspace.read_expansion(runs_as).cells
     return {
@@ -103,7 +103,9 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
     search_request = matrix.file.search
     assert search_request is not None
     pass_count = cell.gradient_accumulation_steps
-    smallest_micro_batch = batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.make_try_cell(cell, pass_count), plugins) else 1
+    smallest_micro_batch = (
+        batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.make_try_cell(cell, pass_count), plugins) else 1
+    )
     likely_micro_batch = cell_prediction.largest_micro_batch
     if cell.rehearses is not None:
         largest_micro_batch = LARGEST_TINY_BATCH

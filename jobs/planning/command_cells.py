@@ -82,7 +82,10 @@ def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[
     elif not launchers[draft.launcher].starts_commands:
         allowed = ", ".join(name for name, launcher in launchers.items() if launcher.starts_commands)
         faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed}."
-    elif matrix.command_by_name[str(point.value_by_key["workload"])].launcher_options and not launchers[draft.launcher].takes_options:
+    elif (
+        matrix.command_by_name[str(point.value_by_key["workload"])].launcher_options
+        and not launchers[draft.launcher].takes_options
+    ):
         allowed = ", ".join(name for name, launcher in launchers.items() if launcher.takes_options)
         faults["launcher"] = f"{draft.launcher} takes no launcher_options. Allowed: {allowed}."
     if "strategy" in point.value_by_key and draft.strategy not in matrix.strategy_labels:

@@ -64,7 +64,7 @@ def find_missing_data(cells: Sequence[AnyCell], context: RenderContext, workspac
         return MissingData()
     question = DataSetQuestion(cluster.storage.shared, cluster.data.path, cell_options)
     if context.scheduler == "local":
-        return MissingData(_describe_missing(cell_options, workspace.data_folder(cluster.data.path)))
+        return MissingData(_describe_missing(cell_options, workspace.find_data_folder(cluster.data.path)))
     if on_controller.starts_runs_here(cluster):
         return answer_question(question, workspace)
     try:
@@ -83,7 +83,7 @@ def find_missing_data(cells: Sequence[AnyCell], context: RenderContext, workspac
 def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingData:
     """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
     disks inside the nodes."""
-    data_path, shared_folder = workspace.data_folder(question.data_path), question.shared
+    data_path, shared_folder = workspace.find_data_folder(question.data_path), question.shared
     if shared_folder is not None and data_path.resolve().is_relative_to(Path(shared_folder).resolve()):
         return MissingData(_describe_missing(question.options, data_path))
     data_set_names = _join_data_set_names(question.options)
@@ -127,7 +127,7 @@ def _join_data_set_names(cell_options: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Read a question of another machine from standard input, and print the answer; return the exit code."""
-    arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.make_common_options()]).parse_args()
     question_json = sys.stdin.buffer.read()
     question = json_file.decode_standard_input(question_json, DataSetQuestion, "a question from this version of shardlab")
     missing_data = answer_question(question, Workspace.find(getattr(arguments, "workspace", None)))

@@ -172,8 +172,12 @@ def _select_cells(cells: list[AnyCell], where: str | None) -> list[AnyCell]:
 def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cluster = THIS_MACHINE) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names. The code of a workload is executed in the environment of its cells, if
     this machine has the environment: only there may the packages be installed that the code imports."""
-    ordered_points = sorted(requested_matrix.points, key=lambda point: "environment" in point.value_by_key)  # the last one decides
-    environments_by_workload = {str(point.value_by_key.get("workload")): point.value_by_key.get("environment") for point in ordered_points}
+    ordered_points = sorted(
+        requested_matrix.points, key=lambda point: "environment" in point.value_by_key
+    )  # the last one decides
+    environments_by_workload = {
+        str(point.value_by_key.get("workload")): point.value_by_key.get("environment") for point in ordered_points
+    }
     interpreters = {
         workload_name: python
         for workload_name, environment in environments_by_workload.items()
@@ -181,10 +185,15 @@ def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cl
     }
     workload_names = {str(point.value_by_key.get("workload")) for point in requested_matrix.points}
     models = {
-        workload_name: model for workload_name, model in requested_matrix.model_by_name.items() if workload_name in workload_names
+        workload_name: model
+        for workload_name, model in requested_matrix.model_by_name.items()
+        if workload_name in workload_names
     }
     commands = command_folder.read_folders(requested_matrix, workspace)
-    strategy_names = {requested_matrix.file.baseline, *(str(point.value_by_key.get("strategy")) for point in requested_matrix.points)}
+    strategy_names = {
+        requested_matrix.file.baseline,
+        *(str(point.value_by_key.get("strategy")) for point in requested_matrix.points),
+    }
     plugin_names = workload_names - models.keys() - commands.keys()
     strategy_names -= requested_matrix.strategy_labels
     plugins = own_plugins.find_plugins(workspace, plugin_names, strategy_names, models, interpreters)
@@ -270,7 +279,7 @@ def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountS
         return []
     if on_controller.starts_runs_here(cluster):
         return share.read_shares(cluster.slurm.account, choose_slurm_cluster(cluster))
-    if cluster.login is None or not inventory.inventory_path(workspace).exists():
+    if cluster.login is None or not inventory.make_inventory_path(workspace).exists():
         return []
     address, _ = inventory.find_controller(workspace, cluster)
     return share.read_site_shares(address, cluster.slurm.account, cluster.slurm.cluster)

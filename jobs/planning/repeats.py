@@ -12,7 +12,7 @@ from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.cell_names import METRIC_ARGUMENTS, matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.matrix import MatrixFile, Repeats
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -89,7 +89,7 @@ def compute_mean_recorded_s(
     only for these cells."""
     mean_s_by_name = {}
     for cell in cells:
-        run_dirs = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
+        run_dirs = (RunDir(workspace.runs / make_run_id(cell, repeat)) for repeat in range(1, repeats[cell.name()] + 1))
         is_rehearsed = cell.name() in rehearsed
         durations_s = [
             seconds for run_dir in run_dirs if (seconds := _read_duration_s(run_dir, rehearsals=is_rehearsed)) is not None
@@ -117,7 +117,7 @@ def _read_duration_s(run_dir: RunDir, *, rehearsals: bool) -> float | None:
     if not run_dir.result.exists() or (not rehearsals and run_dir.is_rehearsal()):
         return None
     try:
-        event_times = {event.event: event.wall_s for event in run_dir.events()}
+        event_times = {event.event: event.wall_s for event in run_dir.read_events()}
     except ShardlabError:
         return None
     if not {"started", "exited"} <= event_times.keys() or event_times["exited"] < event_times["started"]:

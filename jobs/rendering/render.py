@@ -39,7 +39,7 @@ from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.retry import Retry
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.run import Run, World, is_rehearsal, run_id
+from shardlab.runs.run import Run, World, is_rehearsal, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import TracePart
 from shardlab.workspace.workspace import Workspace
@@ -161,7 +161,7 @@ def make_render_context(
         digests={template: templates.template_digest(template, workspace.own_templates) for template in template_names},
         source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.digest_source()),
         packages=source_digest.digest_installed_packages(),
-        data_path=str(workspace.data_folder(cluster.data.path)),
+        data_path=str(workspace.find_data_folder(cluster.data.path)),
         proofs_path=str(workspace.shardlab_folder / "proofs"),
         versions={**host.read_package_versions(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.read_git_commit(),
@@ -181,7 +181,7 @@ def render_for_reading(context: RenderContext, preview: Preview) -> RenderContex
         context,
         preview=preview,
         source=str(frozen_source.find_source_copies_folder(preview_workspace) / Path(context.source).name),
-        data_path=str(preview_workspace.data_folder(context.where.data.path)),
+        data_path=str(preview_workspace.find_data_folder(context.where.data.path)),
         proofs_path=str(preview_workspace.shardlab_folder / "proofs"),
     )
 
@@ -231,7 +231,7 @@ def make_run(
     environment = context.read_environment(cell.environment)
     return Run(
         schema=1,
-        run_id=run_id(cell, repeat, attempt),
+        run_id=make_run_id(cell, repeat, attempt),
         matrix=context.matrix,
         cell=cell,
         cell_hash=cell.hash(),
@@ -378,7 +378,7 @@ def keep_expansion(
                 ExpandedCell(
                     cell.name(),
                     cell,
-                    [run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
+                    [make_run_id(cell, repeat) for repeat in range(1, repeats[cell.name()] + 1)],
                     context.search_of(cell),
                 )
                 for cell in cells

@@ -48,7 +48,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     limit_minutes = compute_limit_minutes(run)
     option_words.append(f"time={limit_minutes if longest_s is None else max(1, min(limit_minutes, longest_s // 60))}")
     # whether Slurm may restart the job of its own accord (jobs.status.retry_budget)
-    option_words.append("requeue" if run.retries_after("node_fail") else "no-requeue")
+    option_words.append("requeue" if run.find_retry_limit("node_fail") else "no-requeue")
     # nodes that the cluster file excludes, and nodes that earlier attempts lost
     excluded_nodes = dict.fromkeys([*slurm.exclude, *run.avoid])
     option_words += [f"exclude={','.join(excluded_nodes)}"] if excluded_nodes else []

@@ -51,7 +51,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         return [
             rank
             for rank in range(self.manifest.world)
-            if not any(record.step == step and not record.warmup for record in self.run.steps(rank).records)
+            if not any(record.step == step and not record.warmup for record in self.run.read_steps(rank).records)
         ]
 
 
@@ -96,7 +96,7 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
     if not faulty_files and not stored_checkpoint.find_late_ranks():
         return ""
     workspace = Workspace(run_dir.path.parent.parent)
-    placed_on = placement.read_placement(stored_checkpoint.run.events())
+    placed_on = placement.read_placement(stored_checkpoint.run.read_events())
     nodes_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
     runs_folder, old_run = run_dir.path.parent, stored_checkpoint.run
     absent_nodes = []

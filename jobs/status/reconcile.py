@@ -111,7 +111,7 @@ def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir], matrix_name:
     with gc_pause.pause_collector():
         statuses, cell_handles = _judge_statuses(workspace, run_dirs), workspace.number_cells(matrix_name)
         for status in statuses:
-            status.handle = handles.run_handle(status.id, cell_handles)
+            status.handle = handles.make_run_handle(status.id, cell_handles)
         return statuses
 
 
@@ -139,7 +139,7 @@ def _judge_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[St
 def read_run_on_disk(run_dir: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
     record cannot be read, and UnknownName if this version has no such scheduler."""
-    run, events = run_dir.read_run(), run_dir.events(strict=True)
+    run, events = run_dir.read_run(), run_dir.read_events(strict=True)
     scheduler(run.scheduler)  # raises UnknownName
     verdict, result = run_dir.judge_with_result(events, run)
     return RunOnDisk(run_dir, run, events, verdict, result)
@@ -176,7 +176,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
     has_steps = result is None and verdict.state != "planned"
     suspensions = suspension.read_suspensions(records.events)
     progress = RunProgress()
-    progress.add_records(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
+    progress.add_records(suspension.mark_suspended(run_dir.read_steps(0).records, suspensions) if has_steps else ())
     rate_per_s, eta_s = progress.compute_rate_per_s(run.cell), progress.estimate_left_s(run.cell)
     started_at, ended_at = find_run_span(records.events, verdict.state)
     end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
@@ -207,7 +207,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
         trouble=recorder_ends.describe_early_ends(records.events),
         search=run.search,
         retried=retry_budget.list_retried_states(run, records.events),
-        retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.retries_after(state))},
+        retries_allowed={state: times for state in Retry.__struct_fields__ if (times := run.find_retry_limit(state))},
     )
 
 
@@ -236,8 +236,8 @@ def _list_hosts(records: RunOnDisk) -> list[str]:
     is_elsewhere = records.run.scheduler in ("ssh", "allocation")
     supervisor_hosts = {event.host for event in records.events if event.writer == "attempt" and not is_elsewhere}
     # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
-    sampled_hosts = records.folder.sampled_hosts() if records.run.traces is not None else []
-    return sorted({*supervisor_hosts, *records.folder.hosts(), *sampled_hosts})
+    sampled_hosts = records.folder.list_sampled_hosts() if records.run.traces is not None else []
+    return sorted({*supervisor_hosts, *records.folder.list_hosts(), *sampled_hosts})
 
 
 def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
@@ -253,7 +253,7 @@ def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
 def _make_unreadable_status(run_dir: RunDir, error: ShardlabError) -> Status:
     remedy = f"restore the file, or move the folder {run_dir.path} out of runs/ and run `jobs submit` to create it again"
     with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
-        job, token = run_dir.sent_job()
+        job, token = run_dir.find_sent_job()
         if job:
             cluster, _, job_number = job.rpartition(":")
             cancel_words = address_cluster(["scancel", f"--name={token}", job_number], cluster or None)
@@ -303,7 +303,7 @@ def judge_with_lease(
 def _find_last_record_time(run: RunOnDisk) -> datetime:
     """The time of the last record in the run's folder, by the clocks of the nodes."""
     moments_s = [event.wall_s for event in run.events]
-    moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
-    for host in run.folder.hosts():
+    moments_s += [record.wall_s for record in run.folder.read_steps(0).records[-1:]]
+    for host in run.folder.list_hosts():
         moments_s += [sample.wall_s for sample in read_records(run.folder.samples_file(host), Sample).records[-1:]]
     return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

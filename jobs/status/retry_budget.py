@@ -12,7 +12,7 @@ from shardlab.errors import ShardlabError
 from shardlab.matrix.retry import SHARED_ON_SLURM
 from shardlab.runs import checkpoint, command_run
 from shardlab.runs.record import Event
-from shardlab.runs.run import Run, run_id
+from shardlab.runs.run import Run, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import TOLD_REASON
 
@@ -44,7 +44,10 @@ def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
     """Raises RestartedTooOften if Slurm has restarted the run more often than allowed."""
     if run.scheduler != "slurm":
         return
-    restart_count, allowed_restarts = count_slurm_restarts(run_dir, run, run_dir.events()), run.retries_after("node_fail")
+    restart_count, allowed_restarts = (
+        count_slurm_restarts(run_dir, run, run_dir.read_events()),
+        run.find_retry_limit("node_fail"),
+    )
     if restart_count > allowed_restarts:
         raise RestartedTooOften(f"Slurm has restarted the run {restart_count} times; allowed: {allowed_restarts}.")
 
@@ -53,12 +56,12 @@ def allows_retry(run_dir: RunDir, run: Run, state: str) -> bool:
     """Whether the budget of the run allows another start after it ended in this state."""
     if state in run.cell.expect:
         return False
-    events = run_dir.events()
+    events = run_dir.read_events()
     if run.scheduler == "slurm" and state in SHARED_ON_SLURM:
         used_retries = count_slurm_restarts(run_dir, run, events)
     else:
         used_retries = list_retried_states(run, events).count(state)
-    return used_retries < run.retries_after(state)
+    return used_retries < run.find_retry_limit(state)
 
 
 def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], saved_step: int) -> str | None:
@@ -76,7 +79,9 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
 
 def find_saved_step(run_dir: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max((checkpoint.parse_checkpoint_step(path) for path in checkpoint.list_complete_checkpoints(run_dir.path)), default=0)
+    return max(
+        (checkpoint.parse_checkpoint_step(path) for path in checkpoint.list_complete_checkpoints(run_dir.path)), default=0
+    )
 
 
 def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]]:
@@ -84,7 +89,7 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
 
     runs_folder: the folder of all runs. run: the last attempt.
     """
-    attempt_folders = [runs_folder / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
+    attempt_folders = [runs_folder / make_run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     if run.cell.command is not None:
         saved = (
             (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders
@@ -100,7 +105,7 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
 
 def read_lost_nodes(run_dir: RunDir) -> list[str]:
     """The nodes that the events of a run name as lost; empty with Slurm, whose runs record no such event."""
-    return [str(event.data["node"]) for event in run_dir.events() if event.event == NODE_LOST_EVENT]
+    return [str(event.data["node"]) for event in run_dir.read_events() if event.event == NODE_LOST_EVENT]
 
 
 def describe_retry(run: Run, events: Sequence[Event]) -> str:
@@ -110,4 +115,4 @@ def describe_retry(run: Run, events: Sequence[Event]) -> str:
         return ""
     start_kind = "started again" if any(event.event == REQUEUED_EVENT for event in events) else f"attempt {run.attempt}"
     last_state, count = retried_states[-1], retried_states.count(retried_states[-1])
-    return f"{start_kind} after {last_state} (retry {count} of {run.retries_after(last_state)})"
+    return f"{start_kind} after {last_state} (retry {count} of {run.find_retry_limit(last_state)})"

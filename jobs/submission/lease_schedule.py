@@ -22,7 +22,7 @@ from jobs.status.reconcile import read_statuses, select_last_attempts
 from jobs.submission.submit import RunDecision
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.run import Run, parse_run_id, run_id
+from shardlab.runs.run import Run, parse_run_id, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import moments
 from shardlab.workspace import inventory
@@ -42,19 +42,19 @@ class LeaseSchedule:
         assert leased.lease is not None
         self.lease, self._current_time = leased.lease, datetime.now(UTC)
         # when each node becomes free, sorted
-        self._node_free_s = [0.0] * max(1, len(leased.with_role("worker") or leased.nodes))
+        self._node_free_s = [0.0] * max(1, len(leased.list_with_role("worker") or leased.nodes))
         self._recorded_s, self._most_at_once = recorded_s or {}, at_once
         self._last_start_s, self._run_end_s = 0.0, list[float]()
 
     def add_unfinished(self, workspace: Workspace, other_ids: Container[str]) -> None:
         """Add the running and the pending runs of a workspace, except for runs with the ids `other_ids`. Their recorded
         durations are used for the runs that are added later."""
-        runs = read_statuses(workspace, select_last_attempts(workspace.all_runs()))
+        runs = read_statuses(workspace, select_last_attempts(workspace.list_run_dirs()))
         durations_by_cell: dict[str, list[float]] = {}
         for run in runs:
             id_parts = parse_run_id(run.id)
             if id_parts is not None and id_parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
-                durations_by_cell.setdefault(id_parts.cell, []).append(run.duration_s)
+                durations_by_cell.setdefault(id_parts.cell_name, []).append(run.duration_s)
         self._recorded_s = {cell: fmean(seconds) for cell, seconds in durations_by_cell.items()}
         unfinished_runs = [
             run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable
@@ -105,7 +105,7 @@ def estimate_time_left(
     if run.search is not None:  # its tries have larger batches than the first try, of which recorded and predicted times are
         run_prediction, limit_s = None, None if limit_s is None else run.search.most_tries * limit_s
     elif id_parts is not None:
-        mean_s = recorded_s.get(id_parts.cell)
+        mean_s = recorded_s.get(id_parts.cell_name)
     run_time = gpu_hours.estimate_run_time(mean_s, run_prediction, limit_s, elapsed_s)
     return (0.0, "") if run_time is None else (max(run_time.seconds - elapsed_s, 0.0), f" (by {run_time.source})")
 
@@ -168,6 +168,6 @@ def count_late_runs(plan: MatrixPlan, workspace: Workspace) -> int:
     runs = [
         render.make_run(cell, repeat, 1, plan.source)
         for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats)
-        if not (run_dir := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
+        if not (run_dir := RunDir(workspace.runs / make_run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
     ]
     return sum(lease_schedule.add_run(run, plan.predicted.get(run.cell.name()), always_add=True) is not None for run in runs)

@@ -22,7 +22,7 @@ from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs import search_path
 from shardlab.runs.checkpoint import CheckpointManifest, list_complete_checkpoints, explain_refused_resume, read_manifest
 from shardlab.runs.record import Sample, read_records
-from shardlab.runs.run import Run, run_id, split_attempt
+from shardlab.runs.run import Run, make_run_id, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
 from shardlab.runs.state import FINAL_STATES
@@ -65,7 +65,7 @@ def check_runs(
     of the run `resume_from`. repeats: the number of runs of each cell, by the name of the cell.
     """
     if resume_from:
-        _must_be_resumable(workspace.find_run(resume_from), cells)
+        _must_be_resumable(workspace.find_run_dir(resume_from), cells)
     for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats, context)).values():
         must_be_of_cluster(folder, context)
 
@@ -106,7 +106,7 @@ def decide_runs(
         elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last_status, context)) is not None:
             decisions.append(retry_decision)
         else:
-            search_answer = search_path_of_run.answer if search_path_of_run is not None else ""
+            search_answer = search_path_of_run.answer_text if search_path_of_run is not None else ""
             decision_reason = (
                 last_status.why
                 if last_status.is_unreadable
@@ -137,8 +137,8 @@ def _find_last_folders(
     workspace: Workspace, wanted_runs: Sequence[tuple[AnyCell, int, SearchPath | None]]
 ) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
-    first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
-    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
+    first_ids = {make_run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
+    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_run_dirs())}
     return {first_id: run_dir for first_id, run_dir in last_folders.items() if first_id in first_ids}
 
 

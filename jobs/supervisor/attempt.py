@@ -238,7 +238,7 @@ class Attempt:
         if self.in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
             self.end_reason = TOLD_TO_END_WHY
             return TOLD_REASON
-        if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
+        if lost_event := next((event for event in self.run_dir.read_events() if event.event == step.NODE_LOST_EVENT), None):
             self.end_reason = str(lost_event.data.get("why", ""))
             return "node_fail"
         if self.in_slurm and query.is_preempted(claim.current_job_id()):
@@ -251,7 +251,7 @@ class Attempt:
         When an allocation ends, `salloc` sends no signal to its command, to which this process belongs."""
         is_rank_told = any(
             event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.start_wall_s
-            for event in self.run_dir.events()
+            for event in self.run_dir.read_events()
         )
         return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.current_job_id()))
 
@@ -375,7 +375,9 @@ class Attempt:
 
     def _is_cancelled(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
-        return any(event.event == "cancel_requested" and event.wall_s > self.start_wall_s for event in self.run_dir.events())
+        return any(
+            event.event == "cancel_requested" and event.wall_s > self.start_wall_s for event in self.run_dir.read_events()
+        )
 
     def _count_steps(self, code: int, reason: str | None) -> int | None:
         """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.

@@ -62,7 +62,7 @@ def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule 
     """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
     if invocation.arguments.schedule is None:
         return None
-    name = handles.find_cell(invocation.arguments.schedule, handles.number_cells(cell.name() for cell in plan.all_cells))
+    name = handles.find_cell_id(invocation.arguments.schedule, handles.number_cells(cell.name() for cell in plan.all_cells))
     cells_by_name = {cell.name(): cell for cell in select_trainings(plan.cells) if cell.pp > 1}
     if not cells_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")

@@ -54,9 +54,9 @@ def add_cluster(parser: Parser) -> None:
 def add_run_selection(parser: Parser) -> None:
     """Add the arguments that select runs of the workspace."""
     runs_help = "ids or their beginnings, short names of cells or runs (docs/how-to/name-a-run.md), or quoted shell patterns"
-    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
+    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.list_run_ids)
     matrix_help = "only runs of this matrix"
-    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
+    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.list_matrix_names)
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
     parser.add_argument("--where", metavar="EXPR", help=where_help)
 
@@ -110,14 +110,14 @@ def read_tracker(invocation: Invocation) -> str | None:
     tracker_name: str | None = getattr(invocation.arguments, "track", None)
     if tracker_name is None:
         return None
-    trackers.must_be_known(tracker_name, "--track")
+    trackers.check_tracker_name(tracker_name, "--track")
     if invocation.cluster.has_separate_folders:
         raise InputError(
             f"--track: the nodes of the cluster {invocation.cluster.name} share no folder, so no process sees the records of "
             f"all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: "
             f"collect export --to {tracker_name}"
         )
-    trackers.must_be_installed(tracker_name, f"jobs submit --track {tracker_name}")
+    trackers.check_tracker_installed(tracker_name, f"jobs submit --track {tracker_name}")
     return tracker_name
 
 

@@ -45,7 +45,7 @@ def make_table(
     styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_runs]
     columns = _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED)
     if any(run.handle for run in runs):
-        columns.insert(0, handles.make_column(lambda run: run.handle))
+        columns.insert(0, handles.make_handle_column(lambda run: run.handle))
     table = Table("", columns, shown_runs, styles=styles)
     if width is None:
         return table

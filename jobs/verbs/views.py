@@ -113,7 +113,7 @@ def _print_cells(out: Output, plan: MatrixPlan, workspace: Workspace) -> None:
     cell_names = [cell.name() for cell in plan.cells]
     differences = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
     cell_handles = handles.number_cells(cell.name() for cell in plan.all_cells)
-    handle_column: Column[AnyCell] = handles.make_column(lambda cell: cell_handles[cell.name()])
+    handle_column: Column[AnyCell] = handles.make_handle_column(lambda cell: cell_handles[cell.name()])
     differing_column: Column[AnyCell] = Column("differs in", lambda cell: differences[cell.name()])
     columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(differences.values()) else [])]
     matrix_name = plan.source.matrix
@@ -201,7 +201,7 @@ def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
 def print_status(out: Output, runs: Sequence[Status], workspace: Workspace) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not runs and not out.json:
-        out.print_line(f"no runs{' that match' * any(workspace.run_ids())} in {workspace.path}.")
+        out.print_line(f"no runs{' that match' * any(workspace.list_run_ids())} in {workspace.path}.")
     elif not out.json:
         table = status_table.make_table(runs, out.width)
         out.show_table(table)

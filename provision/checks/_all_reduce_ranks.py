@@ -46,7 +46,9 @@ def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu_ind
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=180))
     wrong_count = torch.zeros(1, dtype=torch.int64, device=device)
-    times_by_size = torch.stack([_measure_times(count, rank, world_size, device, wrong_count) for count in ELEMENT_COUNTS[backend]])
+    times_by_size = torch.stack(
+        [_measure_times(count, rank, world_size, device, wrong_count) for count in ELEMENT_COUNTS[backend]]
+    )
     dist.all_reduce(wrong_count)
     dist.barrier()
     clock_bounds = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
@@ -72,7 +74,9 @@ def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu_ind
     dist.destroy_process_group()
 
 
-def _measure_times(element_count: int, rank: int, world_size: int, device: torch.device, wrong_count: torch.Tensor) -> torch.Tensor:
+def _measure_times(
+    element_count: int, rank: int, world_size: int, device: torch.device, wrong_count: torch.Tensor
+) -> torch.Tensor:
     """Sum tensors of one size. Returns the seconds of each iteration on this rank, without the warm-up.
 
     wrong_count: the number of wrong elements is added to this tensor.

@@ -38,7 +38,9 @@ def main(argv: list[str]) -> int:
     torch_trial = _trial.try_torch()
     word_paths = _wait_for_files(proof_folder, "word.*", task_count)
     all_reduce = (
-        _run_all_reduce(proof_folder, rank_index, task_count, torch_trial, head_node) if task_count > 1 and len(word_paths) == task_count else None
+        _run_all_reduce(proof_folder, rank_index, task_count, torch_trial, head_node)
+        if task_count > 1 and len(word_paths) == task_count
+        else None
     )
     disk_usage = shutil.disk_usage(proof_folder)
     free_inodes = os.statvfs(proof_folder).f_favail
@@ -73,7 +75,9 @@ def _wait_for_files(folder: Path, name_pattern: str, file_count: int) -> list[Pa
     return matching_paths
 
 
-def _run_all_reduce(proof_folder: Path, rank_index: int, task_count: int, torch_trial: Trial, head: str) -> CommandOutput | None:
+def _run_all_reduce(
+    proof_folder: Path, rank_index: int, task_count: int, torch_trial: Trial, head: str
+) -> CommandOutput | None:
     """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
     None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
@@ -117,11 +121,17 @@ def find_route_interface(other_node: str) -> str | None:
     except OSError:
         return None
     with socket.socket(node_socket_address[0], socket.SOCK_DGRAM) as probe_socket:
-        probe_socket.connect(node_socket_address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
+        probe_socket.connect(
+            node_socket_address[4]
+        )  # connect on a UDP socket sends nothing: the kernel only looks up the route
         own_address = probe_socket.getsockname()[0]
     addresses_by_nic = psutil.net_if_addrs()
     return next(
-        (name for name, nic_addresses in addresses_by_nic.items() if any(entry.address.partition("%")[0] == own_address for entry in nic_addresses)),
+        (
+            name
+            for name, nic_addresses in addresses_by_nic.items()
+            if any(entry.address.partition("%")[0] == own_address for entry in nic_addresses)
+        ),
         None,
     )
 

@@ -48,14 +48,21 @@ def try_torch() -> Trial:
     if torch_properties.version is None or not torch_properties.backends:
         return Trial(torch_properties)
     with tempfile.TemporaryDirectory(prefix="shardlab-") as store_folder:
-        backend = "nccl" if torch_properties.gpus and torch_properties.gpus >= TRIAL_RANKS and "nccl" in torch_properties.backends else "gloo"
+        backend = (
+            "nccl"
+            if torch_properties.gpus and torch_properties.gpus >= TRIAL_RANKS and "nccl" in torch_properties.backends
+            else "gloo"
+        )
         store_url = f"file://{store_folder}/store"
         rank_functions = [functools.partial(_run_rank, backend, rank, store_url) for rank in range(TRIAL_RANKS)]
         all_reduce_output = run_in_children(rank_functions, RANKS_S)
     if not torch_properties.gpus:
         return Trial(torch_properties, all_reduce_output)
     return Trial(
-        torch_properties, all_reduce_output, run_in_children([_check_matmul], PRODUCT_S), run_in_children([_check_compile], COMPILED_S)
+        torch_properties,
+        all_reduce_output,
+        run_in_children([_check_matmul], PRODUCT_S),
+        run_in_children([_check_compile], COMPILED_S),
     )
 
 

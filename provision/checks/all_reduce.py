@@ -99,11 +99,15 @@ def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
         return Outcome(False, f"the {test_name} did not end within {RANKS_S:g} s", advice, transcript=rank_output.stderr)
     if rank_output.code != 0:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
-        return Outcome(False, f"the {test_name} failed: {find_last_python_error(rank_output)}", advice, transcript=rank_output.stderr)
+        return Outcome(
+            False, f"the {test_name} failed: {find_last_python_error(rank_output)}", advice, transcript=rank_output.stderr
+        )
     try:
         report = read_report(rank_output)
     except ValueError as error:
-        return Outcome(False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
+        return Outcome(
+            False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
+        )
     if report.wrong:
         sentence = f"the {test_name} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")

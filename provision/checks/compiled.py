@@ -42,7 +42,9 @@ def judge_compiled(program_output: CommandOutput) -> Outcome:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= MOST_DIFFERENCE:
         sentence = f"a compiled function differs from the plain one by {difference:g}"
-        return Outcome(False, sentence, "do not train with compile: true here: is Triton the version that torch was built with?")
+        return Outcome(
+            False, sentence, "do not train with compile: true here: is Triton the version that torch was built with?"
+        )
     return Outcome(True, "torch.compile makes kernels for the GPU", measured={"largest_difference": difference})
 
 

@@ -48,7 +48,9 @@ def judge_driver(nvidia: Nvidia, requested_gpus: int) -> Outcome | None:
         nouveau_clause = ", and nouveau is loaded" if nvidia.nouveau else ""
         nvml_clause = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
         sentence = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau_clause}){nvml_clause}"
-        return Outcome(False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
+        return Outcome(
+            False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot"
+        )
     if nvidia.faults:
         return Outcome(False, f"a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}", "see: sudo dmesg | grep -i xid")
     if not len(nvidia.gpus) == len(nvidia.seen) == requested_gpus:
@@ -77,7 +79,9 @@ def judge_product(program_output: CommandOutput, nvidia: Nvidia) -> Outcome:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
     measured_values: dict[str, float | int | str] = {"gpus": len(wrong_counts), "driver": nvidia.nvml or ""}
-    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
+    sentence = (
+        f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
+    )
     sentence += "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
     return Outcome(True, sentence, measured=measured_values)
 

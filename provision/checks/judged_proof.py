@@ -33,11 +33,15 @@ def judge_proofs(node_type: NodeType, proof_results: ProofResults, results_folde
             "run `provision verify` when the job has ended",
         )
     if not proof_results.node_proofs:
-        return Outcome(False, f"{type_text}: job {proof_results.job_id} ended without a result", f"read {results_folder}/prove.log")
+        return Outcome(
+            False, f"{type_text}: job {proof_results.job_id} ended without a result", f"read {results_folder}/prove.log"
+        )
     if len(proof_results.node_proofs) < proof_results.node_proofs[0].tasks:
         missing_count = proof_results.node_proofs[0].tasks - len(proof_results.node_proofs)
         return Outcome(
-            False, f"{type_text}: {missing_count} of {proof_results.node_proofs[0].tasks} nodes gave no result", f"read {results_folder}/prove.log"
+            False,
+            f"{type_text}: {missing_count} of {proof_results.node_proofs[0].tasks} nodes gave no result",
+            f"read {results_folder}/prove.log",
         )
     for proof in proof_results.node_proofs:
         if (failed_outcome := _find_failed_check(proof, requested_gpus)) is not None:
@@ -50,7 +54,9 @@ def judge_proofs(node_type: NodeType, proof_results: ProofResults, results_folde
     all_reduce_outputs = [proof.together for proof in proof_results.node_proofs if proof.together is not None]
     complete_outputs = [output for output in all_reduce_outputs if '"clock_spread_s"' in output.stdout]
     first_proof = proof_results.node_proofs[0]
-    all_reduce_text, advice = _describe_all_reduce(complete_outputs[0], proof_results.node_proofs) if complete_outputs else ("", None)
+    all_reduce_text, advice = (
+        _describe_all_reduce(complete_outputs[0], proof_results.node_proofs) if complete_outputs else ("", None)
+    )
     all_reduce_clause = f"; {all_reduce_text}" if complete_outputs else ""
     first_gpus = first_proof.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
@@ -66,14 +72,21 @@ def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduc
         gpu_name = all_reduce.find_first_gpu_name(proof.host)
         node_names = [other.host.host for other in proofs]
         for rank_output, rank_node_names in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
-            if rank_output is not None and (measurement := all_reduce.read_measurement(rank_output, rank_node_names, gpu_name)) is not None:
+            if (
+                rank_output is not None
+                and (measurement := all_reduce.read_measurement(rank_output, rank_node_names, gpu_name)) is not None
+            ):
                 yield measurement
 
 
 def _find_failed_check(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
     torch_properties = proof.trial.torch
-    outcomes = [torch.judge_torch(torch_properties), gpus.judge_gpus(proof.host, torch_properties), _check_gpu_count(proof, requested_gpus)]
+    outcomes = [
+        torch.judge_torch(torch_properties),
+        gpus.judge_gpus(proof.host, torch_properties),
+        _check_gpu_count(proof, requested_gpus),
+    ]
     if proof.trial.product is not None and proof.trial.product.code != 0:
         failure_reason = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
         outcomes.append(Outcome(False, f"a matrix product on the GPUs failed: {failure_reason}", "do not train here"))
@@ -91,10 +104,14 @@ def _find_failed_check(proof: NodeProof, requested_gpus: int) -> Outcome | None:
                 else "the nodes did not reach each other"
             )
             outcomes.append(
-                Outcome(False, f"the all-reduce between nodes failed: {failure_reason}", "can the nodes reach each other over TCP?")
+                Outcome(
+                    False, f"the all-reduce between nodes failed: {failure_reason}", "can the nodes reach each other over TCP?"
+                )
             )
     if proof.free_bytes < LEAST_FREE_BYTES:
-        outcomes.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
+        outcomes.append(
+            Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there")
+        )
     if proof.free_inodes is not None and proof.free_inodes < LEAST_INODES:
         outcomes.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
     return next((check_outcome for check_outcome in outcomes if check_outcome.passed is False), None)
@@ -140,7 +157,9 @@ def _describe_all_reduce(rank_output: CommandOutput, proofs: Sequence[NodeProof]
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
     report = all_reduce.read_report(rank_output)
     bandwidth_gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    sentence = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
+    sentence = (
+        f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
+    )
     if report.backend != "nccl":
         return sentence, None
     active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]

@@ -53,7 +53,11 @@ def run(site: Site, target: Target) -> Outcome:
     counters_before = map_targets(targets, _read_sent_bytes)
     rank_outputs = map_targets(targets, lambda member: _launch_rank(backend, targets, member, data_nics[targets.index(member)]))
     counters_after = map_targets(targets, _read_sent_bytes)
-    failed_outputs = [(failing, failed_output) for failing, failed_output in zip(targets, rank_outputs, strict=True) if failed_output.code != 0]
+    failed_outputs = [
+        (failing, failed_output)
+        for failing, failed_output in zip(targets, rank_outputs, strict=True)
+        if failed_output.code != 0
+    ]
     if failed_outputs:
         first_failed, failed_output = failed_outputs[0]
         failure_text = explain_failure(failed_output, LIMIT_S)
@@ -66,9 +70,13 @@ def run(site: Site, target: Target) -> Outcome:
             advice,
             transcript=failed_output.stderr,
         )
-    sent_bytes_by_node = [_subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)]
+    sent_bytes_by_node = [
+        _subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)
+    ]
     links_by_node = [target.facts[RDMA] for target in targets] if backend == "nccl" else []
-    outcome = judge_network(rank_outputs, data_nics, sent_bytes_by_node, describe_absent_nodes(site), control_interfaces, links_by_node)
+    outcome = judge_network(
+        rank_outputs, data_nics, sent_bytes_by_node, describe_absent_nodes(site), control_interfaces, links_by_node
+    )
     gpu_name = find_first_gpu_name(targets[0].facts[HOST]) if backend == "nccl" else None
     return add_measurement(outcome, rank_outputs[0], [member.node.name for member in targets], gpu_name)
 
@@ -110,7 +118,9 @@ def judge_network(
             "name the devices of the experiment network in /etc/nccl.conf of each node: NCCL_IB_HCA==mlx5_2 (docs/networks.md)",
         )
     if control_phrases := _describe_control_traffic(control_interfaces, sent_bytes_by_node, expected_bytes):
-        sentence = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_phrases)}"
+        sentence = (
+            f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_phrases)}"
+        )
         return Outcome(
             False,
             f"{sentence}; each node sends {expected_bytes / 1e6:.0f} MB, over {nic_names}",
@@ -122,7 +132,9 @@ def judge_network(
     is_kernel_counted = report.backend != "nccl" or nccl_transports.rdma is False or lacks_transport
     if is_kernel_counted and (stray_phrases or intended_bytes < expected_bytes * 0.9):
         stray_text = ", ".join(stray_phrases) or "nothing"
-        sentence = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {stray_text}"
+        sentence = (
+            f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {stray_text}"
+        )
         advice = "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         if lacks_transport:
             sentence += "; RDMA cannot be ruled out, because NCCL's log names no transport"
@@ -131,7 +143,9 @@ def judge_network(
     return _make_passed_outcome(report, nic_names, absent_note, nccl_transports, links_by_node)
 
 
-def _describe_strays(data_nics: Sequence[str], sent_bytes_by_node: Sequence[dict[str, int]], background_bytes: float) -> list[str]:
+def _describe_strays(
+    data_nics: Sequence[str], sent_bytes_by_node: Sequence[dict[str, int]], background_bytes: float
+) -> list[str]:
     """A phrase for each other interface of a node that sent over `background_bytes`. data_nics, sent_bytes_by_node: as in `judge_network`."""
     return [
         f"{nic} {sent_bytes / 1e6:.0f} MB"
@@ -189,7 +203,9 @@ def _describe_control_traffic(
     return [
         f"{node_name} sent {sent_by_nic[interface] / 1e6:.0f} MB over {interface}"
         for (node_name, interface), sent_by_nic in (
-            (control_interface, sent_by_nic) for control_interface, sent_by_nic in zip(control_interfaces, sent_bytes_by_node) if control_interface is not None
+            (control_interface, sent_by_nic)
+            for control_interface, sent_by_nic in zip(control_interfaces, sent_bytes_by_node)
+            if control_interface is not None
         )
         if sent_by_nic.get(interface, 0) > MOST_CONTROL_SHARE * expected_bytes
     ]

@@ -100,8 +100,15 @@ def run(site: Site, target: Target) -> Outcome:
     while True:
         results_by_folder = {folder: _read_proofs(target, folder) for folder in proof_request_by_folder}
         now_s = time.monotonic()
-        ended_s_by_folder = {folder: ended_s_by_folder.get(folder, now_s) for folder, proofs in results_by_folder.items() if proofs.job_state == "ENDED"}
-        are_settled = [proofs.has_all_nodes() or now_s - ended_s_by_folder.get(folder, now_s) > VISIBLE_S for folder, proofs in results_by_folder.items()]
+        ended_s_by_folder = {
+            folder: ended_s_by_folder.get(folder, now_s)
+            for folder, proofs in results_by_folder.items()
+            if proofs.job_state == "ENDED"
+        }
+        are_settled = [
+            proofs.has_all_nodes() or now_s - ended_s_by_folder.get(folder, now_s) > VISIBLE_S
+            for folder, proofs in results_by_folder.items()
+        ]
         if all(are_settled) or now_s > deadline:
             break
         IS_STOPPING.wait(POLL_S)
@@ -151,10 +158,16 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
     the most nodes is included.
     node_types: all node types of the site. partition: the partition of the runs; None: any partition.
     """
-    partition_types = [node_type for node_type in node_types if partition is None or node_type.partition in partition.split(",")]
+    partition_types = [
+        node_type for node_type in node_types if partition is None or node_type.partition in partition.split(",")
+    ]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
     is_evaluable = constraint is not None and not set(constraint) & set("|()[]*")  # otherwise only sbatch can evaluate it
-    required_features = [feature_word for feature_word in constraint.split("&") if is_name(feature_word)] if constraint is not None and is_evaluable else []
+    required_features = (
+        [feature_word for feature_word in constraint.split("&") if is_name(feature_word)]
+        if constraint is not None and is_evaluable
+        else []
+    )
     similar_groups: dict[tuple[object, ...], list[NodeType]] = {}
     for node_type in partition_types:
         if len(node_type.features) < MOST_FEATURES and any(feature not in node_type.features for feature in required_features):
@@ -163,7 +176,11 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
             similar_groups.setdefault((node_type.cpus, node_type.gpus), []).append(node_type)
     largest_types = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in similar_groups.values()]
     return {
-        node_type: ",".join(other_type.names for other_type in partition_types if (other_type.cpus, other_type.gpus) != (node_type.cpus, node_type.gpus) and other_type.names)
+        node_type: ",".join(
+            other_type.names
+            for other_type in partition_types
+            if (other_type.cpus, other_type.gpus) != (node_type.cpus, node_type.gpus) and other_type.names
+        )
         for node_type in largest_types
     }
 
@@ -181,7 +198,15 @@ def _choose_proof_folder(cluster: Cluster, target: Target, node_type: NodeType) 
     sbatch_options = requests.list_sbatch_options(
         cluster, node_count=2, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(node_type)
     )
-    folder_key = json.dumps([target.node.python, software.compute_source_digest(), node_type.cpus, [str(gpu) for gpu in node_type.gpus], sbatch_options])
+    folder_key = json.dumps(
+        [
+            target.node.python,
+            software.compute_source_digest(),
+            node_type.cpus,
+            [str(gpu) for gpu in node_type.gpus],
+            sbatch_options,
+        ]
+    )
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(folder_key.encode()).hexdigest()[:12]}"
 
 
@@ -225,7 +250,9 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
             cluster, node_count=node_count, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(node_type)
         ),
         *requeue_options,  # a requeued job would find the files of its first start
-        *([f"--exclude={excluded_nodes}"] if excluded_nodes else []),  # all names in one option: sbatch uses only the last --exclude
+        *(
+            [f"--exclude={excluded_nodes}"] if excluded_nodes else []
+        ),  # all names in one option: sbatch uses only the last --exclude
     ]
     job_script = templates.render(
         "site/prove.sh.j2",

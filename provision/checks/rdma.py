@@ -31,15 +31,23 @@ def judge_links(rdma_links: list[RdmaLink], data_nic: str | None) -> Outcome:
     links_text = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in rdma_links)
     active_links = [link for link in rdma_links if link.state == "ACTIVE"]
     if any(link.nic is not None and link.nic == data_nic and link not in active_links for link in rdma_links):
-        return Outcome(False, links_text, f"is the cable of {data_nic} plugged in, and its switch port up? rdma link; ip link show {data_nic}")
+        return Outcome(
+            False,
+            links_text,
+            f"is the cable of {data_nic} plugged in, and its switch port up? rdma link; ip link show {data_nic}",
+        )
     if any(link.state in ("INIT", "ARMED") for link in rdma_links):
         return Outcome(False, links_text, "no subnet manager has set the link up: start opensm on one node, or in the switch")
     if not active_links:
-        return Outcome(False, links_text, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)")
+        return Outcome(
+            False, links_text, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)"
+        )
     unroutable_links = [link.name for link in active_links if link.layer == "Ethernet" and ROUTED_GID not in link.gids]
     if unroutable_links:
         return Outcome(
-            False, f"{links_text}; {', '.join(unroutable_links)} has no GID of {ROUTED_GID}", "give its interface an address: ip addr"
+            False,
+            f"{links_text}; {', '.join(unroutable_links)} has no GID of {ROUTED_GID}",
+            "give its interface an address: ip addr",
         )
     return Outcome(True, links_text, measured={"links_active": len(active_links)})
 

@@ -37,7 +37,9 @@ def run(site: Site, target: Target) -> Outcome:
                 return Outcome(False, sentence, "the folder is not the same on all nodes: compare findmnt on all nodes")
     finally:
         members[0].node.run(["sh", "-c", f"rm -f {marker_path}.*"], timeout_s=LIMIT_S)
-    return Outcome(True, f"{folder}: {len(members)} nodes wrote files, and each node read all of them{describe_absent_nodes(site)}")
+    return Outcome(
+        True, f"{folder}: {len(members)} nodes wrote files, and each node read all of them{describe_absent_nodes(site)}"
+    )
 
 
 def _write_marker(node: Node, marker_path: str) -> CommandOutput:

@@ -28,7 +28,9 @@ def run(site: Site, target: Target) -> Outcome:
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.list_with_role("controller")
-    workers = sorted(worker.node.name for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node)
+    workers = sorted(
+        worker.node.name for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node
+    )
     controller_node = controller.node
     if controller_node.name in site.skip_reason_by_node or not workers:
         return Outcome(None, f"the controller or all workers do not answer{describe_absent_nodes(site)}")
@@ -37,13 +39,20 @@ def run(site: Site, target: Target) -> Outcome:
     spread_output = controller_node.run([*srun_words, "hostname"], timeout_s=LIMIT_S)
     if (fault_clause := _describe_fault(spread_output)) or sorted(spread_output.stdout.split()) != workers:
         sentence = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_output.stdout.split())) or 'none'}{fault_clause}"
-        return Outcome(False, sentence, f"on {controller_node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_output.stderr)
+        return Outcome(
+            False, sentence, f"on {controller_node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_output.stderr
+        )
     if (gpu_failure := _check_gpu_job(site, controller_node, workers[0])) is not None:
         return gpu_failure
     canary_output = controller_node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *slurm_options], timeout_s=LIMIT_S)
     if (fault_clause := _describe_fault(canary_output)) or canary_output.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
         sentence = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary_output.stdout.strip() or 'nothing'}{fault_clause}"
-        return Outcome(False, sentence, f"on {controller_node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary_output.stderr)
+        return Outcome(
+            False,
+            sentence,
+            f"on {controller_node.name}: sacctmgr show cluster; journalctl -u slurmdbd",
+            transcript=canary_output.stderr,
+        )
     gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
     sentence = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{describe_absent_nodes(site)}"
     return Outcome(True, sentence)

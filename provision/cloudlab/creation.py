@@ -62,7 +62,11 @@ def _describe_short_grant(experiment_request: ProfileRequest, experiment: Portal
     """A warning if the experiment got fewer hours than the cluster file requests; '' if it got all hours, or if this is not
     known."""
     created_at, ends_at = parse_portal_time(experiment.created_at), parse_portal_time(experiment.expires_at)
-    if created_at is None or ends_at is None or ends_at - created_at >= timedelta(hours=experiment_request.duration, seconds=-CLOCK_S):
+    if (
+        created_at is None
+        or ends_at is None
+        or ends_at - created_at >= timedelta(hours=experiment_request.duration, seconds=-CLOCK_S)
+    ):
         return ""
     return (
         f"the portal granted {moments.format_duration((ends_at - created_at).total_seconds())} for the experiment "
@@ -128,7 +132,9 @@ def find_created_experiment(note: ExperimentNote, workspace: Workspace, portal: 
         return None
     created_at, requested_at = parse_portal_time(existing_experiment.created_at), parse_portal_time(note.asked_at)
     contradictions = [
-        f"its creator is {existing_experiment.creator}" if existing_experiment.creator and note.user and existing_experiment.creator != note.user else "",
+        f"its creator is {existing_experiment.creator}"
+        if existing_experiment.creator and note.user and existing_experiment.creator != note.user
+        else "",
         _describe_other_profile(note, existing_experiment),
         ""
         if (existing_experiment.creator and note.user) or (created_at and requested_at)
@@ -153,13 +159,17 @@ def _create_or_adopt(
     was_requested_before = note is not None
     if note is None:
         planned_note = _plan_note(experiment_request, portal)
-        if (existing_experiment := portal.find_experiment(f"{experiment_request.project},{experiment_request.name}")) is not None:
+        if (
+            existing_experiment := portal.find_experiment(f"{experiment_request.project},{experiment_request.name}")
+        ) is not None:
             return _adopt_experiment(planned_note, existing_experiment, workspace, output)
         note = cloudlab_experiment.write_note(workspace.shardlab_folder, planned_note)
     elif (experiment := find_created_experiment(note, workspace, portal)) is not None:
         output.print_remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
         return _store_experiment(workspace, note, experiment)
-    output.print_remark(f"creating the experiment {experiment_request.name} in the project {experiment_request.project} at {portal.url}.")
+    output.print_remark(
+        f"creating the experiment {experiment_request.name} in the project {experiment_request.project} at {portal.url}."
+    )
     try:
         return _store_experiment(workspace, note, portal.create_experiment(experiment_request.body))
     except OutcomeUnknown as error:
@@ -173,7 +183,9 @@ def _create_or_adopt(
         if was_requested_before and (experiment := find_created_experiment(note, workspace, portal)) is not None:
             return _store_experiment(workspace, note, experiment)  # an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
-        if (existing_experiment := portal.find_experiment(f"{experiment_request.project},{experiment_request.name}")) is not None:
+        if (
+            existing_experiment := portal.find_experiment(f"{experiment_request.project},{experiment_request.name}")
+        ) is not None:
             return _adopt_experiment(note, existing_experiment, workspace, output)  # it was created during this command
         raise
 
@@ -187,7 +199,9 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     return f"its profile is {profile_path}" if profile_path.lower() != note.profile.lower() else ""
 
 
-def _adopt_experiment(note: ExperimentNote, existing_experiment: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
+def _adopt_experiment(
+    note: ExperimentNote, existing_experiment: PortalExperiment, workspace: Workspace, output: Output
+) -> ExperimentNote:
     """Adopt an experiment, which no command of this workspace created. Returns the note about the experiment.
 
     note: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
@@ -231,9 +245,12 @@ def _check_manifests(cluster: Cluster, manifest_by_urn: dict[str, str]) -> dict[
     """
     manifest_by_aggregate: dict[str, bytes] = {}
     for urn, manifest_text in manifest_by_urn.items():
-        manifest_by_aggregate[cloudlab_manifest.parse_aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = manifest_text.encode()
+        manifest_by_aggregate[cloudlab_manifest.parse_aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = (
+            manifest_text.encode()
+        )
     experiment = cloudlab_manifest.parse_manifests(
-        (f"the portal's manifest of {aggregate_name}", manifest_text) for aggregate_name, manifest_text in manifest_by_aggregate.items()
+        (f"the portal's manifest of {aggregate_name}", manifest_text)
+        for aggregate_name, manifest_text in manifest_by_aggregate.items()
     )
     _check_nodes(cluster, experiment)
     return manifest_by_aggregate
@@ -277,7 +294,9 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
     with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show_text:
         while True:
             experiment = fetch_experiment(note, workspace, portal)
-            missing_by_node = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
+            missing_by_node = {
+                node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing
+            }
             failed_names = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
             if experiment.status in ENDED_STATES or failed_names:
                 raise ShardlabError(
@@ -317,7 +336,9 @@ def _describe_state(experiment: PortalExperiment, missing_by_node: dict[str, str
 
     missing_by_node: for each node that is not ready, by name, the states that are not ready yet.
     """
-    node_texts = [f"{name}: {missing}" for name, missing in list(missing_by_node.items())[:3]] + (["..."] if len(missing_by_node) > 3 else [])
+    node_texts = [f"{name}: {missing}" for name, missing in list(missing_by_node.items())[:3]] + (
+        ["..."] if len(missing_by_node) > 3 else []
+    )
     node_count = len(experiment.nodes)
     ready_text = f"{node_count - len(missing_by_node)} of {node_count} nodes ready" if node_count else "no nodes yet"
     return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

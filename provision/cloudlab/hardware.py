@@ -61,7 +61,14 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def find_type(self, site: str, type_name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next((hardware_type for hardware_type in self.find_types(type_name) if site in (hardware_type.site, self.sites[hardware_type.site])), None)
+        return next(
+            (
+                hardware_type
+                for hardware_type in self.find_types(type_name)
+                if site in (hardware_type.site, self.sites[hardware_type.site])
+            ),
+            None,
+        )
 
     def find_aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
@@ -136,7 +143,10 @@ def make_catalogue_document() -> dict[str, object]:
     return {
         "schema": 1,
         "sites": load_catalogue().sites,
-        "types": [{**msgspec.to_builtins(hardware_type), "cuda_builds": list_cuda_builds(hardware_type)} for hardware_type in load_catalogue().types],
+        "types": [
+            {**msgspec.to_builtins(hardware_type), "cuda_builds": list_cuda_builds(hardware_type)}
+            for hardware_type in load_catalogue().types
+        ],
     }
 
 

@@ -84,7 +84,9 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 class Portal:
     """A connection to the portal for one user. Use it as a context manager, which closes the connection."""
 
-    def __init__(self, url: str | None, token: Token, print_sentence: PrintSentence, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, url: str | None, token: Token, print_sentence: PrintSentence, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         """Check the URL and prepare the connection; nothing is sent.
 
         url: the URL of the portal; None: the URL of CloudLab. If the URL has a path, all requests begin with this path.
@@ -202,7 +204,9 @@ class Portal:
             f"{self.url}: is no portal that we know: it has none of {tried_paths}. Set cloudlab.portal_url with its path."
         )
 
-    def _send_with_retries(self, method: str, path: str, request_name: str, request_body: Mapping[str, Any] | None) -> PortalAnswer:
+    def _send_with_retries(
+        self, method: str, path: str, request_name: str, request_body: Mapping[str, Any] | None
+    ) -> PortalAnswer:
         """Send a request, and repeat it where the docstring of this file allows it. Returns the successful answer.
 
         Raises PortalError.
@@ -219,7 +223,9 @@ class Portal:
             else:
                 is_overloaded = portal_answer.status == 429 or (portal_answer.status >= 500 and method == "GET")
                 if not is_overloaded or pause_s is None:
-                    return portal_answer if 200 <= portal_answer.status < 300 else self._raise_refusal(portal_answer, request_name)
+                    return (
+                        portal_answer if 200 <= portal_answer.status < 300 else self._raise_refusal(portal_answer, request_name)
+                    )
                 failure_reason = f"{self._host} is overloaded (HTTP {portal_answer.status})."
                 pause_s = _choose_pause_s(portal_answer, pause_s)
             self._print_sentence(f"{failure_reason} Asking again for {request_name} in {pause_s:g} s.")
@@ -334,7 +340,9 @@ def _choose_pause_s(portal_answer: PortalAnswer, min_pause_s: float) -> float:
     retry_header = portal_answer.retry_after or ""
     if retry_header.isascii() and retry_header.isdigit():
         requested_s = float(retry_header[:9])
-    elif (retry_at := parse_http_date(retry_header)) is not None and (answered_at := parse_http_date(portal_answer.date)) is not None:
+    elif (retry_at := parse_http_date(retry_header)) is not None and (
+        answered_at := parse_http_date(portal_answer.date)
+    ) is not None:
         requested_s = (retry_at - answered_at).total_seconds()
     else:
         requested_s = 0.0

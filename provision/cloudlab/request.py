@@ -67,7 +67,9 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
             f"{cluster.name}: cloudlab.hardware is missing. Allowed: a type; `provision hardware` lists types with GPUs."
         )
     hardware_type, site = _find_hardware(cloudlab_keys, cloudlab_keys.hardware)
-    unchecked_sentences = [f"the hardware catalogue does not list {cloudlab_keys.hardware} at {site}, so nothing of it was checked"]
+    unchecked_sentences = [
+        f"the hardware catalogue does not list {cloudlab_keys.hardware} at {site}, so nothing of it was checked"
+    ]
     if hardware_type is not None:
         unchecked_sentences = _check_hardware(hardware_type, cloudlab_keys.nodes, cluster.environment.wheelhouse is not None)
     if (ubuntu_match := UBUNTU_IMAGE.search(cloudlab_keys.image)) is not None and int(ubuntu_match[1]) < OLDEST_UBUNTU:
@@ -84,7 +86,10 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
         aggregate=hardware.load_catalogue().find_aggregate(site),
         hardware=cloudlab_keys.hardware,
         image=resolve_image_urn(cloudlab_keys.image),
-        nodes=tuple(NodeRequest(f"node{i}", _assign_node_address(i) if cloudlab_keys.nodes > 1 else None) for i in range(cloudlab_keys.nodes)),
+        nodes=tuple(
+            NodeRequest(f"node{i}", _assign_node_address(i) if cloudlab_keys.nodes > 1 else None)
+            for i in range(cloudlab_keys.nodes)
+        ),
         lan_kbps=cloudlab_keys.lan_mbps * 1000 if cloudlab_keys.lan_mbps is not None and cloudlab_keys.nodes > 1 else None,
         blockstore_gb=None if cloudlab_keys.blockstore_gib is None else math.ceil(cloudlab_keys.blockstore_gib * 2**30 / 1e9),
         unchecked_sentences=tuple(unchecked_sentences),
@@ -136,7 +141,9 @@ def _check_hardware(hardware_type: HardwareType, node_count: int, has_wheelhouse
     has_wheelhouse: whether the cluster file names a folder with its own wheels of torch.
     """
     if hardware_type.arch == "ppc64le":
-        raise InputError(f"{hardware_type.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64.")
+        raise InputError(
+            f"{hardware_type.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64."
+        )
     if hardware_type.arch is not None and hardware_type.arch != "x86_64":
         raise InputError(
             f"{hardware_type.name}: its processors are {hardware_type.arch}, on which shardlab was never run. Allowed: x86_64. "
@@ -155,7 +162,9 @@ def _check_hardware(hardware_type: HardwareType, node_count: int, has_wheelhouse
     gpu_text = f"its {hardware_type.gpu} GPUs ({hardware_type.generation})"
     if not cuda_releases:
         supported_types = _list_supported_types()
-        raise InputError(f"{hardware_type.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu_text}. Allowed: {supported_types}.")
+        raise InputError(
+            f"{hardware_type.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu_text}. Allowed: {supported_types}."
+        )
     if gpu_generations.USUAL_CUDA not in cuda_releases and not has_wheelhouse:
         raise InputError(
             f"{hardware_type.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, "
@@ -176,7 +185,11 @@ def _list_supported_types() -> str:
 
 
 def _describe_gpus(hardware_type: HardwareType) -> str:
-    return f"{hardware_type.gpus} x {hardware_type.gpu}" if hardware_type.gpus is not None and hardware_type.gpu is not None else "GPUs not known"
+    return (
+        f"{hardware_type.gpus} x {hardware_type.gpu}"
+        if hardware_type.gpus is not None and hardware_type.gpu is not None
+        else "GPUs not known"
+    )
 
 
 def render_rspec(experiment_request: ExperimentRequest) -> str:
@@ -203,16 +216,24 @@ def render_rspec(experiment_request: ExperimentRequest) -> str:
             ElementTree.SubElement(interface_element, "ip", address=node.address, netmask=str(LAN_NETWORK.netmask), type="ipv4")
         if experiment_request.blockstore_gb is not None:
             blockstore_attributes = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
-            ElementTree.SubElement(node_element, "emulab:blockstore", blockstore_attributes, size=f"{experiment_request.blockstore_gb}GB")
+            ElementTree.SubElement(
+                node_element, "emulab:blockstore", blockstore_attributes, size=f"{experiment_request.blockstore_gb}GB"
+            )
     linked_nodes = [node for node in experiment_request.nodes if node.address is not None]
     if linked_nodes:
         link_element = ElementTree.SubElement(rspec_element, "link", client_id="lan0")
         for node in linked_nodes:
             ElementTree.SubElement(link_element, "interface_ref", client_id=_make_interface_id(node))
         ElementTree.SubElement(link_element, "link_type", name="lan")
-        for source_interface, target_interface in _list_interface_pairs(linked_nodes) if experiment_request.lan_kbps is not None else ():
+        for source_interface, target_interface in (
+            _list_interface_pairs(linked_nodes) if experiment_request.lan_kbps is not None else ()
+        ):
             ElementTree.SubElement(
-                link_element, "property", source_id=source_interface, dest_id=target_interface, capacity=str(experiment_request.lan_kbps)
+                link_element,
+                "property",
+                source_id=source_interface,
+                dest_id=target_interface,
+                capacity=str(experiment_request.lan_kbps),
             )
     ElementTree.indent(rspec_element)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(rspec_element, encoding="unicode")}\n'
@@ -236,4 +257,9 @@ def _make_interface_id(node: NodeRequest) -> str:
 
 
 def _list_interface_pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
-    return [(_make_interface_id(node), _make_interface_id(other_node)) for node in nodes for other_node in nodes if node is not other_node]
+    return [
+        (_make_interface_id(node), _make_interface_id(other_node))
+        for node in nodes
+        for other_node in nodes
+        if node is not other_node
+    ]

@@ -51,7 +51,7 @@ class ProvisionParser(CommandParser):
                 parser.prog = parser.prog.replace(FILE_USAGE, "")
             if verb.name == DEFAULT_VERB:
                 verb.add_options(self)  # for the help and the completion: `_order_words` puts all options behind the verb
-            self.list_options |= parser.list_options
+            self.ends_list_by_option |= parser.ends_list_by_option
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_args(self._order_words(args), argparse.Namespace(words=args))
@@ -77,14 +77,18 @@ class ProvisionParser(CommandParser):
         if file_word is not None and verb_name in VERBS_WITHOUT_FILE:
             self.error(f"{verb_name} takes no cluster file: found {file_word}")
         if free_words and free_words[0] in self.verb_parsers:
-            self.error(f"found two verbs, {verb_name} and {free_words[0]}. Allowed: one; write a cluster file {verb_name} as ./{verb_name}")
+            self.error(
+                f"found two verbs, {verb_name} and {free_words[0]}. Allowed: one; write a cluster file {verb_name} as ./{verb_name}"
+            )
         if free_words and file_word is None and verb_name not in VERBS_WITHOUT_FILE and may_be_file(free_words[0]):
             self.error(f"the cluster file comes before the verb: provision {free_words[0]} {verb_name}")
         if free_words:
             self.error(f"found the word {free_words[0]} after the verb {verb_name}, which takes none")
         return [*([] if file_word is None else [file_word]), verb_name, *option_words]
 
-    def _split_words(self, command_words: Sequence[str], action_by_option: Mapping[str, argparse.Action]) -> tuple[list[str], list[str]]:
+    def _split_words(
+        self, command_words: Sequence[str], action_by_option: Mapping[str, argparse.Action]
+    ) -> tuple[list[str], list[str]]:
         """Returns (the words that are no options and no values of options, the other words). action_by_option: of all verbs, by
         option."""
         free_words: list[str] = []

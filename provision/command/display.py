@@ -47,7 +47,10 @@ def make_result_document(
         "changes": sum(step.change_count for step in steps),
         "nodes": [_make_node_document(target, steps) for target in targets],
         "verified": is_verified(findings),
-        "checks": [{"node": finding.node_name, "check": finding.check_name, **msgspec.to_builtins(finding.outcome)} for finding in findings],
+        "checks": [
+            {"node": finding.node_name, "check": finding.check_name, **msgspec.to_builtins(finding.outcome)}
+            for finding in findings
+        ],
         **({"lease": lease} if lease is not None else {}),
     }
 
@@ -106,7 +109,9 @@ def _make_machine_rows(target: Target) -> list[tuple[str, str]]:
         elif torch_answer.version is None:
             machine_rows.append(("torch", f"does not import ({torch_answer.why_absent})"))
         else:
-            machine_rows.append(("torch", f"{torch_answer.version} ({', '.join(torch_answer.backends) or 'without distributed training'})"))
+            machine_rows.append(
+                ("torch", f"{torch_answer.version} ({', '.join(torch_answer.backends) or 'without distributed training'})")
+            )
     return machine_rows
 
 
@@ -157,7 +162,9 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     if any(step.state == "failed" for step in steps):
         output.print_line(f"changes: {change_count}; some failed or could not be planned", "red")
     elif operations_by_node := find_administrator_operations(steps):
-        node_phrases = "; ".join(f"{node}: {', '.join(operation_names)}" for node, operation_names in operations_by_node.items())
+        node_phrases = "; ".join(
+            f"{node}: {', '.join(operation_names)}" for node, operation_names in operations_by_node.items()
+        )
         output.print_line(
             f"changes: {change_count}{' planned' if is_planned else ''}; an administrator has to do: {node_phrases}", "red"
         )
@@ -195,9 +202,15 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
 def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
     result_style_by_passed = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
-    check_rows = [(finding.node_name, finding.check_name, result_style_by_passed[finding.outcome.passed][0], finding.outcome.says) for finding in findings]
+    check_rows = [
+        (finding.node_name, finding.check_name, result_style_by_passed[finding.outcome.passed][0], finding.outcome.says)
+        for finding in findings
+    ]
     output.print_table(
-        "checks", ("node", "check", "result", "what"), check_rows, [result_style_by_passed[finding.outcome.passed][1] for finding in findings]
+        "checks",
+        ("node", "check", "result", "what"),
+        check_rows,
+        [result_style_by_passed[finding.outcome.passed][1] for finding in findings],
     )
     for finding in findings:
         if finding.outcome.passed and finding.outcome.advice is not None:

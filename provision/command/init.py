@@ -48,7 +48,11 @@ _NVIDIA = FactQuery("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
 def print_cluster_file(
-    output: Output, workspace: Workspace, site_login: str | None, host_logins: Sequence[str], manifest_paths: Sequence[Path] | None = None
+    output: Output,
+    workspace: Workspace,
+    site_login: str | None,
+    host_logins: Sequence[str],
+    manifest_paths: Sequence[Path] | None = None,
 ) -> int:
     """Print a commented cluster file for the cluster that the arguments describe.
 
@@ -101,9 +105,15 @@ def _make_site_file(output: Output, login: Login | None) -> str:
         )
     site_proposal = proposal.propose_partition(site_survey)
     node_type = site_proposal.node_type
-    if node_type is not None and (job_cpus := survey.count_job_cpus(node, node_type.names)) is not None and 0 < job_cpus < node_type.cpus:
+    if (
+        node_type is not None
+        and (job_cpus := survey.count_job_cpus(node, node_type.names)) is not None
+        and 0 < job_cpus < node_type.cpus
+    ):
         site_proposal = msgspec.structs.replace(site_proposal, node_type=msgspec.structs.replace(node_type, cpus=job_cpus))
-    return render_site_file(login, site_survey, site_proposal, survey.find_rejections(node, proposal.propose_requests(site_proposal)))
+    return render_site_file(
+        login, site_survey, site_proposal, survey.find_rejections(node, proposal.propose_requests(site_proposal))
+    )
 
 
 def render_site_file(
@@ -114,7 +124,9 @@ def render_site_file(
     partition, node_type = proposal_values.partition, proposal_values.node_type
     accepted_requests = [request for request, rejection in rejection_by_request.items() if rejection is None]
     undecided_requests = [
-        request for request, rejection in rejection_by_request.items() if rejection is not None and survey.UNDECIDED_ANSWER.search(rejection)
+        request
+        for request, rejection in rejection_by_request.items()
+        if rejection is not None and survey.UNDECIDED_ANSWER.search(rejection)
     ]
     request_keys = next(iter([*accepted_requests, *undecided_requests]), None)
     gpus = proposal.choose_gpus(node_type) if node_type is not None else None
@@ -224,7 +236,9 @@ def _describe_answer(rejection: str | None) -> str:
     """Slurm's answer to one way to request GPUs, as text. rejection: why Slurm would reject the job; None if it would accept it."""
     if rejection is None:
         return "accepted"
-    return f"ask: {rejection}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(rejection) else f"rejected: {rejection}"
+    return (
+        f"ask: {rejection}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(rejection) else f"rejected: {rejection}"
+    )
 
 
 def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
@@ -238,9 +252,13 @@ def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]
         system_facts = facts[_SYSTEM]
         gpu_names_by_node.append(_list_gpu_names(facts))
         links_by_node.append(facts[RDMA])
-        network_folders_by_node.append({shared_folder.path for shared_folder in facts[SHARED_FOLDERS] if shared_folder.is_network})
+        network_folders_by_node.append(
+            {shared_folder.path for shared_folder in facts[SHARED_FOLDERS] if shared_folder.is_network}
+        )
         node_remark = ", ".join([_describe_machine(system_facts), *gpu_names_by_node[-1]])
-        node_entries.append({"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": node_remark})
+        node_entries.append(
+            {"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": node_remark}
+        )
     common_folders = sorted(set.intersection(*network_folders_by_node))
     return templates.render(
         "cluster/ssh.yaml.j2",
@@ -258,7 +276,9 @@ def propose_network(links_by_node: Sequence[Sequence[RdmaLink]]) -> str | None:
     A node uses its fastest links together. Slower ones, such as those of a storage network, are left out."""
     node_networks = set()
     for rdma_links in links_by_node:
-        active_link_rates = [(link.gbit_per_s, link.layer) for link in rdma_links if link.state == "ACTIVE" and link.gbit_per_s is not None]
+        active_link_rates = [
+            (link.gbit_per_s, link.layer) for link in rdma_links if link.state == "ACTIVE" and link.gbit_per_s is not None
+        ]
         fastest_network = max(active_link_rates, default=None)
         node_networks.add(None if fastest_network is None else (*fastest_network, active_link_rates.count(fastest_network)))
     if len(node_networks) != 1 or (node_network := node_networks.pop()) is None:
@@ -295,8 +315,12 @@ def _describe_free_space(shared_folder: SharedFolder) -> str:
 
 def _describe_quota(quota: Quota) -> str:
     """A quota in one line, such as `/scratch: 120 of 1,000 GiB used, 40,000 of 1,000,000 files`."""
-    used_text, limit_text = (None if quota_bytes is None else f"{quota_bytes / GIB:,.0f}" for quota_bytes in (quota.used_bytes, quota.most_bytes))
-    used_files_text, file_limit_text = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
+    used_text, limit_text = (
+        None if quota_bytes is None else f"{quota_bytes / GIB:,.0f}" for quota_bytes in (quota.used_bytes, quota.most_bytes)
+    )
+    used_files_text, file_limit_text = (
+        None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files)
+    )
     size_text = f"{used_text or 'unknown'} of {limit_text} GiB used" if limit_text else "no limit of bytes"
     count_text = f"{used_files_text or 'unknown'} of {file_limit_text} files" if file_limit_text else "no limit of files"
     return f"{quota.place}: {size_text}, {count_text}"

@@ -50,14 +50,20 @@ class NodeRow(msgspec.Struct):
         for state in self.finished_states:
             state_letters.append(*LETTER_AND_STYLE[state])
         state_letters.append("." * (operation_count - len(self.finished_states)), "dim")
-        running_text = f"{self.running_operation}  {now_s - self.operation_start_s:.0f} s  {self.current_change}".rstrip() if self.running_operation else ""
+        running_text = (
+            f"{self.running_operation}  {now_s - self.operation_start_s:.0f} s  {self.current_change}".rstrip()
+            if self.running_operation
+            else ""
+        )
         return state_letters, str(self.change_count or ""), running_text
 
 
 class ProgressTable(PlanObserver):
     """A live table of the progress, with a row for each node."""
 
-    def __init__(self, node_names: Sequence[str], operation_count: int, read_clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, node_names: Sequence[str], operation_count: int, read_clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self.row_by_node = {name: NodeRow() for name in node_names}
         self.operation_count = operation_count
         self._read_clock_s = read_clock_s
@@ -65,7 +71,11 @@ class ProgressTable(PlanObserver):
 
     def record_start(self, node: str, operation: str) -> None:
         with self._lock:
-            self.row_by_node[node].running_operation, self.row_by_node[node].operation_start_s, self.row_by_node[node].current_change = operation, self._read_clock_s(), ""
+            (
+                self.row_by_node[node].running_operation,
+                self.row_by_node[node].operation_start_s,
+                self.row_by_node[node].current_change,
+            ) = operation, self._read_clock_s(), ""
 
     def record_change(self, node: str, description: str) -> None:
         with self._lock:
@@ -73,7 +83,9 @@ class ProgressTable(PlanObserver):
 
     def record_end(self, step: OperationStep) -> None:
         with self._lock:
-            node_row = self.row_by_node.get(step.node_name, NodeRow())  # no row: --limit left out this node, but another node needs it
+            node_row = self.row_by_node.get(
+                step.node_name, NodeRow()
+            )  # no row: --limit left out this node, but another node needs it
             node_row.running_operation = None
             node_row.finished_states.append(step.state)
             node_row.change_count += step.change_count

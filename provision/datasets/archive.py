@@ -48,7 +48,9 @@ def unpack_archive(archive_path: Path, data_format: DataSetFormat, folder: Path,
     with archive_path.open("rb") as archive_stream, raise_damage_as_input_error(archive_path):
         for member in read_members(archive_path, archive_stream, data_format.most_files, data_format.most_bytes):
             member_name = member.tar_info.name
-            name_match = data_format.member_pattern.fullmatch(name_prefix + member_name.removeprefix("./").removeprefix(name_prefix))
+            name_match = data_format.member_pattern.fullmatch(
+                name_prefix + member_name.removeprefix("./").removeprefix(name_prefix)
+            )
             if name_match is None:
                 raise make_foreign_member_error(archive_path, member_name, data_format.allowed_members)
             written_bytes += member.tar_info.size
@@ -101,7 +103,9 @@ def _check_member_path(archive_name: Path | str, member_name: str) -> None:
     if member_name.startswith("/"):
         raise InputError(f"{archive_name}: the member {member_name!r} has an absolute path. Allowed: paths within the archive.")
     if ".." in member_name.split("/"):
-        raise InputError(f"{archive_name}: the member {member_name!r} leads out of its folder. Allowed: paths within the archive.")
+        raise InputError(
+            f"{archive_name}: the member {member_name!r} leads out of its folder. Allowed: paths within the archive."
+        )
 
 
 def _check_member_kind(archive_name: Path | str, member: tarfile.TarInfo) -> None:
@@ -162,12 +166,16 @@ def raise_damage_as_input_error(archive_name: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _open_archive(archive_name: Path | str, archive_stream: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _LimitedReader]]:
+def _open_archive(
+    archive_name: Path | str, archive_stream: IO[bytes], *, may_be_zipped: bool
+) -> Iterator[tuple[tarfile.TarFile, _LimitedReader]]:
     """Open an archive as a stream that is read once. Yields (the open tar file, the meter that limits how many bytes are read
     from it)."""
     with contextlib.ExitStack() as open_files:
         is_zipped = may_be_zipped and archive_stream.read(2) == b"\x1f\x8b"
         if may_be_zipped:
             archive_stream.seek(0)
-        limited_reader = _LimitedReader(open_files.enter_context(gzip.open(archive_stream)) if is_zipped else archive_stream, archive_name)  # type: ignore[arg-type]
+        limited_reader = _LimitedReader(
+            open_files.enter_context(gzip.open(archive_stream)) if is_zipped else archive_stream, archive_name
+        )  # type: ignore[arg-type]
         yield open_files.enter_context(tarfile.open(fileobj=limited_reader, mode="r|", errorlevel=2)), limited_reader  # type: ignore[call-overload]

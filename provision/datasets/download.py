@@ -78,15 +78,21 @@ def _download_rest(url: str, partial_path: Path, most_bytes: int) -> bool:
     if received_bytes and partial_note.get("url_sha256") == url_digest:
         url_request.add_header("Range", f"bytes={received_bytes}-")
         if range_validator := partial_note.get("validator"):
-            url_request.add_header("If-Range", range_validator)  # if the file at the URL changed, the server sends the whole file
+            url_request.add_header(
+                "If-Range", range_validator
+            )  # if the file at the URL changed, the server sends the whole file
     with urllib.request.urlopen(url_request, timeout=STALL_S) as response:  # noqa: S310
         first_position, total_bytes = _parse_byte_range(response.status, response.headers)
         if first_position not in (0, received_bytes):
-            raise InputError(f"{shown_url}: asked for the bytes from {received_bytes}, the server sent those from {first_position}.")
+            raise InputError(
+                f"{shown_url}: asked for the bytes from {received_bytes}, the server sent those from {first_position}."
+            )
         if total_bytes is not None and total_bytes > most_bytes:
             raise InputError(f"{shown_url}: has {total_bytes} bytes. Allowed: at most {most_bytes} for this set.")
         if not first_position:
-            _make_note_path(partial_path).write_text(json.dumps({"url_sha256": url_digest, "validator": _find_validator(response.headers)}))
+            _make_note_path(partial_path).write_text(
+                json.dumps({"url_sha256": url_digest, "validator": _find_validator(response.headers)})
+            )
         with partial_path.open("ab" if first_position else "wb") as partial_file:
             while chunk := response.read(CHUNK_BYTES):
                 if partial_file.tell() + len(chunk) > most_bytes:

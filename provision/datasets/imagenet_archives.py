@@ -53,10 +53,15 @@ def unpack_official_archives(archives_folder: Path, target_folder: Path, publish
     archive_paths = [archives_folder / archive_name for archive_name in (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE)]
     for archive_path in archive_paths:
         if not archive_path.is_file():
-            raise InputError(f"{archive_path}: no such file. Allowed: the official archives {', '.join(p.name for p in archive_paths)}.")
+            raise InputError(
+                f"{archive_path}: no such file. Allowed: the official archives {', '.join(p.name for p in archive_paths)}."
+            )
     note_path = target_folder.with_name(f"{target_folder.name}.json")
     archive_stats = [archive_path.stat() for archive_path in archive_paths]
-    expected_note = [[archive_path.name, archive_stat.st_size, archive_stat.st_mtime_ns] for archive_path, archive_stat in zip(archive_paths, archive_stats, strict=True)]
+    expected_note = [
+        [archive_path.name, archive_stat.st_size, archive_stat.st_mtime_ns]
+        for archive_path, archive_stat in zip(archive_paths, archive_stats, strict=True)
+    ]
     if _read_note(note_path) != expected_note:
         shutil.rmtree(target_folder, ignore_errors=True)
         note_path.write_text(json.dumps(expected_note))
@@ -83,7 +88,9 @@ def _read_note(note_path: Path) -> object:
 def _unpack_train(archive_path: Path, train_folder: Path) -> None:
     data_format, class_count = FORMATS["imagenet"], 0
     with archive_path.open("rb") as archive_stream, raise_damage_as_input_error(archive_path):
-        for class_member in read_members(archive_path, archive_stream, MOST_CLASSES, data_format.most_bytes, may_be_zipped=False):
+        for class_member in read_members(
+            archive_path, archive_stream, MOST_CLASSES, data_format.most_bytes, may_be_zipped=False
+        ):
             class_match = CLASS_ARCHIVE.fullmatch(class_member.tar_info.name)
             if class_match is None:
                 raise make_foreign_member_error(archive_path, class_member.tar_info.name, "WNID.tar, one for each class")
@@ -113,7 +120,9 @@ def _unpack_validation(archive_path: Path, validation_folder: Path, wnids: Seque
     data_format, image_count = FORMATS["imagenet"], 0
     unfinished_folder = _make_empty_folder(validation_folder.with_name(f".{validation_folder.name}.growing"))
     with archive_path.open("rb") as archive_stream, raise_damage_as_input_error(archive_path):
-        for member in read_members(archive_path, archive_stream, data_format.most_files, data_format.most_bytes, may_be_zipped=False):
+        for member in read_members(
+            archive_path, archive_stream, data_format.most_files, data_format.most_bytes, may_be_zipped=False
+        ):
             name_match = VALIDATION_IMAGE.fullmatch(member.tar_info.name)
             if name_match is None:
                 raise make_foreign_member_error(archive_path, member.tar_info.name, "ILSVRC2012_val_NUMBER.JPEG")
@@ -122,7 +131,9 @@ def _unpack_validation(archive_path: Path, validation_folder: Path, wnids: Seque
                     f"{archive_path}: the member {member.tar_info.name!r} has no class. Allowed: the numbers 1 to {len(wnids)}, which "
                     f"{KIT_ARCHIVE} lists."
                 )
-            write_member(archive_path, member, unfinished_folder / wnids[image_number - 1] / name_match["name"], must_be_image=True)
+            write_member(
+                archive_path, member, unfinished_folder / wnids[image_number - 1] / name_match["name"], must_be_image=True
+            )
             image_count += 1
     if image_count != len(wnids):
         raise InputError(f"{archive_path}: has {image_count} images. Allowed: {len(wnids)}, as many as {KIT_ARCHIVE} lists.")
@@ -151,7 +162,9 @@ def _read_truth(kit_path: Path) -> bytes:
         for member in read_members(kit_path, kit_stream, MOST_KIT_FILES, MOST_KIT_BYTES):
             if member.tar_info.name.endswith(f"/{TRUTH_FILE}"):
                 if member.tar_info.size > MOST_TEXT_BYTES:
-                    raise InputError(f"{kit_path}: {TRUTH_FILE} has {member.tar_info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}.")
+                    raise InputError(
+                        f"{kit_path}: {TRUTH_FILE} has {member.tar_info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}."
+                    )
                 truth_bytes = member.open().read()
     if truth_bytes is None:
         raise InputError(f"{kit_path}: has no file {TRUTH_FILE}. Allowed: the official development kit of ILSVRC 2012.")

@@ -114,7 +114,9 @@ def _download_if_missing(request: StageRequest, data_format: DataSetFormat) -> P
     staging_folder = _find_staging_folder(request)
     archive_path = staging_folder / f"{request.name}-{request.sha256[:12]}.archive"
     if not archive_path.exists():
-        partial_path = download.fetch_file(request.source, staging_folder / f"{request.name}.partial", request.sha256, data_format.most_bytes)
+        partial_path = download.fetch_file(
+            request.source, staging_folder / f"{request.name}.partial", request.sha256, data_format.most_bytes
+        )
         partial_path.rename(archive_path)
         download.delete_partial(partial_path)
     return archive_path
@@ -133,7 +135,9 @@ def _make_data_set(request: StageRequest, data_format: DataSetFormat, folder: Pa
     shutil.rmtree(unpacked_folder, ignore_errors=True)  # a killed process may have left this folder
     if not _is_url(request.source) and source_path.is_dir():
         if request.sha256:
-            raise InputError(f"{source_path}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive.")
+            raise InputError(
+                f"{source_path}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive."
+            )
         _stage_from_folder(source_path, data_format, unpacked_folder, folder)
         return None
     if _is_url(request.source):
@@ -145,7 +149,9 @@ def _make_data_set(request: StageRequest, data_format: DataSetFormat, folder: Pa
             raise InputError(f"{source_path}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
     with _fill_folder(data_format, unpacked_folder, folder):
         archive.unpack_archive(source_path, data_format, unpacked_folder)
-    for old_archive_path in _find_staging_folder(request).glob(f"{request.name}-*.archive"):  # also those of an earlier sha256 in cluster.yaml
+    for old_archive_path in _find_staging_folder(request).glob(
+        f"{request.name}-*.archive"
+    ):  # also those of an earlier sha256 in cluster.yaml
         old_archive_path.unlink()
     download.delete_partial(_find_staging_folder(request) / f"{request.name}.partial")
     return sha256
@@ -253,7 +259,11 @@ def _read_note(request: StageRequest) -> dict[str, object] | None:
         stage_note = json.loads(_find_note_path(request).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return stage_note if isinstance(stage_note, dict) and stage_note.keys() >= {"sha256", "summary"} and stage_note.get("schema") == SCHEMA else None
+    return (
+        stage_note
+        if isinstance(stage_note, dict) and stage_note.keys() >= {"sha256", "summary"} and stage_note.get("schema") == SCHEMA
+        else None
+    )
 
 
 def _write_note(request: StageRequest, stage_note: dict[str, object]) -> None:

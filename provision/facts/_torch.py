@@ -24,7 +24,9 @@ def inspect_torch() -> dict[str, Any]:
         torch_fields["version"] = str(torch.__version__)
         torch_fields["cuda"] = torch.version.cuda
         if distributed.is_available():
-            torch_fields["backends"] = [backend for backend in KNOWN_BACKENDS if getattr(distributed, f"is_{backend}_available")()]
+            torch_fields["backends"] = [
+                backend for backend in KNOWN_BACKENDS if getattr(distributed, f"is_{backend}_available")()
+            ]
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch_fields["gpus"] = torch.cuda.device_count()

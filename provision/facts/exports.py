@@ -28,5 +28,9 @@ def parse_folders(stdout: str) -> list[str]:
 
 EXPORTS = FactQuery("exports", build_command, parse, timeout_s=30, needs_root=True)
 EXPORTED_BY_US = FactQuery(
-    "our exports", lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE], parse_folders, timeout_s=30, needs_root=True
+    "our exports",
+    lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE],
+    parse_folders,
+    timeout_s=30,
+    needs_root=True,
 )

@@ -47,7 +47,9 @@ def build_command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Keys:
     """The keys in the output of PRINT_KEYS. Raises ValueError if a line has an unknown first word or a key is missing."""
-    values_by_tag: dict[str, list[str]] = {tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
+    values_by_tag: dict[str, list[str]] = {
+        tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")
+    }
     for line in stdout.splitlines():
         line_tag, _, tag_value = line.partition(" ")
         if line_tag not in values_by_tag:
@@ -60,7 +62,13 @@ def parse(stdout: str) -> Keys:
         tuple(values_by_tag[name]) for name in ("host", "authorized", "known", "known_by_user")
     )
     return Keys(
-        values_by_tag["login"][0], values_by_tag["home"][0], public_key, tuple(sorted(host_keys)), authorized_lines, known_lines, user_known_lines
+        values_by_tag["login"][0],
+        values_by_tag["home"][0],
+        public_key,
+        tuple(sorted(host_keys)),
+        authorized_lines,
+        known_lines,
+        user_known_lines,
     )
 
 

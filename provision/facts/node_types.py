@@ -57,9 +57,13 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
         line_fields = line.split("|")
         if len(line_fields) != 7:
             raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
-        partition, node_count, cpus, memory_text, gres, features_text, node_names = (line_field.strip() for line_field in line_fields)
+        partition, node_count, cpus, memory_text, gres, features_text, node_names = (
+            line_field.strip() for line_field in line_fields
+        )
         if is_name(partition) and node_count.isdigit() and cpus.isdigit() and memory_text.isdigit():
-            feature_names = tuple(feature_name for feature_name in features_text.split(",") if is_name(feature_name))[:MOST_FEATURES]
+            feature_names = tuple(feature_name for feature_name in features_text.split(",") if is_name(feature_name))[
+                :MOST_FEATURES
+            ]
             node_types.append(
                 NodeType(
                     partition,

@@ -120,7 +120,11 @@ def parse(stdout: str) -> Nvidia:
     # The reason is one of the lines, and a complete row if nvidia-smi printed its warning last.
     smi_lines = dict.fromkeys(value for key, value in key_value_pairs if key in ("why_no_nvml", "gpu"))
     gpu_rows = [line.split(", ", 5) for line in smi_lines if _is_row(line)]
-    remark_lines = ["".join(character if character.isprintable() else "?" for character in line)[:200] for line in smi_lines if not _is_row(line)]
+    remark_lines = [
+        "".join(character if character.isprintable() else "?" for character in line)[:200]
+        for line in smi_lines
+        if not _is_row(line)
+    ]
     if not gpu_rows and remark_lines and "why_no_nvml" not in value_by_key:
         raise ValueError(f"a line of nvidia-smi does not have the columns {SMI_COLUMNS}: {remark_lines[0]!r}.")
     smi_versions = {row_columns[0] for row_columns in gpu_rows if _VERSION_PATTERN.match(row_columns[0])}
@@ -164,4 +168,6 @@ def _parse_switch(switch_word: str) -> bool | None:
     return {"Enabled": True, "Disabled": False}.get(switch_word)
 
 
-NVIDIA = FactQuery("nvidia", build_command, parse, timeout_s=90, needs_root=True)  # without persistence mode, nvidia-smi takes seconds per GPU
+NVIDIA = FactQuery(
+    "nvidia", build_command, parse, timeout_s=90, needs_root=True
+)  # without persistence mode, nvidia-smi takes seconds per GPU

@@ -23,7 +23,11 @@ def build_command(python: str) -> list[str]:
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
     """The version (major, minor) of each interpreter, by its path. LIST_PYTHONS prints the newest interpreter first."""
-    return {python_match[1]: (int(python_match[2]), int(python_match[3])) for line in stdout.splitlines() if (python_match := _PYTHON_LINE.match(line))}
+    return {
+        python_match[1]: (int(python_match[2]), int(python_match[3]))
+        for line in stdout.splitlines()
+        if (python_match := _PYTHON_LINE.match(line))
+    }
 
 
 PYTHONS = FactQuery("pythons", build_command, parse, timeout_s=60)

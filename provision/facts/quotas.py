@@ -125,7 +125,9 @@ def _make_quota(place: str, size_texts: list[str], file_texts: list[str]) -> lis
     """
     used_kib, *byte_limits = (_parse_count(number_text) for number_text in size_texts)
     used_files, *file_limits = (_parse_count(number_text) for number_text in file_texts)
-    limit_kib, file_limit = (next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits))
+    limit_kib, file_limit = (
+        next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits)
+    )
     if limit_kib is None and file_limit is None:
         return []
     quota_bytes = [None if kib_number is None else kib_number * KIB for kib_number in (used_kib, limit_kib)]

@@ -28,7 +28,14 @@ class Service(msgspec.Struct, frozen=True):
 def build_command(python: str) -> list[str]:
     """The command that asks systemd about all services at once."""
     property_names = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
-    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={property_name}" for property_name in property_names), "--", *ASKED_UNITS]
+    return [
+        "systemctl",
+        "show",
+        "--timestamp=us+utc",
+        *(f"--property={property_name}" for property_name in property_names),
+        "--",
+        *ASKED_UNITS,
+    ]
 
 
 def parse(stdout: str) -> dict[str, Service]:
@@ -39,9 +46,15 @@ def parse(stdout: str) -> dict[str, Service]:
         if value_by_property.get("LoadState") != "loaded":
             continue
         start_text = value_by_property.get("ExecMainStartTimestamp", "")
-        start_s = datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if start_text and start_text != "n/a" else None
+        start_s = (
+            datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp()
+            if start_text and start_text != "n/a"
+            else None
+        )
         is_enabled = value_by_property.get("UnitFileState") in ("enabled", "static", "generated")
-        service_by_name[value_by_property["Id"].removesuffix(".service")] = Service(value_by_property.get("ActiveState", ""), is_enabled, start_s)
+        service_by_name[value_by_property["Id"].removesuffix(".service")] = Service(
+            value_by_property.get("ActiveState", ""), is_enabled, start_s
+        )
     return service_by_name
 
 

@@ -73,10 +73,16 @@ def parse(stdout: str) -> tuple[SharedFolder, ...]:
     for line in stdout.splitlines():
         line_words = line.split()
         # Other lines may come from the user's shell profile.
-        if len(line_words) == 5 and (line_words[0] == "-" or _VARIABLE_NAME.match(line_words[0])) and _FOLDER_PATH.match(line_words[1]):
+        if (
+            len(line_words) == 5
+            and (line_words[0] == "-" or _VARIABLE_NAME.match(line_words[0]))
+            and _FOLDER_PATH.match(line_words[1])
+        ):
             variable, path, file_system, free_text, inode_text = line_words
             variable = "" if variable == "-" else variable
-            folder_by_path.setdefault(path, SharedFolder(variable, path, file_system, _parse_count(free_text), _parse_count(inode_text)))
+            folder_by_path.setdefault(
+                path, SharedFolder(variable, path, file_system, _parse_count(free_text), _parse_count(inode_text))
+            )
     return tuple(folder_by_path.values())
 
 

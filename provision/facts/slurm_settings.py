@@ -43,7 +43,9 @@ def parse(stdout: str) -> SlurmSettings:
         setting_name, _, setting_text = line.partition("=")
         settings_field = FIELD_BY_SETTING.get(setting_name.strip())
         if settings_field is not None and setting_text.strip() not in ("(null)", "none", "N/A"):
-            value_by_field[settings_field] = "".join(character for character in setting_text.strip() if character.isprintable())[:200]
+            value_by_field[settings_field] = "".join(
+                character for character in setting_text.strip() if character.isprintable()
+            )[:200]
     if "cluster" not in value_by_field and "version" not in value_by_field:
         raise ValueError("it shows neither ClusterName nor SLURM_VERSION.")
     return SlurmSettings(

@@ -98,7 +98,9 @@ class LocalNode(Node, eq=False):
 
     def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on this machine, as `Node.put` describes."""
-        return self.run(make_write_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
+        return self.run(
+            make_write_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner)
+        )
 
 
 def _decode_text(output_bytes: bytes) -> str:

@@ -95,6 +95,8 @@ def read_pretended_facts(facts_path: Path, nodes: Sequence[Node]) -> list[NodeFa
     node_names = [node.name for node in nodes]
     if sorted(machine.name for machine in described_machines) != sorted(node_names):
         machine_names = ", ".join(machine.name for machine in described_machines) or "no node"
-        raise InputError(f"{facts_path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(node_names)}.")
+        raise InputError(
+            f"{facts_path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(node_names)}."
+        )
     pretended_nodes = (PretendedNode(*(getattr(node, field) for field in Node.__struct_fields__)) for node in nodes)
     return [PretendedFacts(node, facts_path, machine_by_name[node.name]) for node in pretended_nodes]

@@ -77,7 +77,13 @@ class SshNode(Node, kw_only=True, eq=False):
             return
         files.make_folder(self.log_path.parent)
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        log_lines = [f"{time_text} $ {action_text}", *(command_output.stdout[-MOST_LOGGED:] + command_output.stderr[-MOST_LOGGED:]).splitlines()]
+        log_lines = [
+            f"{time_text} $ {action_text}",
+            *(command_output.stdout[-MOST_LOGGED:] + command_output.stderr[-MOST_LOGGED:]).splitlines(),
+        ]
         with files.as_workspace_error("write"):
-            log_text = "\n  ".join(log_lines) + f"\n  -> {'ended at its limit' if command_output.code is None else command_output.code}\n"
+            log_text = (
+                "\n  ".join(log_lines)
+                + f"\n  -> {'ended at its limit' if command_output.code is None else command_output.code}\n"
+            )
             files.append(self.log_path, log_text.encode(errors="replace"))

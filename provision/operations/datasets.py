@@ -51,11 +51,15 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
         if data_set_state.makes and site.cluster.provider == "slurm":
             changes += _plan_staging_job(site, target, data_set, stage_request, data_set_state)
         elif not data_set_state.ready:
-            changes.append(LocalCall(data_set_state.says, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S)))
+            changes.append(
+                LocalCall(data_set_state.says, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S))
+            )
     return changes or NoChange(f"{', '.join(data_set.name for data_set in data_sets)}: staged and unchanged")
 
 
-def _plan_staging_job(site: Site, target: Target, data_set: DataSet, request_json: str, data_set_state: DataSetState) -> list[Change]:
+def _plan_staging_job(
+    site: Site, target: Target, data_set: DataSet, request_json: str, data_set_state: DataSetState
+) -> list[Change]:
     """The changes that stage a data set in a job, as login nodes of a Slurm site must not unpack archives or copy folders.
 
     Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
@@ -105,7 +109,7 @@ def _find_data_path(site: Site) -> str:
     else:
         is_here = cluster.provider == "local" or first_node.is_on_first_node(cluster)
     run_workspace = workspace if is_here else remote_workspace.find_twin_workspace(workspace, cluster)
-    return str(run_workspace.data_folder(cluster.data.path))
+    return str(run_workspace.find_data_folder(cluster.data.path))
 
 
 def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) -> DataSetState:
@@ -116,7 +120,9 @@ def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) ->
     if stage_output.code is None:
         raise Unanswered(f"{subject}: not finished within {timeout_s:g} s; run the same command again.")
     if stage_output.code in NOT_FOUND or any(text in stage_output.stderr for text in NO_ENVIRONMENT):
-        raise NoEnvironment(f"{subject}: its Python environment is not made yet; run the same command without --only and --skip.")
+        raise NoEnvironment(
+            f"{subject}: its Python environment is not made yet; run the same command without --only and --skip."
+        )
     if stage_output.code != 0:
         raise Unanswered(f"{subject}: {find_error_line(stage_output)}")
     try:

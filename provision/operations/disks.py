@@ -45,7 +45,11 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
             )
         return [_make_fstab_change(storage_keys.disk, storage_keys.mount)]
     fstab_change = _make_fstab_change(storage_keys.disk, storage_keys.mount)
-    return [*_plan_disk_format(node_name, storage_keys.disk, disk_state), fstab_change, *fstab.make_mount_changes(storage_keys.mount)]
+    return [
+        *_plan_disk_format(node_name, storage_keys.disk, disk_state),
+        fstab_change,
+        *fstab.make_mount_changes(storage_keys.mount),
+    ]
 
 
 def _plan_disk_format(node_name: str, disk_path: str, disk_state: Disk) -> list[Change]:

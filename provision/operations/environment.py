@@ -36,7 +36,13 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
         archive_path = f"{environment_folder}/source-{wanted_source_digest}.tar"
         archive_bytes = software.make_source_archive()
         changes.append(
-            WriteFile(f"send shardlab's own source ({wanted_source_digest})", archive_path, archive_bytes, 0o644, _choose_file_owner(node, owner_name))
+            WriteFile(
+                f"send shardlab's own source ({wanted_source_digest})",
+                archive_path,
+                archive_bytes,
+                0o644,
+                _choose_file_owner(node, owner_name),
+            )
         )
         unpack_script = _render_unpack_script(node, environment_folder, owner_name, archive_path, wanted_source_digest)
         changes.append(make_shell_change("make Python use this source", unpack_script, as_root=node.may_sudo))
@@ -50,7 +56,9 @@ def _choose_file_owner(node: Node, owner_name: str) -> str:
     return f"{owner_name}:" if node.may_sudo else ""
 
 
-def _plan_package_installation(environment_folder: PurePosixPath, owner_name: str, node: Node, own_packages: tuple[str, ...]) -> list[Change]:
+def _plan_package_installation(
+    environment_folder: PurePosixPath, owner_name: str, node: Node, own_packages: tuple[str, ...]
+) -> list[Change]:
     """The changes that make the environment with its packages. The last command writes a file that marks it as complete.
     own_packages: packages of the cluster file.
 
@@ -58,15 +66,23 @@ def _plan_package_installation(environment_folder: PurePosixPath, owner_name: st
     """
     wheelhouse = node.wheelhouse
     constraints_path = f"{environment_folder}/constraints.txt"
-    user_prefix, folder_command = (f"runuser -u {owner_name} -- ", f"install -d -o {owner_name}") if node.may_sudo else ("", "install -d")
+    user_prefix, folder_command = (
+        (f"runuser -u {owner_name} -- ", f"install -d -o {owner_name}") if node.may_sudo else ("", "install -d")
+    )
     venv_script = f"rm -rf {environment_folder}; {folder_command} {environment_folder}; {user_prefix}{node.venv_python} -m venv {environment_folder}"
     index_options = f"--no-index --find-links {wheelhouse}" if wheelhouse else ""
-    requirement_words = " ".join(f"'{requirement}'" for requirement in software.list_required_packages(own_packages=own_packages))
+    requirement_words = " ".join(
+        f"'{requirement}'" for requirement in software.list_required_packages(own_packages=own_packages)
+    )
     pip_command = f"{user_prefix}{environment_folder}/bin/python -m pip --disable-pip-version-check -q install"
     pip_command += f" {index_options} -c {constraints_path} {requirement_words}"
-    mark_command = f"printf '%s\\n' {software.compute_packages_digest(own_packages=own_packages)} > {environment_folder}/packages.made"
+    mark_command = (
+        f"printf '%s\\n' {software.compute_packages_digest(own_packages=own_packages)} > {environment_folder}/packages.made"
+    )
     return [
-        make_shell_change(f"make a Python environment at {environment_folder}", venv_script, timeout_s=300, as_root=node.may_sudo),
+        make_shell_change(
+            f"make a Python environment at {environment_folder}", venv_script, timeout_s=300, as_root=node.may_sudo
+        ),
         WriteFile(
             "send the tested package versions",
             constraints_path,
@@ -83,7 +99,9 @@ def _plan_package_installation(environment_folder: PurePosixPath, owner_name: st
     ]
 
 
-def _render_unpack_script(node: Node, environment_folder: PurePosixPath, owner_name: str, archive_path: str, source_digest: str) -> str:
+def _render_unpack_script(
+    node: Node, environment_folder: PurePosixPath, owner_name: str, archive_path: str, source_digest: str
+) -> str:
     """A shell script that unpacks the new source into a folder of its own, and then makes Python use it by one rename."""
     site_packages_command = f"$({environment_folder}/bin/python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     return f"""\

@@ -42,13 +42,17 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
     for target in site.active_targets:
         if not HOST_NAME.match(target.node.name):
             allowed_names = "at most 31 small letters, digits and hyphens"
-            raise _make_node_error(target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed_names}")
+            raise _make_node_error(
+                target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed_names}"
+            )
     return None
 
 
 def report_existing_slurm(existing_slurm: SlurmHere) -> NoChange:
     """The result of an operation that would set up Slurm, if the nodes have a Slurm already: there is nothing to change."""
-    return NoChange(f"uses the Slurm that is there (cluster {existing_slurm.cluster}, version {existing_slurm.version}), which is not changed")
+    return NoChange(
+        f"uses the Slurm that is there (cluster {existing_slurm.cluster}, version {existing_slurm.version}), which is not changed"
+    )
 
 
 def check_existing_slurm(site: Site, existing_slurm: SlurmHere) -> NoChange:
@@ -65,7 +69,9 @@ def check_existing_slurm(site: Site, existing_slurm: SlurmHere) -> NoChange:
             f"Set slurm.partition to one of them, or tell its administrator: the partition {partition} is missing."
         )
     workers = [target for target in site.list_with_role("worker") if target.node.name not in site.skip_reason_by_node]
-    fault_by_node = {target.node.name: fault for target in workers if (fault := _find_worker_fault(target, existing_slurm, partition))}
+    fault_by_node = {
+        target.node.name: fault for target in workers if (fault := _find_worker_fault(target, existing_slurm, partition))
+    }
     if fault_by_node:
         raise Unanswered("; ".join(fault_by_node.values()), fault_by_node)
     return NoChange(f"{slurm_text} knows {len(workers)} workers, in the partition {partition}")

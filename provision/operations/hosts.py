@@ -28,13 +28,16 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
     if target.facts[SYSTEM].hostname != node_name:
         changes.append(
             RunCommand(
-                f"set the hostname {node_name} (now {target.facts[SYSTEM].hostname})", ["hostnamectl", "set-hostname", "--", node_name]
+                f"set the hostname {node_name} (now {target.facts[SYSTEM].hostname})",
+                ["hostnamectl", "set-hostname", "--", node_name],
             )
         )
     hosts_content = render_hosts(site)
     hosts_file = target.facts[FILES].get(HOSTS_PATH)
     if hosts_file is None or not hosts_file.holds(hosts_content):
-        changes.append(WriteFile(f"write the names of all {len(site.targets)} nodes into {HOSTS_PATH}", HOSTS_PATH, hosts_content))
+        changes.append(
+            WriteFile(f"write the names of all {len(site.targets)} nodes into {HOSTS_PATH}", HOSTS_PATH, hosts_content)
+        )
     return changes or NoChange("all nodes are known by name")
 
 

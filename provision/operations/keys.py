@@ -51,7 +51,16 @@ def plan_ssh_key(site: Site, target: Target) -> list[Change] | NoChange:
     if node_keys.key is not None:
         return NoChange(f"{node_keys.login} has a key")
     user_prefix = ["runuser", "-u", node_keys.login, "--"] if target.node.may_sudo else []
-    key_command = [*user_prefix, "env", f"HOME={node_keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{node_keys.login}@{target.node.name}"]
+    key_command = [
+        *user_prefix,
+        "env",
+        f"HOME={node_keys.home}",
+        "sh",
+        "-euc",
+        MAKE_KEY,
+        "make",
+        f"{node_keys.login}@{target.node.name}",
+    ]
     return [RunCommand(f"make an SSH key of {node_keys.login}", key_command, as_root=target.node.may_sudo)]
 
 
@@ -94,7 +103,10 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | NoChange:
             block_bytes = "".join(f"{line}\n" for line in block_lines).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(key_answers)} nodes into {path}", replace_command, stdin=block_bytes, as_root=target.node.may_sudo
+                    f"write the keys of {len(key_answers)} nodes into {path}",
+                    replace_command,
+                    stdin=block_bytes,
+                    as_root=target.node.may_sudo,
                 )
             )
     return changes or NoChange(f"{len(key_answers)} nodes know one another")
@@ -136,7 +148,9 @@ def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin
     """
     if begin_line not in file_lines and end_line not in file_lines:
         return []
-    if (file_lines.count(begin_line), file_lines.count(end_line)) != (1, 1) or file_lines.index(begin_line) > file_lines.index(end_line):
+    if (file_lines.count(begin_line), file_lines.count(end_line)) != (1, 1) or file_lines.index(begin_line) > file_lines.index(
+        end_line
+    ):
         raise Unanswered(
             f"{target.node.name}: {file_path}: the lines {begin_line!r} and {end_line!r} must each occur once, in this order: remove them"
         )

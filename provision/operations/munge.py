@@ -36,8 +36,15 @@ def plan_munge_key(site: Site, target: Target) -> list[Change] | NoChange:
                 MAKE_KEY if target.node.may_sudo else f"test -s {MUNGE_KEY_PATH} || {{ {MAKE_KEY}; }}",
             )
         )
-    elif (key_file.mode, key_file.owner) != (MUNGE_KEY_MODE, MUNGE_KEY_OWNER):  # other users may have read the key, so a new key is made
-        changes.append(make_shell_change(f"make a new munge key (the old one had mode {key_file.mode:o}, owner {key_file.owner})", MAKE_KEY))
+    elif (key_file.mode, key_file.owner) != (
+        MUNGE_KEY_MODE,
+        MUNGE_KEY_OWNER,
+    ):  # other users may have read the key, so a new key is made
+        changes.append(
+            make_shell_change(
+                f"make a new munge key (the old one had mode {key_file.mode:o}, owner {key_file.owner})", MAKE_KEY
+            )
+        )
     changes += plan_running_service(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
     return changes or NoChange("it has a munge key")
 
@@ -60,7 +67,9 @@ def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | NoChange:
         or (key_file.sha256, key_file.mode, key_file.owner) != (controller_key.sha256, MUNGE_KEY_MODE, MUNGE_KEY_OWNER)
     ):
         description = f"copy the munge key from {controller.node.name}"
-        changes.append(LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_make_copy_script(controller.node)))
+        changes.append(
+            LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_make_copy_script(controller.node))
+        )
     changes += plan_running_service(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
     return changes or NoChange(f"it has the munge key of {controller.node.name}")
 

@@ -41,7 +41,9 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | NoChange:
         changes += fstab.make_mount_checks(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
-        return [*changes, *_plan_export_end(site, target)] or NoChange(f"{folder} exists, and there is no other node to export it to")
+        return [*changes, *_plan_export_end(site, target)] or NoChange(
+            f"{folder} exists, and there is no other node to export it to"
+        )
     nfs_service = target.facts[SERVICES].get("nfs-server")
     if nfs_service is None or not nfs_service.enabled or nfs_service.state != "active":
         changes.append(
@@ -105,7 +107,9 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | NoChange:
     changes: list[Change] = []
     if mount_place.fstab is None:
         changes.append(
-            fstab.make_fstab_change(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
+            fstab.make_fstab_change(
+                f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0"
+            )
         )
     if mount_place.mount is None:
         changes += fstab.make_mount_changes(folder)

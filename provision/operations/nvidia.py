@@ -55,7 +55,9 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
         raise Unanswered(f"{node_name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {gpu_advice}")
     cuda_release = _find_torch_cuda(target)
     generations = _find_generations(node_name, nvidia)
-    if (unsupported_reason := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda_release)) is not None:
+    if (
+        unsupported_reason := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda_release)
+    ) is not None:
         raise Unanswered(f"{node_name}: {unsupported_reason}")
     if divided_gpus := sum(gpu.mig is True for gpu in nvidia.seen):
         raise Unanswered(
@@ -69,7 +71,9 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
     if is_sufficient and _find_ubuntu_driver(target) is None:
         return NoChange(f"{works_text}; it came from another source and is not changed")
     changes = _plan_fabric_manager(target, nvidia) if is_sufficient else _plan_driver(target, nvidia, generations, cuda_release)
-    if changes or any(re.match(HELD_PACKAGES, node_name) and node_name not in nvidia.held for node_name in target.facts[PACKAGES].versions):
+    if changes or any(
+        re.match(HELD_PACKAGES, node_name) and node_name not in nvidia.held for node_name in target.facts[PACKAGES].versions
+    ):
         changes.append(make_shell_change("keep the driver and the kernel at their versions (apt-mark hold)", HOLD_PACKAGES))
     changes += _plan_nouveau_block(target, nvidia)
     changes += _plan_services(target, nvidia) if is_sufficient else [Reboot(_explain_reboot(site, node_name, nvidia))]
@@ -81,15 +85,21 @@ def _find_torch_cuda(target: Target) -> str:
     wheel_folder = target.node.wheelhouse
     cuda_release = target.facts[make_torch_build_query(wheel_folder)] if wheel_folder else gpu_generations.USUAL_CUDA
     if cuda_release is None:
-        raise Unanswered(f"{target.node.name}: the torch in {wheel_folder} is built without CUDA; replace it by a build with CUDA")
+        raise Unanswered(
+            f"{target.node.name}: the torch in {wheel_folder} is built without CUDA; replace it by a build with CUDA"
+        )
     return cuda_release
 
 
 def _find_generations(node_name: str, nvidia: Nvidia) -> list[GpuGeneration]:
     generation_by_device = {gpu.device: gpu_generations.find_generation(gpu.device) for gpu in nvidia.gpus}
-    unknown_devices = ", ".join(f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None)
+    unknown_devices = ", ".join(
+        f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None
+    )
     if unknown_devices:
-        raise Unanswered(f"{node_name}: the driver for the GPU {unknown_devices} is not known: it is no GPU from Kepler to Blackwell")
+        raise Unanswered(
+            f"{node_name}: the driver for the GPU {unknown_devices} is not known: it is no GPU from Kepler to Blackwell"
+        )
     return [generation for generation in generation_by_device.values() if generation is not None]
 
 
@@ -128,7 +138,9 @@ def _plan_driver(target: Target, nvidia: Nvidia, generations: list[GpuGeneration
     if nvidia.secure_boot is not False and nvidia.loaded is None:
         secure_boot_text = "Secure Boot is on" if nvidia.secure_boot else "it is not known whether Secure Boot is on"
         refusal_reason = "the kernel does not load a driver built here until its key is enrolled at the console"
-        raise Unanswered(f"{node_name}: {secure_boot_text}: {refusal_reason}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
+        raise Unanswered(
+            f"{node_name}: {secure_boot_text}: {refusal_reason}. Disable Secure Boot, or install Ubuntu's signed modules by hand"
+        )
     package_suffix = "-open" if gpu_generations.choose_kernel_module_kind(generations) == "open" else ""
     driver_branch = gpu_generations.choose_driver_branch(
         generations, cuda_release, int(_UBUNTU_DRIVER.sub(r"\1", driver_package)) if driver_package else None

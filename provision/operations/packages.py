@@ -89,7 +89,9 @@ def find_missing_packages(site: Site, target: Target, package_names: Sequence[st
 
 def make_install_changes(package_names: Sequence[str], apt_options: str = "") -> list[Change]:
     """The changes that install these packages. apt_options: further options of apt-get."""
-    update_script = f"{QUIET_VARIABLES}; {APT_COMMAND} -qq update || true"  # if no archive can be reached, the cached lists are used
+    update_script = (
+        f"{QUIET_VARIABLES}; {APT_COMMAND} -qq update || true"  # if no archive can be reached, the cached lists are used
+    )
     install_words = " ".join([INSTALL_OPTIONS, *([apt_options] if apt_options else []), "install", *package_names])
     return [
         make_shell_change("update the package lists", update_script, timeout_s=LOCK_S + 300),

@@ -18,7 +18,11 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
     if not rdma_links:
         return NoChange("it has no RDMA card")
     missing_packages = find_missing_packages(site, target, RDMA_PACKAGES)
-    return make_install_changes(missing_packages) if missing_packages else NoChange(f"{', '.join(link.name for link in rdma_links)} can be used")
+    return (
+        make_install_changes(missing_packages)
+        if missing_packages
+        else NoChange(f"{', '.join(link.name for link in rdma_links)} can be used")
+    )
 
 
 LIBRARIES = Operation("rdma", plan)

@@ -63,18 +63,38 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
     source_digest, changes = software.compute_source_digest(), list[Change]()
     packages_digest = python.compute_packages_digest(site.cluster)
     script_changes = python.make_script_changes(site.cluster, environment_folder, source_digest)
-    is_damaged = installed_environment.incomplete is not None or (installed_environment.source is not None and installed_environment.version is None)
+    is_damaged = installed_environment.incomplete is not None or (
+        installed_environment.source is not None and installed_environment.version is None
+    )
     if installed_environment.packages != packages_digest or is_damaged:
         if environment_keys.use or environment_keys.container:
             changes += [*script_changes, _make_package_check(site, target, environment_folder)]
-        changes += [_make_packages_mark(environment_folder, packages_digest)] if environment_keys.use else _plan_package_installation(site, target, environment_folder)
+        changes += (
+            [_make_packages_mark(environment_folder, packages_digest)]
+            if environment_keys.use
+            else _plan_package_installation(site, target, environment_folder)
+        )
     if changes or installed_environment.source != source_digest:
         archive_path = f"{environment_folder}/source-{source_digest}.tar"
-        changes.append(WriteFile(f"send shardlab's own source ({source_digest})", archive_path, software.make_source_archive(), 0o644, ""))
-        changes.append(_make_user_command("unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(environment_folder), source_digest]))
+        changes.append(
+            WriteFile(f"send shardlab's own source ({source_digest})", archive_path, software.make_source_archive(), 0o644, "")
+        )
+        changes.append(
+            _make_user_command(
+                "unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(environment_folder), source_digest]
+            )
+        )
         changes += [script_change for script_change in script_changes if script_change not in changes]
-        changes.append(WriteFile("mark this source as complete", f"{environment_folder}/source.made", f"{source_digest}\n".encode(), 0o644, ""))
-    difference_text = f"; {_describe_packages_setting(environment_keys)}: {installed_environment.differences}" if installed_environment.differences else ""
+        changes.append(
+            WriteFile(
+                "mark this source as complete", f"{environment_folder}/source.made", f"{source_digest}\n".encode(), 0o644, ""
+            )
+        )
+    difference_text = (
+        f"; {_describe_packages_setting(environment_keys)}: {installed_environment.differences}"
+        if installed_environment.differences
+        else ""
+    )
     return changes or NoChange(f"{environment_folder}: packages {packages_digest}, source {source_digest}{difference_text}")
 
 
@@ -89,7 +109,10 @@ def _make_package_check(site: Site, target: Target, environment_folder: PurePosi
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment_keys = site.cluster.environment
     rank_python = container.choose_rank_python(site.cluster, target.node.python)
-    packages_entry, mounted_folders = _describe_packages_setting(environment_keys), " ".join(container.list_mounted_folders(site.cluster))
+    packages_entry, mounted_folders = (
+        _describe_packages_setting(environment_keys),
+        " ".join(container.list_mounted_folders(site.cluster)),
+    )
     folder_advice = "Is this the folder of a virtual or conda environment?"
     if environment_keys.container is not None:
         folder_advice = f"Does {environment_keys.runtime} start this image there?"
@@ -117,11 +140,20 @@ def _make_package_check(site: Site, target: Target, environment_folder: PurePosi
         program=software.LISTING_PROGRAM,
     )
     submit_argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(environment_folder), job_script]
-    return PackageCheck(packages_entry, submit_argv, environment_folder, INSTALL_S, folder_advice, job_script=f"{environment_folder}/list_packages.sh")
+    return PackageCheck(
+        packages_entry,
+        submit_argv,
+        environment_folder,
+        INSTALL_S,
+        folder_advice,
+        job_script=f"{environment_folder}/list_packages.sh",
+    )
 
 
 def _make_packages_mark(environment_folder: PurePosixPath, packages_digest: str) -> WriteFile:
-    return WriteFile("mark these packages as checked", f"{environment_folder}/packages.made", f"{packages_digest}\n".encode(), 0o644, "")
+    return WriteFile(
+        "mark these packages as checked", f"{environment_folder}/packages.made", f"{packages_digest}\n".encode(), 0o644, ""
+    )
 
 
 def _plan_package_installation(site: Site, target: Target, environment_folder: PurePosixPath) -> list[Change]:
@@ -146,13 +178,21 @@ def _plan_package_installation(site: Site, target: Target, environment_folder: P
         changes.append(_make_wheel_download(site, target, environment_folder, wheel_folder))
     script_path = f"{environment_folder}/install.sh"
     changes.append(
-        WriteFile("send the script that installs the packages", script_path, _render_install_script(site, environment_folder, wheel_folder), 0o755, "")
+        WriteFile(
+            "send the script that installs the packages",
+            script_path,
+            _render_install_script(site, environment_folder, wheel_folder),
+            0o755,
+            "",
+        )
     )
     if environment_keys.build == "login":
         changes.append(_make_user_command("install the packages on the login node", ["bash", script_path], INSTALL_S))
     else:
         changes.append(
-            jobs.make_script_submission("install the packages in a job", script_path, f"{environment_folder}/install.log", INSTALL_S)
+            jobs.make_script_submission(
+                "install the packages in a job", script_path, f"{environment_folder}/install.log", INSTALL_S
+            )
         )
     return changes
 
@@ -164,7 +204,10 @@ def _make_wheel_download(site: Site, target: Target, environment_folder: PurePos
     """
     requirements = python.list_required_packages(site.cluster)
     python_path = f"{environment_folder}/venv/bin/python"
-    pip_variables = [*python.list_cache_variables(environment_folder), ("TMPDIR", f"{environment_folder}/tmp")]  # pip must not use /tmp, which is small
+    pip_variables = [
+        *python.list_cache_variables(environment_folder),
+        ("TMPDIR", f"{environment_folder}/tmp"),
+    ]  # pip must not use /tmp, which is small
     pip_words = [
         "-I",
         *PIP_WORDS,

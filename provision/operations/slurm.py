@@ -10,7 +10,17 @@ from provision.facts.nodes import NODES, SINFO_FORMAT, SlurmNode
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
 from provision.node import Node, find_error_line
-from provision.operation import Change, NoChange, ChangeOnNode, Operation, RunCommand, Site, Target, WriteFile, make_shell_change
+from provision.operation import (
+    Change,
+    NoChange,
+    ChangeOnNode,
+    Operation,
+    RunCommand,
+    Site,
+    Target,
+    WriteFile,
+    make_shell_change,
+)
 from provision.operations.existing_slurm import check_existing_slurm, find_existing_slurm, report_existing_slurm
 from provision.operations.service import plan_running_service
 from provision.operations.slurm_files import CGROUP_CONF, GRES_CONF, SLURM_CONF, render_slurm_files, render_slurmdbd_conf
@@ -120,14 +130,20 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | NoChange:
     (controller,) = site.list_with_role("controller")
     if controller.node.name in site.skip_reason_by_node:
         return NoChange("the controller cannot be asked")
-    worker_by_name = {worker.node.name: worker for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node}
+    worker_by_name = {
+        worker.node.name: worker for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node
+    }
     reported_by_name = controller.facts[NODES]
     slurm_node_by_name = {name: reported_by_name.get(name, SlurmNode("not registered")) for name in worker_by_name}
-    unready_by_name = {name: slurm_node for name, slurm_node in slurm_node_by_name.items() if slurm_node.state not in HEALTHY_STATES}
+    unready_by_name = {
+        name: slurm_node for name, slurm_node in slurm_node_by_name.items() if slurm_node.state not in HEALTHY_STATES
+    }
     if not unready_by_name:
         return NoChange(f"{len(worker_by_name)} workers are ready")
     resumed_names = [
-        name for name, slurm_node in unready_by_name.items() if slurm_node.state in DRAINED_STATES and _may_resume(site, worker_by_name[name], slurm_node)
+        name
+        for name, slurm_node in unready_by_name.items()
+        if slurm_node.state in DRAINED_STATES and _may_resume(site, worker_by_name[name], slurm_node)
     ]
     reason_by_node = {
         name: _explain_idle_worker(controller, name, slurm_node)
@@ -142,7 +158,11 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | NoChange:
         changes.append(ChangeOnNode(controller.node, make_shell_change(description, _make_resume_script(name))))
     return [
         *changes,
-        WaitForWorkers(controller, tuple(worker_by_name), ", ".join(f"{name}: {slurm_node.state}" for name, slurm_node in unready_by_name.items())),
+        WaitForWorkers(
+            controller,
+            tuple(worker_by_name),
+            ", ".join(f"{name}: {slurm_node.state}" for name, slurm_node in unready_by_name.items()),
+        ),
     ]
 
 

@@ -39,11 +39,22 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
         needs_by_mount["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
     environment_space, missing_environments = _find_environment_space(site, target)
     if environment_space is not None:
-        environment_bytes = [INDEX_BYTES if missing_target.node.wheelhouse is None else WHEELHOUSE_BYTES for missing_target in missing_environments]
-        environment_purpose = "the Python environment" if len(environment_bytes) == 1 else f"{len(environment_bytes)} Python environments"
-        needs_by_mount.setdefault(environment_space.mount, []).append((environment_purpose, sum(environment_bytes), len(environment_bytes) * ENVIRONMENT_INODES))
+        environment_bytes = [
+            INDEX_BYTES if missing_target.node.wheelhouse is None else WHEELHOUSE_BYTES
+            for missing_target in missing_environments
+        ]
+        environment_purpose = (
+            "the Python environment" if len(environment_bytes) == 1 else f"{len(environment_bytes)} Python environments"
+        )
+        needs_by_mount.setdefault(environment_space.mount, []).append(
+            (environment_purpose, sum(environment_bytes), len(environment_bytes) * ENVIRONMENT_INODES)
+        )
     space_sentences = [
-        _check_space(target.node.name, root_space if environment_space is None or mount == root_space.mount else environment_space, space_needs)
+        _check_space(
+            target.node.name,
+            root_space if environment_space is None or mount == root_space.mount else environment_space,
+            space_needs,
+        )
         for mount, space_needs in needs_by_mount.items()
     ]
     return NoChange("; ".join(space_sentences) or "nothing large will be installed on it")
@@ -86,7 +97,10 @@ def _check_space(node_name: str, free_space: FreeSpace, space_needs: list[tuple[
     space_needs: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
     purposes_text = " and ".join(purpose for purpose, _, _ in space_needs)
-    needed_bytes, needed_inodes = (sum(needed_size for _, needed_size, _ in space_needs), sum(count for _, _, count in space_needs))
+    needed_bytes, needed_inodes = (
+        sum(needed_size for _, needed_size, _ in space_needs),
+        sum(count for _, _, count in space_needs),
+    )
     if free_space.free_bytes < needed_bytes:
         raise Unanswered(
             f"{node_name}: {free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} "

@@ -52,7 +52,10 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | NoChange:
                     f"{first_user.gid} {user_name}; then chown its files"
                 )
     difference_text = _compare_user(
-        first_users.login, first_users.known.get(first_users.login), node_users.known.get(first_users.login), first_target.node.name
+        first_users.login,
+        first_users.known.get(first_users.login),
+        node_users.known.get(first_users.login),
+        first_target.node.name,
     )
     if difference_text is None:
         return NoChange(f"its users have the same numbers as on {first_target.node.name}")

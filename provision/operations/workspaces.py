@@ -35,7 +35,9 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
         return [*fstab.make_mount_checks(site, target, folder), make_folder]
     write_result = target.facts[make_write_test_query(folder)]
     if write_result.why_not:
-        raise Unanswered(_describe_refusal(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared"))
+        raise Unanswered(
+            _describe_refusal(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared")
+        )
     return NoChange(f"{login_user} can write to {write_result.folder}")
 
 
@@ -53,7 +55,9 @@ def _is_made_later(site: Site, target: Target, folder: str) -> bool:
 
 
 def _describe_refusal(target: Target, user: str, write_test: WriteTest, folder_key: str) -> str:
-    advice = next(advice_text for error_words, advice_text in ADVICE_BY_ERROR.items() if error_words.lower() in write_test.why_not.lower())
+    advice = next(
+        advice_text for error_words, advice_text in ADVICE_BY_ERROR.items() if error_words.lower() in write_test.why_not.lower()
+    )
     return f"{target.node.name}: {user} cannot write to {write_test.folder}: {write_test.why_not}; {advice.format(key=folder_key)}."
 
 

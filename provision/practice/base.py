@@ -115,7 +115,9 @@ def _check_other_release(subject: str, os_release: dict[str, str]) -> None:
 def find_wheels_folder() -> Path:
     """The folder with the wheels that practice nodes install, for this set of packages and this version of Python. The folder
     may not exist yet."""
-    return find_practice_cache() / f"wheels-{software.compute_packages_digest()}-{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        find_practice_cache() / f"wheels-{software.compute_packages_digest()}-{sys.version_info.major}.{sys.version_info.minor}"
+    )
 
 
 def find_mirror() -> str:
@@ -134,7 +136,13 @@ def run_here(command_words: Sequence[str]) -> str:
     """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with its last error line."""
     command_variables = {**os.environ, "LC_ALL": "C"}
     finished_process = subprocess.run(
-        command_words, check=False, capture_output=True, text=True, env=command_variables, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+        command_words,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=command_variables,
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
     )
     if finished_process.returncode:
         error_lines = [line for line in (finished_process.stderr + finished_process.stdout).splitlines() if line.strip()]

@@ -177,15 +177,21 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             # read before 80-container-host0.network, which would use DHCP
             network_path = etc_folder / "systemd/network/10-host0.network"
             network_path.parent.mkdir(parents=True)
-            rate_limit = f"\n[TokenBucketFilter]\nRate={self.rate_mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.rate_mbps else ""
-            network_path.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix_length}\n{rate_limit}")
+            rate_limit = (
+                f"\n[TokenBucketFilter]\nRate={self.rate_mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.rate_mbps else ""
+            )
+            network_path.write_text(
+                f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix_length}\n{rate_limit}"
+            )
         user_home = upper_folder / "home" / PRACTICE_USER
         authorized_path = user_home / ".ssh/authorized_keys"
         for path in (user_home, authorized_path.parent, authorized_path):
             if path.is_symlink():  # a link that a user of the node made could lead to a file of this machine
                 path.unlink()
         authorized_path.parent.mkdir(parents=True, exist_ok=True)
-        authorized_lines = authorized_path.read_text().splitlines() if authorized_path.exists() else []  # the keys of other nodes stay in the file
+        authorized_lines = (
+            authorized_path.read_text().splitlines() if authorized_path.exists() else []
+        )  # the keys of other nodes stay in the file
         if self.authorized_key not in authorized_lines:
             authorized_path.write_text("".join(f"{key_line}\n" for key_line in [*authorized_lines, self.authorized_key]))
         for path, file_mode in ((user_home, 0o755), (authorized_path.parent, 0o700), (authorized_path, 0o600)):
@@ -275,7 +281,9 @@ def make_cgroups(cluster: str, node_name: str) -> Sequence[Path]:
         try:
             node_cgroup.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PracticeNodeError(f"{node_cgroup}: cannot make the control group of a practice node: {error.strerror}.") from None
+            raise PracticeNodeError(
+                f"{node_cgroup}: cannot make the control group of a practice node: {error.strerror}."
+            ) from None
     return node_cgroups
 
 

@@ -38,7 +38,9 @@ def make_base(packages: Sequence[str], release: str | None, print_remark: Callab
         is_other_release, mirror_url = base.is_other_release(release), base.find_mirror()
         system_packages = ",".join([*SYSTEM_PACKAGES, *([MODULES_PACKAGE] if is_other_release else [])])
         codename = release or base.read_own_release()
-        run_here(["debootstrap", "--variant=minbase", f"--include={system_packages}", codename, str(unfinished_folder), mirror_url])
+        run_here(
+            ["debootstrap", "--variant=minbase", f"--include={system_packages}", codename, str(unfinished_folder), mirror_url]
+        )
         _copy_resolver(unfinished_folder)
         if is_other_release:
             (unfinished_folder / "etc/apt/sources.list").write_text(f"deb {mirror_url} {codename} main\n")

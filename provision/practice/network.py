@@ -56,7 +56,11 @@ def make_bridge(bridge_name: str, subnet: str) -> None:
     ip_network = ipaddress.ip_network(subnet)
     for link in _list_links():
         for address_entry in link.get("addr_info", ()):
-            if link["ifname"] != bridge_name and address_entry["family"] == "inet" and ipaddress.ip_address(address_entry["local"]) in ip_network:
+            if (
+                link["ifname"] != bridge_name
+                and address_entry["family"] == "inet"
+                and ipaddress.ip_address(address_entry["local"]) in ip_network
+            ):
                 raise PracticeNodeError(
                     f"{link['ifname']} already has {address_entry['local']} of the subnet {subnet}; set lan.subnet to another subnet."
                 )

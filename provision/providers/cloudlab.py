@@ -60,7 +60,9 @@ def find_present_cluster(cluster: Cluster, workspace: Workspace) -> Cluster | Ma
     assert cluster.cloudlab is not None
     if portal_token is None and cluster.cloudlab.project is None:  # the portal cannot be asked, so there is nothing to plan
         raise InputError(no_token_reason)
-    return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, no_token_reason if portal_token is None else None)
+    return _plan_creation(
+        cluster, profile_request.plan_profile_request(cluster), note, no_token_reason if portal_token is None else None
+    )
 
 
 def obtain_machines(cluster: Cluster, workspace: Workspace) -> None:
@@ -118,7 +120,9 @@ def find_confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | 
     if note is None or not note.created_by_us:
         return None
     _require_token(cluster)  # a missing token raises an error before the user is asked
-    loss_sentences = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
+    loss_sentences = [
+        f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."
+    ]
     if (last_lease := lease.read_newest_lease(workspace.shardlab_folder, [])) is not None:
         loss_sentences.append(last_lease.describe(datetime.now(UTC)))
     return Confirmation(note.name, [*loss_sentences, *filter(None, [termination.describe_unfetched_runs(workspace)])])
@@ -136,7 +140,9 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
         return termination.terminate_experiment(cluster, workspace, portal, output)
 
 
-def _plan_creation(cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
+def _plan_creation(
+    cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None
+) -> MachinesToCreate:
     assert cluster.cloudlab is not None
     request = profile_plan.request
     portal_url = cluster.cloudlab.portal_url or DEFAULT_URL
@@ -146,7 +152,9 @@ def _plan_creation(cluster: Cluster, profile_plan: ProfilePlan, note: Experiment
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
     binding_lines = [f"{name} = {value}" for name, value in request.bindings.items()]
-    return MachinesToCreate([request_line, f"profile {request.profile}", *binding_lines, *profile_plan.warnings], request.body, blocked)
+    return MachinesToCreate(
+        [request_line, f"profile {request.profile}", *binding_lines, *profile_plan.warnings], request.body, blocked
+    )
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:

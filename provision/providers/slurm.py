@@ -52,7 +52,12 @@ def find_environment_folder(cluster: Cluster) -> PurePosixPath:
         cluster.slurm.setup,
     ]
     if environment_keys.container is not None:
-        digest_values += [environment_keys.runtime, environment_keys.container, container.list_mounted_folders(cluster), site_python.has_gpus(cluster)]
+        digest_values += [
+            environment_keys.runtime,
+            environment_keys.container,
+            container.list_mounted_folders(cluster),
+            site_python.has_gpus(cluster),
+        ]
     if cluster.is_in_further_environment:
         digest_values.append(environment_keys.compute_digest())
     digest_text = json.dumps(digest_values)

@@ -58,7 +58,9 @@ def make_node(
     python_path = f"{parent_folder}/python-{packages_digest}{folder_suffix}/bin/python"
     remote = Remote(ssh_address, may_sudo=ssh_keys.sudo)
     login_fields = (node_entry.name, host, node_entry.port, ssh_address.user, identity_path)
-    return SshNode(*login_fields, python_path, wheelhouse, ssh_keys.sudo, venv_python, node_entry.address, remote=remote, log_path=log_path)
+    return SshNode(
+        *login_fields, python_path, wheelhouse, ssh_keys.sudo, venv_python, node_entry.address, remote=remote, log_path=log_path
+    )
 
 
 PROVIDER = Provider("ssh", "its machines already exist", list_nodes)

@@ -122,7 +122,9 @@ def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
         identity_path = _find_identity_path(workspace)
         if not identity_path.exists():
             files.make_folder(identity_path.parent)
-            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity_path)])
+            run_here(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity_path)]
+            )
         machine = _make_machine(cluster, workspace, node, base_folder)
         machine.create()
         _add_known_host(workspace, node.host, files.read(machine.host_key_path.with_suffix(".pub")).decode())
@@ -136,7 +138,9 @@ def _plan_protections(cluster: Cluster) -> list[Change]:
         changes.append(LocalCall(f"close {STATE_FOLDER} to other users of this machine", _close_state_folder))
     shared_folder = cluster.storage.shared
     if shared_folder is not None and (STATE_FOLDER / cluster.name).is_dir() and not shared.is_protected(Path(shared_folder)):
-        changes.append(LocalCall(f"mount {shared_folder} with nosuid,nodev", lambda: _protect_shared_folder(cluster, Path(shared_folder))))
+        changes.append(
+            LocalCall(f"mount {shared_folder} with nosuid,nodev", lambda: _protect_shared_folder(cluster, Path(shared_folder)))
+        )
     return changes
 
 
@@ -185,14 +189,19 @@ def _add_known_host(workspace: Workspace, host: str, public_key: str) -> None:
     known_hosts_path = workspace.shardlab_folder / "known_hosts"
     old_lines = files.read(known_hosts_path).decode(errors="replace").splitlines() if known_hosts_path.exists() else []
     other_lines = [line for line in old_lines if line.split(" ")[0] != host]
-    files.write_atomic(known_hosts_path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(public_key.split()[:2])}"]).encode())
+    files.write_atomic(
+        known_hosts_path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(public_key.split()[:2])}"]).encode()
+    )
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name can be used once per
     machine."""
     owner_note = STATE_FOLDER / cluster.name / "workspace"
-    if owner_note.exists() and Path(other_workspace := files.read(owner_note).decode().strip()).resolve() != workspace.real_path:
+    if (
+        owner_note.exists()
+        and Path(other_workspace := files.read(owner_note).decode().strip()).resolve() != workspace.real_path
+    ):
         raise PracticeNodeError(
             f"the workspace {other_workspace} already has practice nodes of the name {cluster.name} on this machine; "
             "choose another name for this cluster."

@@ -36,7 +36,13 @@ class PackageCheck:
         failure_advice: str,
         job_script: str | None = None,
     ) -> None:
-        self.setting_text, self.argv, self.folder, self.limit_s, self.failure_advice = setting_text, argv, folder, limit_s, failure_advice
+        self.setting_text, self.argv, self.folder, self.limit_s, self.failure_advice = (
+            setting_text,
+            argv,
+            folder,
+            limit_s,
+            failure_advice,
+        )
         self.job_script = job_script
         self._differences: str | None = None
 
@@ -69,7 +75,9 @@ class PackageCheck:
                 f"{node.name}: {self.setting_text} lacks {', '.join(differences.missing_clauses)}. Install what is missing there."
             )
         self._differences = summarize_versions(differences.other_version_clauses)
-        write_output = node.write_file(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
+        write_output = node.write_file(
+            f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner=""
+        )
         if write_output.code != 0:
             raise Unanswered(f"{node.name}: {self.folder}: {find_error_line(write_output)}")
 

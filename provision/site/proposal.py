@@ -67,7 +67,11 @@ class Proposal(msgspec.Struct, frozen=True):
 def propose_partition(site_survey: Survey) -> Proposal:
     """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
     usable_partitions = [partition for partition in site_survey.partitions if _is_usable(site_survey, partition)]
-    gpu_partitions = [partition for partition in usable_partitions if _find_largest_type(site_survey, partition.name, with_gpus=True) is not None]
+    gpu_partitions = [
+        partition
+        for partition in usable_partitions
+        if _find_largest_type(site_survey, partition.name, with_gpus=True) is not None
+    ]
     default_partitions = [partition for partition in usable_partitions if partition.is_default]
     ordered_partitions = [
         *[partition for partition in gpu_partitions if partition.is_default],
@@ -104,9 +108,12 @@ def find_valid_accounts(site_survey: Survey, partition: SitePartition) -> tuple[
     valid_names = {
         association.account
         for association in site_survey.associations
-        if association.partition in (None, partition.name) and (not association.qos or _select_allowed_qos(association.qos, partition))
+        if association.partition in (None, partition.name)
+        and (not association.qos or _select_allowed_qos(association.qos, partition))
     }
-    allowed_accounts = valid_names - set(partition.denied_accounts) if partition.accounts is None else valid_names & set(partition.accounts)
+    allowed_accounts = (
+        valid_names - set(partition.denied_accounts) if partition.accounts is None else valid_names & set(partition.accounts)
+    )
     if not allowed_accounts:
         return None
     has_gpus = _find_largest_type(site_survey, partition.name, with_gpus=True) is not None
@@ -129,8 +136,14 @@ def _choose_qos(site_survey: Survey, partition: SitePartition, account: str | No
 
     Returns (the QOS that the user may choose, the QOS that a job must name or None if the account's default is allowed).
     """
-    associations = [association for association in site_survey.associations if association.account == account and association.partition in (None, partition.name)]
-    allowed_names = tuple(_select_allowed_qos(sorted({name for association in associations for name in association.qos}), partition))
+    associations = [
+        association
+        for association in site_survey.associations
+        if association.account == account and association.partition in (None, partition.name)
+    ]
+    allowed_names = tuple(
+        _select_allowed_qos(sorted({name for association in associations for name in association.qos}), partition)
+    )
     default_qos = [association.default_qos for association in associations]
     is_restricted = partition.qos is not None or partition.denied_qos
     if not allowed_names or not is_restricted or any(name in allowed_names for name in default_qos):
@@ -220,7 +233,9 @@ def _find_largest_type(site_survey: Survey, partition_name: str, *, with_gpus: b
     """The node type with the most nodes in a partition; None if there is none. with_gpus: only types with GPUs are
     considered."""
     partition_types = [
-        node_type for node_type in site_survey.node_types if node_type.partition == partition_name and (node_type.gpus or not with_gpus)
+        node_type
+        for node_type in site_survey.node_types
+        if node_type.partition == partition_name and (node_type.gpus or not with_gpus)
     ]
     return max(partition_types, key=lambda node_type: node_type.count, default=None)
 
@@ -230,7 +245,9 @@ def _choose_python(site_survey: Survey) -> tuple[str | None, str | None, bool]:
 
     Returns (a module or None, an interpreter or None, whether any Python is new enough). For python3, the first two are None.
     """
-    python3_paths = [path for path in site_survey.pythons if path.endswith("/python3") and site_survey.pythons[path] >= OLDEST_PYTHON]
+    python3_paths = [
+        path for path in site_survey.pythons if path.endswith("/python3") and site_survey.pythons[path] >= OLDEST_PYTHON
+    ]
     if python3_paths:
         return None, None, True
     other_paths = [path for path, version in site_survey.pythons.items() if version >= OLDEST_PYTHON]
@@ -271,4 +288,9 @@ def _make_folder_sort_key(shared_folder: SharedFolder) -> tuple[bool, bool, bool
     Folders for large data come first, because variables such as CONDA_PREFIX may name folders in the home folder. The home
     folder itself comes last.
     """
-    return _is_for_large_data(shared_folder), shared_folder.variable != "HOME", shared_folder.is_network, shared_folder.free_bytes or 0
+    return (
+        _is_for_large_data(shared_folder),
+        shared_folder.variable != "HOME",
+        shared_folder.is_network,
+        shared_folder.free_bytes or 0,
+    )

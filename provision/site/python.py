@@ -16,10 +16,17 @@ from shardlab.remote.login_shell import make_login_shell_argv
 def make_script_changes(cluster: Cluster, folder: PurePosixPath, source_digest: str) -> list[WriteFile]:
     """The changes that write the scripts of the environment in `folder`. source_digest: the digest of the source that they use."""
     python_path = f"{folder}/bin/python"
-    changes = [WriteFile("write the script that starts Python", python_path, render_script(cluster, folder, source_digest), 0o755, "")]
+    changes = [
+        WriteFile("write the script that starts Python", python_path, render_script(cluster, folder, source_digest), 0o755, "")
+    ]
     if cluster.environment.container is not None:
-        script_path, script_bytes = container.choose_rank_python(cluster, python_path), render_script(cluster, folder, source_digest, for_ranks=True)
-        changes.append(WriteFile("write the script that starts the Python of ranks in the container", script_path, script_bytes, 0o755, ""))
+        script_path, script_bytes = (
+            container.choose_rank_python(cluster, python_path),
+            render_script(cluster, folder, source_digest, for_ranks=True),
+        )
+        changes.append(
+            WriteFile("write the script that starts the Python of ranks in the container", script_path, script_bytes, 0o755, "")
+        )
     return changes
 
 

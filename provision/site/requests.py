@@ -52,7 +52,9 @@ def list_sbatch_options(
     if gpu_count is None:
         gpus_per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
         # some partitions accept no job without a GPU
-        gpu_count = provision_keys.gpus if provision_keys is not None and provision_keys.gpus is not None else min(1, gpus_per_node)
+        gpu_count = (
+            provision_keys.gpus if provision_keys is not None and provision_keys.gpus is not None else min(1, gpus_per_node)
+        )
     option_words += sbatch_request.list_gpu_options(cluster, gpu_count, node_count)
     return [f"--{option}" for option in sbatch_request.change_options(slurm_keys, option_words)]
 
@@ -71,13 +73,18 @@ def _use_own_values(slurm_keys: Slurm, *, is_node_test: bool) -> Slurm:
     if provision_keys is None or (is_node_test and provision_keys.partition is not None):
         return slurm_keys
     extra_options = slurm_keys.extra if provision_keys.extra is None else provision_keys.extra
-    account, qos = provision_keys.account or slurm_keys.account, provision_keys.qos or (slurm_keys.qos if provision_keys.partition is None else None)
+    account, qos = (
+        provision_keys.account or slurm_keys.account,
+        provision_keys.qos or (slurm_keys.qos if provision_keys.partition is None else None),
+    )
     if is_node_test:
         return msgspec.structs.replace(slurm_keys, account=account, qos=qos)
     if provision_keys.partition is None:
         max_time = provision_keys.time or slurm_keys.max_time
         constraint = provision_keys.constraint or slurm_keys.constraint
-        return msgspec.structs.replace(slurm_keys, account=account, qos=qos, constraint=constraint, max_time=max_time, extra=extra_options)
+        return msgspec.structs.replace(
+            slurm_keys, account=account, qos=qos, constraint=constraint, max_time=max_time, extra=extra_options
+        )
     changed_values = {
         "account": account,
         "qos": qos,

@@ -28,7 +28,16 @@ from shardlab.record_types import SLURM_CLUSTER_PATTERN
 from shardlab.remote.login_shell import make_login_shell_argv
 
 T = TypeVar("T")
-SURVEY_FACTS: list[FactQuery[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
+SURVEY_FACTS: list[FactQuery[Any]] = [
+    SLURM_SETTINGS,
+    PARTITIONS,
+    NODE_TYPES,
+    ASSOCIATIONS,
+    MODULES,
+    SHARED_FOLDERS,
+    PYTHONS,
+    QUOTAS,
+]
 TEST_S = 60.0
 SHOW_CLUSTERS = f"""\
 test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(make_login_shell_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
@@ -77,7 +86,9 @@ def survey_site(node: Node) -> Survey:
     node_facts = NodeFacts(node)
     with ThreadPoolExecutor(4) as thread_pool:
         list(thread_pool.map(lambda fact: _ask_fact(node_facts, fact), SURVEY_FACTS))
-    unanswered_facts = {fact_name: str(answer) for fact_name, answer in node_facts.answers.items() if isinstance(answer, Unanswered)}
+    unanswered_facts = {
+        fact_name: str(answer) for fact_name, answer in node_facts.answers.items() if isinstance(answer, Unanswered)
+    }
 
     def choose_answer(fact: FactQuery[T], default_answer: T) -> T:
         fact_answer: Any = node_facts.answers.get(fact.name)
@@ -122,7 +133,9 @@ def find_rejections(node: Node, options_by_request: Mapping[R, list[str]]) -> di
     """
     rejection_by_request: dict[R, str | None] = {}
     for request_keys, sbatch_options in options_by_request.items():
-        if request_keys.is_fallback and any(rejection is None or _FINAL_ANSWER.search(rejection) for rejection in rejection_by_request.values()):
+        if request_keys.is_fallback and any(
+            rejection is None or _FINAL_ANSWER.search(rejection) for rejection in rejection_by_request.values()
+        ):
             break
         rejection_by_request[request_keys] = _find_rejection(node.run, sbatch_options)
     return rejection_by_request
@@ -134,7 +147,9 @@ def count_job_cpus(node: Node, node_names: str) -> int | None:
     Unreachable."""
     scontrol_output = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
     cpu_counts = []
-    for value_by_key in map(parse_pairs, scontrol_output.stdout.splitlines() if scontrol_output is not None and scontrol_output.code == 0 else []):
+    for value_by_key in map(
+        parse_pairs, scontrol_output.stdout.splitlines() if scontrol_output is not None and scontrol_output.code == 0 else []
+    ):
         total_cpus = parse_limit(value_by_key.get("CPUTot", ""))
         threads_per_core = parse_limit(value_by_key.get("ThreadsPerCore", "")) or 1
         effective_cpus = parse_limit(value_by_key.get("CPUEfctv", ""))  # from Slurm 22.05 on
@@ -142,7 +157,9 @@ def count_job_cpus(node: Node, node_names: str) -> int | None:
             int(last or first) - int(first) + 1 for first, last in _CPU_RANGE.findall(value_by_key.get("CPUSpecList", ""))
         )
         reserved_cpus = max(listed_cpus, threads_per_core * (parse_limit(value_by_key.get("CoreSpecCount", "")) or 0))
-        if (job_cpus := effective_cpus if effective_cpus is not None or total_cpus is None else total_cpus - reserved_cpus) is not None:
+        if (
+            job_cpus := effective_cpus if effective_cpus is not None or total_cpus is None else total_cpus - reserved_cpus
+        ) is not None:
             cpu_counts.append(job_cpus)
     return min(cpu_counts, default=None)
 
@@ -154,7 +171,9 @@ def _find_rejection(run_command: Callable[..., Any], sbatch_options: list[str]) 
     if test_output.code == 0:
         return None
     error_lines = [_ERROR_PREFIX.sub("", line).strip() for line in test_output.stderr.splitlines()]
-    error_lines = [line for line in dict.fromkeys(error_lines) if any(character.isalnum() for character in line)]  # without the lines of drawn frames
+    error_lines = [
+        line for line in dict.fromkeys(error_lines) if any(character.isalnum() for character in line)
+    ]  # without the lines of drawn frames
     informative_lines = [line for line in error_lines if not line.endswith(UNSPECIFIED_ERROR)] or error_lines
     rejection = "; ".join(informative_lines) or ("no answer" if test_output.code is None else f"exit code {test_output.code}")
     return "".join(character if character.isprintable() else "?" for character in rejection)[:200]

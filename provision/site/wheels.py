@@ -89,7 +89,9 @@ class WheelDownload:
         if download_output.code == 0:
             self._result_text = "on the login node"
             return
-        failure_text = f"not ended within {DOWNLOAD_S:g} s" if download_output.code is None else find_failure_reason(download_output)
+        failure_text = (
+            f"not ended within {DOWNLOAD_S:g} s" if download_output.code is None else find_failure_reason(download_output)
+        )
         if self.local_folder is None:
             raise Unanswered(f"{node.name}: the packages cannot be downloaded: {failure_text}. {WHEEL_ADVICE}")
         target_platform = self._read_platform(node)
@@ -124,7 +126,9 @@ class WheelDownload:
             node_output = node.write_file(wheel_bytes, f"{self.site_folder}/{wheel_path.name}", mode=0o644, owner="")
             if node_output.code != 0:
                 failure_text = "it took too long" if node_output.code is None else find_failure_reason(node_output)
-                raise Unanswered(f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.site_folder}: {failure_text}.")
+                raise Unanswered(
+                    f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.site_folder}: {failure_text}."
+                )
 
 
 WHEEL_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
@@ -136,13 +140,18 @@ def download_wheels(folder: Path, target_platform: InterpreterPlatform, requirem
     Returns the paths of the wheels. Raises Unanswered.
     """
     own_platform = (sys.platform, platform.machine())
-    if (target_platform.system, target_platform.machine) != own_platform:  # pip would skip packages that only the system of the site needs
+    if (
+        target_platform.system,
+        target_platform.machine,
+    ) != own_platform:  # pip would skip packages that only the system of the site needs
         platform_phrase = f"{target_platform.system} {target_platform.machine}"
         raise Unanswered(
             f"this machine is {' '.join(own_platform)}, the site is {platform_phrase}; pip downloads only for its own system."
         )
     own_version = ".".join(platform.python_version_tuple()[:2])
-    if target_platform.python != own_version:  # requirements may depend on the version of Python; pip evaluates them for its own version
+    if (
+        target_platform.python != own_version
+    ):  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
             f"`provision` runs here with Python {own_version}, the site's Python is {target_platform.python}; for another version, pip "
             f"may choose the wrong packages. Run `provision` with Python {target_platform.python}, or let environment.modules or "
@@ -151,11 +160,22 @@ def download_wheels(folder: Path, target_platform: InterpreterPlatform, requirem
     constraints_path = folder / "constraints.txt"
     constraints_path.write_bytes(software.read_constraints(tuple(requirements)))
     common_options = ["--constraint", str(constraints_path)]
-    source_requirements = [requirement for requirement in requirements if any(requirement.startswith(name) for name in FROM_SOURCE)]
+    source_requirements = [
+        requirement for requirement in requirements if any(requirement.startswith(name) for name in FROM_SOURCE)
+    ]
     if source_requirements:
         _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common_options, *source_requirements])
     _run_pip(
-        ["download", "--dest", str(folder), "--find-links", str(folder), *list_pip_options(target_platform), *common_options, *requirements]
+        [
+            "download",
+            "--dest",
+            str(folder),
+            "--find-links",
+            str(folder),
+            *list_pip_options(target_platform),
+            *common_options,
+            *requirements,
+        ]
     )
     return sorted(folder.glob("*.whl"))
 
@@ -181,4 +201,6 @@ def _run_pip(pip_words: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         raise Unanswered(f"pip did not end within {DOWNLOAD_S:g} s.") from None
     if pip_process.returncode != 0:
-        raise Unanswered(f"{find_failure_reason(CommandOutput(pip_process.returncode, pip_process.stdout, pip_process.stderr)).rstrip('.')}.")
+        raise Unanswered(
+            f"{find_failure_reason(CommandOutput(pip_process.returncode, pip_process.stdout, pip_process.stderr)).rstrip('.')}."
+        )

@@ -41,7 +41,9 @@ class InitVerb(Verb):
 
         arguments = invocation.arguments
         manifest_paths = None if arguments.cloudlab is None else [Path(name) for name in arguments.cloudlab]
-        return init.print_cluster_file(invocation.out, invocation.workspace, arguments.site, arguments.ssh or [], manifest_paths)
+        return init.print_cluster_file(
+            invocation.out, invocation.workspace, arguments.site, arguments.ssh or [], manifest_paths
+        )
 
 
 class HardwareVerb(Verb):
@@ -77,7 +79,9 @@ class RequestVerb(Verb):
         request_text = provider.carry_out_verb("profile" if arguments.profile else "request", cluster, workspace)
         if not output.json:
             output.results.file.write(request_text)
-        output.print_document({**display.make_result_document("request", Site(cluster, workspace, []), [], [], []), "request": request_text})
+        output.print_document(
+            {**display.make_result_document("request", Site(cluster, workspace, []), [], [], []), "request": request_text}
+        )
         return 0
 
 
@@ -167,5 +171,5 @@ def _confirm_down(output: Output, confirmation: Confirmation | None, is_confirme
         raise InputError(
             f"down was not confirmed. Allowed: the option --yes, or the typed name {confirmation.name} on a terminal."
         )
-    if output.ask(f"Type the name {confirmation.name} to confirm: ") != confirmation.name:
+    if output.ask_question(f"Type the name {confirmation.name} to confirm: ") != confirmation.name:
         raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")

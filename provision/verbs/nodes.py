@@ -69,7 +69,9 @@ class NodesVerb(Verb):
         parser.add_list_option("--limit", metavar="NODE,...", help="work only on these nodes", **name_list_options)
         if self.has_operations:
             parser.add_list_option("--only", metavar="OP,...", help="carry out only these operations", **name_list_options)
-            parser.add_list_option("--skip", metavar="OP,...", help="carry out all operations except these", **name_list_options)
+            parser.add_list_option(
+                "--skip", metavar="OP,...", help="carry out all operations except these", **name_list_options
+            )
             parallel_help = "number of nodes that an operation changes at the same time (default: all)"
             parser.add_argument("--parallel", type=command_line.parse_count, metavar="N", help=parallel_help)
         if self.starts_ranks:
@@ -196,14 +198,21 @@ class VerifyVerb(NodesVerb):
         if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
             targets, operation_names = work.targets, work.chosen_names
             planned_steps = converge_site(
-                work.site, work.operations, targets=targets, only_names=operation_names, is_dry_run=True, max_parallel=work.max_parallel
+                work.site,
+                work.operations,
+                targets=targets,
+                only_names=operation_names,
+                is_dry_run=True,
+                max_parallel=work.max_parallel,
             )
             steps = [step for step in planned_steps if step.state == "administrator"]
             work.site.skip_reason_by_node.clear()
         return steps, _run_checks(output, work, steps, replaces_earlier=True)
 
 
-def _check_creation(file_cluster: Cluster, machines_to_create: MachinesToCreate, verb_name: str, node_option: str | None) -> None:
+def _check_creation(
+    file_cluster: Cluster, machines_to_create: MachinesToCreate, verb_name: str, node_option: str | None
+) -> None:
     """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
     if the machines cannot be created now. node_option: the option that needs nodes, if it is given."""
     if machines_to_create.blocked is not None and verb_name != "plan":
@@ -215,7 +224,9 @@ def _check_creation(file_cluster: Cluster, machines_to_create: MachinesToCreate,
         )
 
 
-def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Workspace, machines_to_create: MachinesToCreate) -> int:
+def _print_creation_plan(
+    output: Output, file_cluster: Cluster, workspace: Workspace, machines_to_create: MachinesToCreate
+) -> int:
     """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
     for line in machines_to_create.request_lines:
         output.print_line(line)
@@ -231,7 +242,9 @@ def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
     targets = _make_targets(file_cluster, nodes, pretend_path)
     for environment_name in file_cluster.environments:
-        described_nodes = find_provider(file_cluster.provider).nodes(file_cluster.select_environment(environment_name), workspace)
+        described_nodes = find_provider(file_cluster.provider).nodes(
+            file_cluster.select_environment(environment_name), workspace
+        )
         node_copies = [copy.copy(node) for node in nodes]  # a copy has the same connection
         for node, described_node in zip(node_copies, described_nodes, strict=True):
             node.python, node.wheelhouse = described_node.python, described_node.wheelhouse
@@ -270,16 +283,28 @@ def _make_changes(output: Output, work: NodesVerbInput, *, is_dry_run: bool) -> 
     return steps
 
 
-def _run_checks(output: Output, work: NodesVerbInput, steps: Sequence[OperationStep], *, replaces_earlier: bool) -> list[Finding]:
+def _run_checks(
+    output: Output, work: NodesVerbInput, steps: Sequence[OperationStep], *, replaces_earlier: bool
+) -> list[Finding]:
     """Run the checks on the nodes on which no operation failed or waits for an administrator. Returns all results.
 
     replaces_earlier: whether the measured times of all-reduces replace all earlier times in the inventory.
     """
-    failure_by_node = {step.node_name: ": ".join([f"{step.operation_name} failed", *step.sentences[-1:]]) for step in steps if step.state == "failed"}
+    failure_by_node = {
+        step.node_name: ": ".join([f"{step.operation_name} failed", *step.sentences[-1:]])
+        for step in steps
+        if step.state == "failed"
+    }
     operations_by_node = display.find_administrator_operations(steps)
-    findings = [Finding(node, "operations", Outcome(False, failure_text, RERUN_HINT)) for node, failure_text in failure_by_node.items()]
+    findings = [
+        Finding(node, "operations", Outcome(False, failure_text, RERUN_HINT)) for node, failure_text in failure_by_node.items()
+    ]
     findings += [
-        Finding(environment_name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(operation_names)}", ROOT_HINT))
+        Finding(
+            environment_name,
+            "administrator",
+            Outcome(False, f"an administrator has to do: {', '.join(operation_names)}", ROOT_HINT),
+        )
         for environment_name, operation_names in operations_by_node.items()
     ]
     ready_targets = [target for target in work.targets if target.node.name not in {**failure_by_node, **operations_by_node}]
@@ -288,12 +313,19 @@ def _run_checks(output: Output, work: NodesVerbInput, steps: Sequence[OperationS
         check_stages = order.select_checks(find_provider(work.site.cluster.provider))
         findings += verify_targets(work.site, ready_targets, check_stages, print_dim_remark)
         inventory_file.record_all_reduces(work.site, findings, replaces_earlier=replaces_earlier)
-        environment_checks = [[check for check in stage_checks if check in order.ENVIRONMENT_CHECKS] for stage_checks in check_stages]
+        environment_checks = [
+            [check for check in stage_checks if check in order.ENVIRONMENT_CHECKS] for stage_checks in check_stages
+        ]
         for environment_name in work.site.cluster.environments:
             targets = [target.environments[environment_name] for target in ready_targets]
             output.print_remark(f"environment {environment_name}:", style="dim")
-            further_findings = verify_targets(work.site.select_environment(environment_name), targets, environment_checks, print_dim_remark)
-            findings += [msgspec.structs.replace(finding, check_name=f"{finding.check_name} in {environment_name}") for finding in further_findings]
+            further_findings = verify_targets(
+                work.site.select_environment(environment_name), targets, environment_checks, print_dim_remark
+            )
+            findings += [
+                msgspec.structs.replace(finding, check_name=f"{finding.check_name} in {environment_name}")
+                for finding in further_findings
+            ]
     return findings
 
 

@@ -114,7 +114,9 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     Raises InputError with the name of the manifest, and MissingExtra if defusedxml is not installed.
     """
     node_by_name: dict[str, ManifestNode] = {}
-    place_by_unlogged_node: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
+    place_by_unlogged_node: dict[
+        str, str
+    ] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
     expirations: list[tuple[datetime, str]] = []
     for name, manifest_bytes in manifests:
         root_element = _parse_root(name, manifest_bytes)
@@ -157,11 +159,15 @@ def _parse_root(manifest_name: str, manifest_bytes: bytes) -> Element:
     try:
         root_element: Element = fromstring(manifest_bytes, forbid_dtd=True)
     except DefusedXmlException:
-        raise InputError(f"{manifest_name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none.") from None
+        raise InputError(
+            f"{manifest_name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none."
+        ) from None
     except (ParseError, ValueError, LookupError) as error:  # LookupError: the XML names an unknown encoding
         raise InputError(f"{manifest_name}: is not XML ({error}). Allowed: the manifest of an experiment.") from None
     if _strip_namespace(root_element) != "rspec":
-        raise InputError(f"{manifest_name}: its first element is {_strip_namespace(root_element)[:40]!r}. Allowed: a manifest, which begins with <rspec>.")
+        raise InputError(
+            f"{manifest_name}: its first element is {_strip_namespace(root_element)[:40]!r}. Allowed: a manifest, which begins with <rspec>."
+        )
     return root_element
 
 
@@ -211,7 +217,9 @@ def _read_node(manifest_name: str, node_element: Element, link_by_interface: dic
     return ManifestNode(
         name=node_name,
         site=urn_parts[1],
-        hardware=_check_pattern(node_place, "the hardware type", hardware_type, NODE_NAME) if hardware_type is not None else None,
+        hardware=_check_pattern(node_place, "the hardware type", hardware_type, NODE_NAME)
+        if hardware_type is not None
+        else None,
         login_by_user=login_by_user,
         control=_check_address(node_place, control_address) if control_address else None,
         interfaces=tuple(_read_interfaces(node_place, node_element, link_by_interface)),

@@ -105,15 +105,21 @@ def select_nodes(experiment: Experiment, requested_user: str | None, manifest_na
             raise InputError(f"{manifest_names}: two nodes are called {node_name}, in lower case. Allowed: different names.")
         host, port = node.login_by_user[member_name]
         interface = next(
-            (node_interface for node_interface in node.interfaces if _find_interface_network(node_interface) == common_network), None
+            (node_interface for node_interface in node.interfaces if _find_interface_network(node_interface) == common_network),
+            None,
         )
-        if interface is not None and (other_node_name := node_name_by_address.setdefault(interface.address, node_name)) != node_name:
+        if (
+            interface is not None
+            and (other_node_name := node_name_by_address.setdefault(interface.address, node_name)) != node_name
+        ):
             raise InputError(
                 f"{manifest_names}: {other_node_name} and {node_name} have the same address {interface.address} on the experiment "
                 "network. Allowed: the "
                 "manifests of one experiment, in which each node has its own address."
             )
-        node_by_name[node_name] = ExperimentNode(node_name, host, port, member_name, node.hardware, node.site, node.control, interface)
+        node_by_name[node_name] = ExperimentNode(
+            node_name, host, port, member_name, node.hardware, node.site, node.control, interface
+        )
     return list(node_by_name.values())
 
 
@@ -142,6 +148,8 @@ def _find_common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network
     """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
         network = _find_interface_network(interface)
-        if all(any(_find_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes):
+        if all(
+            any(_find_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes
+        ):
             return network
     return None

@@ -244,7 +244,9 @@ def _check_nodes(cluster_document: document.Document, cluster: Cluster) -> None:
             ("provider",), "provider cloudlab needs the key cloudlab. Allowed: a mapping such as `cloudlab: {manifest: FILE}`."
         )
     if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
-        raise cluster_document.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
+        raise cluster_document.error(
+            ("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab."
+        )
     _check_installed_nodes(cluster_document, cluster)
 
 
@@ -252,12 +254,18 @@ def _check_slurm_site(cluster_document: document.Document, cluster: Cluster) -> 
     """Check the cluster file of a managed Slurm site, where Slurm knows the nodes and nothing is installed on them."""
     for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
-            raise cluster_document.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
+            raise cluster_document.error(
+                (key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it."
+            )
     for key in ("server", "disk", "mount"):
         if getattr(cluster.storage, key) is not None:
-            raise cluster_document.error(("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared.")
+            raise cluster_document.error(
+                ("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared."
+            )
     if cluster.ssh.between_nodes:
-        raise cluster_document.error(("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it.")
+        raise cluster_document.error(
+            ("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it."
+        )
     if cluster.slurm is None:
         raise cluster_document.error(
             ("provider",), "provider slurm needs the key slurm. Allowed: a mapping such as `slurm: {partition: gpu}`."
@@ -283,22 +291,30 @@ def _check_slurm_site(cluster_document: document.Document, cluster: Cluster) -> 
 def _check_installed_nodes(cluster_document: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
-        raise cluster_document.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
+        raise cluster_document.error(
+            ("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm."
+        )
     for key_path, environment in cluster.map_environments().items():
         environment_keys.check_installed_environment(cluster_document, environment, cluster.provider, key_path)
     for key in ("release", "lan"):
         if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
-            raise cluster_document.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
+            raise cluster_document.error(
+                (key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
+            )
     if cluster.provider == "cloudlab":
         _check_nfs_folders(cluster_document, cluster)
     if not cluster.nodes and cluster.provider == "cloudlab":
         return  # the experiment does not exist yet, so its nodes are not known
     if not cluster.nodes:
-        raise cluster_document.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
+        raise cluster_document.error(
+            ("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes."
+        )
     node_names = [node_entry.name for node_entry in cluster.nodes]
     for index, node_entry in enumerate(cluster.nodes):
         if node_entry.name in node_names[:index]:
-            raise cluster_document.error(("nodes", index, "name"), f"the name {node_entry.name} is used twice. Allowed: each name once.")
+            raise cluster_document.error(
+                ("nodes", index, "name"), f"the name {node_entry.name} is used twice. Allowed: each name once."
+            )
         if cluster.provider != "ssh" and not HOST_NAME.match(node_entry.name):
             raise cluster_document.error(
                 ("nodes", index, "name"), f"found {node_entry.name!r}. Allowed: at most 31 small letters, digits and hyphens."
@@ -310,15 +326,24 @@ def _check_installed_nodes(cluster_document: document.Document, cluster: Cluster
             raise cluster_document.error(
                 ("nodes", index), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
             )
-        if cluster.provider == "virtual" and (node_entry.host, node_entry.address, node_entry.port, node_entry.user) != (None, None, None, None):
-            raise cluster_document.error(("nodes", index), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
+        if cluster.provider == "virtual" and (node_entry.host, node_entry.address, node_entry.port, node_entry.user) != (
+            None,
+            None,
+            None,
+            None,
+        ):
+            raise cluster_document.error(
+                ("nodes", index), "practice nodes get their addresses from lan.subnet. Allowed: name and roles."
+            )
     if cluster.provider == "virtual":
         _check_practice(cluster_document, cluster)
     if not cluster.ssh.sudo:
         _check_without_root(cluster_document, cluster)
     _check_storage(cluster_document, cluster)
     if cluster.slurm is not None and len(cluster.list_with_role("controller")) != 1:
-        raise cluster_document.error(("slurm",), f"{len(cluster.list_with_role('controller'))} nodes have the role controller. Allowed: 1.")
+        raise cluster_document.error(
+            ("slurm",), f"{len(cluster.list_with_role('controller'))} nodes have the role controller. Allowed: 1."
+        )
     if cluster.slurm is not None and not cluster.list_with_role("worker"):
         raise cluster_document.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
     if cluster.slurm is not None:
@@ -353,7 +378,9 @@ def _find_top_folder(path: str) -> str:
 
 def _check_without_root(cluster_document: document.Document, cluster: Cluster) -> None:
     if cluster.provider != "ssh":
-        raise cluster_document.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
+        raise cluster_document.error(
+            ("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh."
+        )
     if cluster.storage.shared is None:
         raise cluster_document.error(
             ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
@@ -371,11 +398,17 @@ def _check_storage(cluster_document: document.Document, cluster: Cluster) -> Non
     if (storage_keys.disk is None) != (storage_keys.mount is None):
         raise cluster_document.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
     if storage_keys.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
-        raise cluster_document.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
+        raise cluster_document.error(
+            ("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab."
+        )
     if storage_keys.server is not None and storage_keys.shared is None:
-        raise cluster_document.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
+        raise cluster_document.error(
+            ("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared."
+        )
     if storage_keys.server is not None and storage_keys.server not in [entry.name for entry in cluster.nodes]:
-        raise cluster_document.error(("storage", "server"), f"no node is called {storage_keys.server}. Allowed: a name under nodes.")
+        raise cluster_document.error(
+            ("storage", "server"), f"no node is called {storage_keys.server}. Allowed: a name under nodes."
+        )
     folder_by_key = {"mount": storage_keys.mount, "shared": storage_keys.shared if storage_keys.server else None}
     for key, path in folder_by_key.items():
         if path is not None and (
@@ -396,7 +429,9 @@ def _check_practice(cluster_document: document.Document, cluster: Cluster) -> No
             )
     for key in ("user", "identity"):
         if getattr(cluster.ssh, key) is not None:
-            raise cluster_document.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
+            raise cluster_document.error(
+                ("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it."
+            )
     try:
         lan_network = ipaddress.IPv4Network(cluster.lan.subnet)
     except ValueError as error:
@@ -412,7 +447,9 @@ def _check_data_sets(cluster_document: document.Document, data_sets: list[DataSe
     for index, data_set in enumerate(data_sets):
         key_path = ("data", "sets", index)
         if data_set.name in [other_data_set.name for other_data_set in data_sets[:index]]:
-            raise cluster_document.error(key_path, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
+            raise cluster_document.error(
+                key_path, f"the data set {data_set.name} is listed twice. Allowed: each data set once."
+            )
         if data_set.archive is None:
             if data_set.sha256 is not None:
                 raise cluster_document.error(
@@ -425,11 +462,17 @@ def _check_data_sets(cluster_document: document.Document, data_sets: list[DataSe
             archive_url = urlsplit(data_set.archive)
             if archive_url.scheme not in ("http", "https") or not archive_url.hostname:
                 shown_address = remove_secrets(data_set.archive.partition("?")[0])
-                raise cluster_document.error((*key_path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path.")
+                raise cluster_document.error(
+                    (*key_path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path."
+                )
             if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
-                raise cluster_document.error((*key_path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
+                raise cluster_document.error(
+                    (*key_path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these."
+                )
             if archive_url.username or archive_url.password:
-                raise cluster_document.error((*key_path, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
+                raise cluster_document.error(
+                    (*key_path, "archive"), "a URL with a user or password in it. Allowed: a URL without them."
+                )
             if data_set.sha256 is None:
                 raise cluster_document.error(key_path, "a URL without a checksum. Allowed: a URL together with the key sha256.")
 

@@ -12,10 +12,12 @@ from shardlab.record_types import AbsolutePath, make_text_rule
 
 Runtime = Literal["apptainer", "pyxis", "charliecloud"]
 ModuleName = Annotated[
-    str, make_text_rule(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -")
+    str,
+    make_text_rule(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -"),
 ]
 PythonPath = Annotated[
-    str, make_text_rule(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -")
+    str,
+    make_text_rule(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -"),
 ]
 ImageName = Annotated[
     str,
@@ -26,7 +28,9 @@ ImageName = Annotated[
 ]
 PinnedPackage = Annotated[
     str,
-    make_text_rule(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"),
+    make_text_rule(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"
+    ),
 ]
 
 
@@ -111,9 +115,13 @@ def check_installed_environment(
     """
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
-            raise cluster_document.error((*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+            raise cluster_document.error(
+                (*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm."
+            )
     if environment.build != "auto":
-        raise cluster_document.error((*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+        raise cluster_document.error(
+            (*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm."
+        )
 
 
 def is_image_path(container_image: str) -> bool:

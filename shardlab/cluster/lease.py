@@ -76,7 +76,9 @@ class Lease(msgspec.Struct, frozen=True):
         if not timedelta() < self.expires - current_time <= REMIND_BEFORE:
             return None
         left_text = moments.format_duration(self.compute_left_s(current_time))
-        return f"the lease ends in {left_text}, and then the runs on the nodes are lost; copy them to your machine: collect fetch"
+        return (
+            f"the lease ends in {left_text}, and then the runs on the nodes are lost; copy them to your machine: collect fetch"
+        )
 
 
 class _PortalLease(msgspec.Struct, frozen=True):
@@ -119,7 +121,9 @@ def _read_manifest_lease(manifest_paths: Sequence[Path]) -> Lease | None:
     if it is read again now."""
     if not manifest_paths:
         return None
-    experiment = cloudlab_manifest.parse_manifests((str(path), cloudlab_manifest.read_manifest(path)) for path in manifest_paths)
+    experiment = cloudlab_manifest.parse_manifests(
+        (str(path), cloudlab_manifest.read_manifest(path)) for path in manifest_paths
+    )
     if experiment.expires is None:
         return None
     read_time = datetime.fromtimestamp(int(min(path.stat().st_mtime for path in manifest_paths)), UTC)

@@ -22,7 +22,9 @@ def is_login_node() -> bool:
     if shutil.which("sbatch") is None or shutil.which("sinfo") is None or "SLURMD_NODENAME" in os.environ:
         return False
     try:
-        sinfo_process = subprocess.run(["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False)
+        sinfo_process = subprocess.run(
+            ["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False
+        )
     except OSError:
         return False
     except subprocess.TimeoutExpired:

@@ -111,7 +111,9 @@ def _lock_filled_folder(shared_folder: Path, fill_folder: Callable[[Path], None]
             continue
         try:
             if _is_current_lock_file(shared_folder, lock_descriptor) and not _is_filled(shared_folder, lock_descriptor):
-                shutil.rmtree(shared_folder, ignore_errors=True)  # incomplete, if a process was killed while it filled the folder
+                shutil.rmtree(
+                    shared_folder, ignore_errors=True
+                )  # incomplete, if a process was killed while it filled the folder
                 shared_folder.mkdir(mode=0o700)
                 fill_folder(shared_folder)
                 (shared_folder / FILLED_MARK_NAME).touch()

@@ -66,7 +66,9 @@ def change_options(slurm_keys: Slurm, sbatch_options: Sequence[str]) -> list[str
     if any(name in slurm_keys.extra for name in _MEMORY_OPTIONS):
         omitted_options.add("mem")
     sent_options = [option for option in sbatch_options if option.partition("=")[0] not in omitted_options]
-    return sent_options + [name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm_keys.extra.items()]
+    return sent_options + [
+        name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm_keys.extra.items()
+    ]
 
 
 def _quote(option_value: str) -> str:

@@ -209,13 +209,21 @@ def check_slurm(cluster_document: document.Document, slurm: Slurm) -> None:
     for key_path in (("time",), ("max_time",), ("provision", "time")):
         try:
             _ = slurm.time_s if key_path == ("time",) else slurm.max_time_s
-            _ = parse_time_limit(provision_keys.time) if provision_keys is not None and provision_keys.time is not None and key_path[0] == "provision" else None
+            _ = (
+                parse_time_limit(provision_keys.time)
+                if provision_keys is not None and provision_keys.time is not None and key_path[0] == "provision"
+                else None
+            )
         except ValueError as error:
             raise cluster_document.error(("slurm", *key_path), str(error)) from None
     if slurm.max_time_s is not None and slurm.time_s > slurm.max_time_s:
-        raise cluster_document.error(("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}.")
+        raise cluster_document.error(
+            ("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}."
+        )
     if slurm.cluster == "all":
-        raise cluster_document.error(("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job.")
+        raise cluster_document.error(
+            ("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job."
+        )
     _check_partitions(cluster_document, slurm)
     _check_extra_options(cluster_document, slurm)
     for index, setup_line in enumerate(slurm.setup):
@@ -228,18 +236,28 @@ def check_slurm(cluster_document: document.Document, slurm: Slurm) -> None:
 def check_installed_slurm(cluster_document: document.Document, slurm: Slurm, provider: str) -> None:
     """Check the keys of Slurm that `provision` installs, as `check_slurm` does. Raises InputError with file:line:column."""
     if slurm.partition is None:
-        raise cluster_document.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
+        raise cluster_document.error(
+            ("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes."
+        )
     if not _INSTALLED_PARTITION.match(slurm.partition):
         allowed_names = "Allowed: one name with letters, digits and the signs _ . + -, at most 61 characters."
         raise cluster_document.error(("slurm", "partition"), f"found {slurm.partition!r}. {allowed_names}")
     if slurm.provision is not None:
-        raise cluster_document.error(("slurm", "provision"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+        raise cluster_document.error(
+            ("slurm", "provision"), f"not allowed with provider {provider}. Allowed: only with provider slurm."
+        )
     if slurm.partitions:
-        raise cluster_document.error(("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition.")
+        raise cluster_document.error(
+            ("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition."
+        )
     if slurm.cluster is not None:
-        raise cluster_document.error(("slurm", "cluster"), f"not allowed with provider {provider}, whose Slurm has one cluster. Remove it.")
+        raise cluster_document.error(
+            ("slurm", "cluster"), f"not allowed with provider {provider}, whose Slurm has one cluster. Remove it."
+        )
     if slurm.setup:
-        raise cluster_document.error(("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+        raise cluster_document.error(
+            ("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm."
+        )
     check_slurm(cluster_document, slurm)
 
 
@@ -267,7 +285,9 @@ def _check_partitions(cluster_document: document.Document, slurm: Slurm) -> None
     for index, partition in enumerate(slurm.partitions):
         key_path: document.KeyPath = ("slurm", "partitions", index)
         if partition.gpus.type is None:
-            raise cluster_document.error((*key_path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name.")
+            raise cluster_document.error(
+                (*key_path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name."
+            )
         if partition.gpus.type in gpu_types:
             raise cluster_document.error(
                 (*key_path, "gpus", "type"), f"another partition has the type {partition.gpus.type}. Allowed: each type once."
@@ -278,4 +298,6 @@ def _check_partitions(cluster_document: document.Document, slurm: Slurm) -> None
         except ValueError as error:
             raise cluster_document.error((*key_path, "max_time"), str(error)) from None
         if longest_s is not None and slurm.time_s > longest_s:
-            raise cluster_document.error((*key_path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more.")
+            raise cluster_document.error(
+                (*key_path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more."
+            )

@@ -131,7 +131,10 @@ def _explain_shape(yaml_text: str, yaml_error: yaml.MarkedYAMLError) -> str:
     problem, begin_mark = yaml_error.problem or yaml_error.context or "cannot be read", yaml_error.context_mark
     if yaml_error.problem_mark is None:
         return problem
-    lines, line_index = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", yaml_text), yaml_error.problem_mark.line  # as YAML counts lines
+    lines, line_index = (
+        re.split(r"\r\n|[\n\r\x85\u2028\u2029]", yaml_text),
+        yaml_error.problem_mark.line,
+    )  # as YAML counts lines
     upper_index = max((index for index in range(line_index) if lines[index].strip()), default=line_index)
     line_indent, upper_indent = (len(line) - len(line.lstrip(" ")) for line in (lines[line_index], lines[upper_index]))
     if r"'\t'" in problem:
@@ -251,16 +254,18 @@ class _DocumentBuilder:
         if _FLOAT_PATTERN.match(scalar_text) and not re.match(r"[-+]?0[0-9]", scalar_text):
             return float(scalar_text)
         if _TIME_PATTERN.match(scalar_text):
-            sentence = (
-                f'found {scalar_text} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{scalar_text}"'
-            )
+            sentence = f'found {scalar_text} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{scalar_text}"'
             raise self.error_at(event, path, f"{sentence} if it is a time")
         if _ODD_NUMBER_PATTERN.match(scalar_text):
             raise self.error_at(
-                event, path, f'{scalar_text} is read differently by different YAML parsers; write a plain decimal or "{scalar_text}"'
+                event,
+                path,
+                f'{scalar_text} is read differently by different YAML parsers; write a plain decimal or "{scalar_text}"',
             )
         if scalar_text.lower() in _ODD_BOOL_WORDS:
-            raise self.error_at(event, path, f'{scalar_text} is true or false to some YAML parsers; write true, false or "{scalar_text}"')
+            raise self.error_at(
+                event, path, f'{scalar_text} is true or false to some YAML parsers; write true, false or "{scalar_text}"'
+            )
         return scalar_text
 
 

@@ -220,7 +220,7 @@ def write_document(path: Path, json_value: Any) -> None:
 
     Raises WorkspaceError.
     """
-    write_atomic(path, _indent_json(printable.json(json_value)))
+    write_atomic(path, _indent_json(printable.encode_printable_json(json_value)))
 
 
 def _indent_json(json_bytes: bytes) -> bytes:

@@ -100,7 +100,9 @@ def read_submitted_plugin(plugin_path: Path, submitted_digest: str | None) -> Pl
     plug-in was changed after that."""
     plugin_source = read_plugin(plugin_path)
     if plugin_source.digest != submitted_digest:
-        raise InputError(f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {submitted_digest}.")
+        raise InputError(
+            f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {submitted_digest}."
+        )
     return plugin_source
 
 

@@ -48,7 +48,9 @@ def digest_packages(package_names: Iterable[str], source_root: Path = ROOT) -> s
 
 def digest_installed_packages() -> str:
     """The digest of the names and versions of the installed packages without shardlab: 12 hexadecimal digits."""
-    package_names = sorted(package_name for package_name in _list_installed_packages() if not package_name.startswith(OWN_PREFIX))
+    package_names = sorted(
+        package_name for package_name in _list_installed_packages() if not package_name.startswith(OWN_PREFIX)
+    )
     return hashlib.sha256("".join(f"{package_name}\n" for package_name in package_names).encode()).hexdigest()[:12]
 
 

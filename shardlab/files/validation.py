@@ -80,7 +80,9 @@ def _unwrap_union(target_type: Any, document_part: Any) -> Any:
     if get_origin(target_type) in (Union, types.UnionType):
         union_types = [member_type for member_type in get_args(target_type) if member_type is not type(None)]
         if len(union_types) > 1:  # the union has a mapping and its short form
-            union_types = [member_type for member_type in union_types if isinstance(document_part, dict) == _is_struct(member_type)]
+            union_types = [
+                member_type for member_type in union_types if isinstance(document_part, dict) == _is_struct(member_type)
+            ]
         if document_part is not None and len(union_types) == 1:
             return _unwrap_union(union_types[0], document_part)
     return target_type
@@ -102,8 +104,15 @@ def _describe_mismatch(found_value: Any, target_type: Any, error_text: str) -> s
     if plain_type is str and isinstance(found_value, int | float) and not isinstance(found_value, bool):
         return f'expected text, found {describe_value(found_value)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
     union_types = get_args(target_type) if get_origin(target_type) in (Union, types.UnionType) else (target_type,)
-    annotations = [annotation for member_type in union_types for annotation in getattr(member_type, "__metadata__", ()) if isinstance(found_value, str)]
-    if (allowed_text := next((annotation.extra["allowed"] for annotation in annotations if annotation.extra), None)) is not None:
+    annotations = [
+        annotation
+        for member_type in union_types
+        for annotation in getattr(member_type, "__metadata__", ())
+        if isinstance(found_value, str)
+    ]
+    if (
+        allowed_text := next((annotation.extra["allowed"] for annotation in annotations if annotation.extra), None)
+    ) is not None:
         return f"found {describe_value(found_value)}. Allowed: {allowed_text}."
     error_text = error_text[0].lower() + error_text[1:] if error_text else "is not allowed"
     return f"found {describe_value(found_value)}: {error_text}."
@@ -118,5 +127,9 @@ def describe_value(found_value: Any) -> str:
         return "a mapping"
     if isinstance(found_value, list):
         return "a list"
-    value_text = str(found_value).lower() if isinstance(found_value, bool) else repr(remove_secrets(found_value) if isinstance(found_value, str) else found_value)
+    value_text = (
+        str(found_value).lower()
+        if isinstance(found_value, bool)
+        else repr(remove_secrets(found_value) if isinstance(found_value, str) else found_value)
+    )
     return f"{kind_names[type(found_value)]} {value_text[:60]}"

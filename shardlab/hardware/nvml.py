@@ -81,7 +81,9 @@ def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
         for gpu, handle in zip(observed_gpus, gpu_handles):
             other_gpus = [(uuid, other_handle) for uuid, other_handle in zip(uuids, gpu_handles) if uuid != gpu.uuid]
             path_by_uuid = {
-                uuid: path for uuid, other_handle in other_gpus if (path := _call_if_supported(_read_connection, handle, other_handle)) is not None
+                uuid: path
+                for uuid, other_handle in other_gpus
+                if (path := _call_if_supported(_read_connection, handle, other_handle)) is not None
             }
             gpu.paths = path_by_uuid or None
         return pynvml.nvmlSystemGetDriverVersion(), observed_gpus, None

@@ -45,7 +45,9 @@ def is_cell_name(name: str) -> bool:
     if not name_tail:
         return name in PLAIN_NAMES
     member_names = (
-        [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[name_head])] if name_head in _KEYS_WITH_MEMBERS else []
+        [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[name_head])]
+        if name_head in _KEYS_WITH_MEMBERS
+        else []
     )
     return name_head in _FREE_MAPPINGS or name_tail in member_names
 

@@ -81,5 +81,9 @@ def _format_entry(entry_key: str, bibtex_fields: dict[str, str]) -> str:
     known_fields = {field_name: field_value for field_name, field_value in bibtex_fields.items() if field_value}
     name_width = max(map(len, known_fields))
     return "\n".join(
-        [f"@misc{{{entry_key},", *(f"  {field_name:<{name_width}} = {{{field_value}}}," for field_name, field_value in known_fields.items()), "}"]
+        [
+            f"@misc{{{entry_key},",
+            *(f"  {field_name:<{name_width}} = {{{field_value}}}," for field_name, field_value in known_fields.items()),
+            "}",
+        ]
     )

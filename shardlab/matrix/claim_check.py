@@ -101,9 +101,13 @@ def _check_test(test_expression: Expression) -> None:
     if test_expression.names:
         unknown_name = min(test_expression.names)
         example_text = f", as in {unknown_name}(strategy='ddp')" if unknown_name in metric_names.KNOWN_METRICS else ""
-        raise ExpressionError(f"{unknown_name!r} is not a number. Allowed: a metric with the values that select one cell{example_text}")
+        raise ExpressionError(
+            f"{unknown_name!r} is not a number. Allowed: a metric with the values that select one cell{example_text}"
+        )
     if not test_expression.called_names:
-        raise ExpressionError(f"{test_expression.expression_text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
+        raise ExpressionError(
+            f"{test_expression.expression_text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4"
+        )
     for metric, arguments in test_expression.call_arguments:
         if metric not in metric_names.KNOWN_METRICS:
             raise UnknownName("metric", metric, metric_names.KNOWN_METRICS)

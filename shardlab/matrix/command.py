@@ -75,7 +75,9 @@ class CommandWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """Patterns of files in the folder that runs do not need, as in .gitignore, such as data/*."""
     include: list[str] = []
     """Patterns of files in the folder that runs need although git ignores them, such as data/*.bin."""
-    name: Annotated[str, make_text_rule(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = None
+    name: Annotated[str, make_text_rule(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = (
+        None
+    )
     """The name of the workload; null: the name of the folder."""
     steps: StepSource | None = None
     """Where the steps are found; null: the script calls shardlab.steps.report."""
@@ -176,7 +178,12 @@ def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder
     sent_folders = json_file.read_json_if_valid(find_sent_folders_path(matrix_path), list[SentFolder]) or []
     stated_keys = (workload.folder, workload.exclude, workload.include, workload.name)
     return next(
-        (sent_folder for sent_folder in sent_folders if stated_keys == (sent_folder.folder, sent_folder.exclude, sent_folder.include, sent_folder.stated_name)), None
+        (
+            sent_folder
+            for sent_folder in sent_folders
+            if stated_keys == (sent_folder.folder, sent_folder.exclude, sent_folder.include, sent_folder.stated_name)
+        ),
+        None,
     )
 
 
@@ -245,7 +252,11 @@ def format_variables(values: Mapping[str, Any]) -> dict[str, str]:
 
 def explain_wrong_setting(setting_name: str) -> str | None:
     """Why NAME cannot be used in `set.NAME`; None if it can."""
-    return None if _SETTING.fullmatch(setting_name) else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."
+    return (
+        None
+        if _SETTING.fullmatch(setting_name)
+        else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."
+    )
 
 
 def explain_wrong_variable(variable_name: str) -> str | None:
@@ -267,9 +278,7 @@ def explain_wrong_steps(step_source: StepSource) -> str | None:
         except re.error as error:
             return f"regex: is not a regular expression: {error}."
         if "step" not in group_indexes or not group_indexes.keys() <= set(STEP_NAMES):
-            return (
-                f"regex: found the groups {', '.join(group_indexes) or 'none'}. Allowed: step, and any of {', '.join(STEP_NAMES[1:])}."
-            )
+            return f"regex: found the groups {', '.join(group_indexes) or 'none'}. Allowed: step, and any of {', '.join(STEP_NAMES[1:])}."
     if step_source.sample is not None and read_step(step_source, step_source.sample) is None:
         return f"sample: no step is found in {step_source.sample!r}."
     return None

@@ -67,7 +67,9 @@ class Expression:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
 
-    def evaluate(self, value_by_name: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+    def evaluate(
+        self, value_by_name: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None
+    ) -> Any:
         """The value of the expression. value_by_name: the value of each name. function_by_name: the functions that it may call, by name.
 
         Raises only ExpressionError, unless a function raises another exception.
@@ -131,7 +133,9 @@ def _parse_dotted_name(node: ast.AST) -> str:
 class Evaluator:
     """Evaluates the tree of an expression. `collect.verdicts.draws` has a subclass for values that are arrays of draws."""
 
-    def __init__(self, value_by_name: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None) -> None:
+    def __init__(
+        self, value_by_name: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None
+    ) -> None:
         self.value_by_name = value_by_name
         self.function_by_name = function_by_name or {}
 
@@ -154,7 +158,9 @@ class Evaluator:
             case ast.UnaryOp(operand=operand):
                 return -self.require_number(self.evaluate_node(operand))
             case ast.BinOp(left=left, op=op, right=right):
-                return _BINARY[type(op)](self.require_number(self.evaluate_node(left)), self.require_number(self.evaluate_node(right)))
+                return _BINARY[type(op)](
+                    self.require_number(self.evaluate_node(left)), self.require_number(self.evaluate_node(right))
+                )
             case ast.Compare(left=left, ops=ops, comparators=others):
                 return self.combine_with_and(self._compare_chain(left, ops, others))
             case ast.Call():
@@ -189,8 +195,12 @@ class Evaluator:
         assert isinstance(node.func, ast.Name)
         function_name = node.func.id
         if function_name not in self.function_by_name:
-            raise ExpressionError(f"unknown function {function_name!r}. Allowed: {', '.join(sorted(self.function_by_name)) or 'none here'}")
-        return self.function_by_name[function_name](**{keyword_to_key(k.arg): self.evaluate_node(k.value) for k in node.keywords if k.arg})
+            raise ExpressionError(
+                f"unknown function {function_name!r}. Allowed: {', '.join(sorted(self.function_by_name)) or 'none here'}"
+            )
+        return self.function_by_name[function_name](
+            **{keyword_to_key(k.arg): self.evaluate_node(k.value) for k in node.keywords if k.arg}
+        )
 
     def _compare_chain(self, left: ast.expr, ops: list[ast.cmpop], operands: list[ast.expr]) -> Iterator[Any]:
         """The results of the comparisons in a chain such as `1 < x < 9`. An operand is evaluated once, and only if needed."""

@@ -247,7 +247,11 @@ def find_key_path(point: Point, key: str) -> KeyPath:
     key_head, _, key_tail = key.partition(".")
     if key in point.path_by_key:
         return point.path_by_key[key]
-    return (*point.path_by_key[key_head], key_tail) if key_tail and key_head in point.path_by_key else point.path_by_key.get(key_head, ())
+    return (
+        (*point.path_by_key[key_head], key_tail)
+        if key_tail and key_head in point.path_by_key
+        else point.path_by_key.get(key_head, ())
+    )
 
 
 def _check_keys(matrix_document: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
@@ -269,13 +273,17 @@ def _check_keys(matrix_document: Document, matrix_file: MatrixFile, problems: li
                 _check_value(matrix_document, key, value, (*path, key, index), problems)
         if path[0] == "zip" and len({len(values) for values in group.values()}) > 1:
             list_lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
-            problems.append(matrix_document.problem(path, f"the lists of one zip must have the same length, found {list_lengths}."))
+            problems.append(
+                matrix_document.problem(path, f"the lists of one zip must have the same length, found {list_lengths}.")
+            )
     for section_name, entries in (("exclude", matrix_file.exclude), ("include", matrix_file.include)):
         for index, entry in enumerate(entries):
             _check_entry(matrix_document, section_name, index, entry, problems)
 
 
-def _check_entry(document: Document, section_name: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
+def _check_entry(
+    document: Document, section_name: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]
+) -> None:
     path: KeyPath = (section_name, entry_index)
     if section_name == "exclude" and not isinstance(entry.get("why"), str):
         problems.append(
@@ -290,7 +298,9 @@ def _check_entry(document: Document, section_name: str, entry_index: int, entry:
                 unknown_keys = sorted(section_name for section_name in expression.names if key_type(section_name) is None)
                 if unknown_keys or expression.called_names:
                     allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
-                    raise ExpressionError(f"unknown name {(unknown_keys or sorted(expression.called_names))[0]!r}. Allowed: {allowed}")
+                    raise ExpressionError(
+                        f"unknown name {(unknown_keys or sorted(expression.called_names))[0]!r}. Allowed: {allowed}"
+                    )
             except ExpressionError as error:
                 problems.append(document.problem((*path, key), f"{error}."))
         else:
@@ -329,7 +339,10 @@ def _check_study(document: Document, matrix_file: MatrixFile, problems: list[Pro
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
             _check_value(document, assumed.key, value, ("assumed", index, "value"), problems)
-    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", matrix_file.settings), ("reported", matrix_file.reported))
+    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (
+        ("settings", matrix_file.settings),
+        ("reported", matrix_file.reported),
+    )
     for section_name, entries in sections:
         for index, entry in enumerate(entries):
             for selector_name, cell in (
@@ -339,11 +352,15 @@ def _check_study(document: Document, matrix_file: MatrixFile, problems: list[Pro
                 for key in cell:
                     if not is_cell_name(key):
                         problems.append(
-                            document.problem((section_name, index, selector_name, key), _make_unknown_name_sentence(key), at_key=True)
+                            document.problem(
+                                (section_name, index, selector_name, key), _make_unknown_name_sentence(key), at_key=True
+                            )
                         )
     problems += claim_check.find_table_problems(document, matrix_file.tables)
     problems += claim_check.find_long_quotes(document, matrix_file.claims)
-    problems += claim_check.find_claim_problems(document, matrix_file.claim_tests, [entry.metric for entry in matrix_file.reported])
+    problems += claim_check.find_claim_problems(
+        document, matrix_file.claim_tests, [entry.metric for entry in matrix_file.reported]
+    )
 
 
 def _make_unknown_name_sentence(key: str) -> str:
@@ -373,7 +390,10 @@ def _expand_axes(document: Document, matrix_file: MatrixFile) -> tuple[list[Poin
         for point in merged_points:
             pass_count = point["microbatches"][0] if "microbatches" in point else 1
             point[matrix_file.search.key] = (PLACEHOLDER_SIZE * (pass_count or 1), ("search",))
-    return [Point(_strip_paths(point_values), {k: value_path for k, (_, value_path) in point_values.items()}) for point_values in merged_points], excluded_points
+    return [
+        Point(_strip_paths(point_values), {k: value_path for k, (_, value_path) in point_values.items()})
+        for point_values in merged_points
+    ], excluded_points
 
 
 def _include_entries(
@@ -391,7 +411,9 @@ def _include_entries(
             return [
                 point_index
                 for point_index, point in enumerate(points)
-                if _entry_applies(point, added_entries[index], varying_keys, matrix_file.include[index].get("when"), default_values)
+                if _entry_applies(
+                    point, added_entries[index], varying_keys, matrix_file.include[index].get("when"), default_values
+                )
             ]
         except ExpressionError as error:
             raise document.error(("include", index, "when"), f"{error}.") from None
@@ -401,14 +423,18 @@ def _include_entries(
     for entry, point_indexes in zip(added_entries, matching_points, strict=True):
         for point_index in point_indexes:
             added_values[point_index].update({key: value for key, value in entry.items() if key not in varying_keys})
-    is_new = [not point_indexes and "when" not in matrix_file.include[index] for index, point_indexes in enumerate(matching_points)]
+    is_new = [
+        not point_indexes and "when" not in matrix_file.include[index] for index, point_indexes in enumerate(matching_points)
+    ]
     new_points = [entry for entry, is_new_point in zip(added_entries, is_new, strict=True) if is_new_point]
     added_to_new: list[PlacedValues] = [{} for _ in new_points]
     for index, entry in enumerate(added_entries):
         if "when" in matrix_file.include[index]:
             point_indexes = select_points(index, new_points)
             for point_index in point_indexes:
-                added_to_new[point_index].update({key: value for key, value in entry.items() if not _has_key(new_points[point_index], key)})
+                added_to_new[point_index].update(
+                    {key: value for key, value in entry.items() if not _has_key(new_points[point_index], key)}
+                )
             if not point_indexes and not matching_points[index]:
                 raise document.error(("include", index, "when"), "is true for no combination of this matrix.")
     points = [_merge_layers(default_values, point, added) for point, added in zip(axis_points, added_values, strict=True)]
@@ -447,7 +473,11 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
 
 
 def _entry_applies(
-    point_values: PlacedValues, added_keys: PlacedValues, varying_keys: set[str], condition: str | None, default_values: PlacedValues
+    point_values: PlacedValues,
+    added_keys: PlacedValues,
+    varying_keys: set[str],
+    condition: str | None,
+    default_values: PlacedValues,
 ) -> bool:
     if any(
         key in varying_keys & point_values.keys() and point_values[key][0] != value for key, (value, _) in added_keys.items()
@@ -474,7 +504,9 @@ def explain_exclusion(document: Document, matrix_file: MatrixFile, value_by_key:
 def _condition_holds(expression_text: str, value_by_key: dict[str, Any]) -> bool:
     expression, nested_keys = Expression(expression_text), _nest_dotted_keys(value_by_key)
     fields = msgspec.structs.fields(Draft)
-    value_by_name = {field.name: None if field.default is msgspec.NODEFAULT else field.default for field in fields} | value_by_key
+    value_by_name = {
+        field.name: None if field.default is msgspec.NODEFAULT else field.default for field in fields
+    } | value_by_key
     for key_head, key_tail in (name.split(".") for name in expression.names if "." in name):
         value_by_name[f"{key_head}.{key_tail}"] = (nested_keys.get(key_head) or {}).get(key_tail)
     return bool(expression.evaluate(value_by_name))
@@ -486,7 +518,9 @@ def _strip_paths(point: PlacedValues) -> dict[str, Any]:
 
 def _nest_dotted_keys(value_by_key: dict[str, Any]) -> dict[str, Any]:
     """The keys of a cell, in which each dotted key, such as optimizer.lr, has become a member of the mapping `optimizer`."""
-    nested_keys = {key: dict(value) if isinstance(value, dict) else value for key, value in value_by_key.items() if "." not in key}
+    nested_keys = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in value_by_key.items() if "." not in key
+    }
     for key, value in value_by_key.items():
         key_head, _, key_tail = key.partition(".")
         if key_tail:

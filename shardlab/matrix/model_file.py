@@ -129,7 +129,12 @@ def read_model(model_entry: ModelByConfiguration, folder: Path) -> ModelFile:
         return ModelFile(model_entry.torchvision, None, f"torchvision: {model_entry.torchvision}", model_bytes, None)
     assert model_entry.transformers is not None
     relative_path = PurePosixPath(model_entry.transformers)
-    if relative_path.is_absolute() or ".." in relative_path.parts or "\\" in model_entry.transformers or relative_path.suffix != CONFIGURATION_SUFFIX:
+    if (
+        relative_path.is_absolute()
+        or ".." in relative_path.parts
+        or "\\" in model_entry.transformers
+        or relative_path.suffix != CONFIGURATION_SUFFIX
+    ):
         raise InputError(
             f"found the file {model_entry.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
             "below it, such as models/llama.json."
@@ -137,7 +142,9 @@ def read_model(model_entry: ModelByConfiguration, folder: Path) -> ModelFile:
     configuration_path = folder / relative_path
     configuration = _read_configuration(configuration_path)
     model_bytes = _encode_canonical({"transformers": configuration})
-    return ModelFile(_make_model_name(relative_path), str(relative_path), str(configuration_path), model_bytes, model_entry.seq_len)
+    return ModelFile(
+        _make_model_name(relative_path), str(relative_path), str(configuration_path), model_bytes, model_entry.seq_len
+    )
 
 
 def _make_model_name(path: PurePosixPath) -> str:
@@ -158,7 +165,9 @@ def _read_configuration(configuration_path: Path) -> dict[str, Any]:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"{configuration_path}: is not JSON: {reason}.") from None
     if not isinstance(configuration, dict):
-        raise InputError(f"{configuration_path}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers.")
+        raise InputError(
+            f"{configuration_path}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers."
+        )
     _check_keys(f"{configuration_path}: has", configuration, 0)
     return configuration
 

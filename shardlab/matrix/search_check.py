@@ -49,4 +49,6 @@ def _list_cell_keys(matrix_data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]
     yield from ((("defaults",), key) for key in matrix_data.get("defaults") or {})
     yield from ((("axes",), key) for key in matrix_data.get("axes") or {})
     for section_name in ("zip", "include"):
-        yield from (((section_name, index), key) for index, entry in enumerate(matrix_data.get(section_name) or []) for key in entry)
+        yield from (
+            ((section_name, index), key) for index, entry in enumerate(matrix_data.get(section_name) or []) for key in entry
+        )

@@ -28,7 +28,9 @@ class HelperFinder(MetaPathFinder, Loader):
 
     def __init__(self, source: PluginSource) -> None:
         self.folder = source.plugin_path.parent
-        self.code_by_helper = {name.removesuffix(".py"): text for name, text in source.content_by_name.items() if name.startswith("_")}
+        self.code_by_helper = {
+            name.removesuffix(".py"): text for name, text in source.content_by_name.items() if name.startswith("_")
+        }
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> ModuleSpec | None:
         if path is not None or fullname not in self.code_by_helper:

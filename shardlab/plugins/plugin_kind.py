@@ -44,7 +44,9 @@ class PluginKind(msgspec.Struct, Generic[A], frozen=True):
         """Whether a file may define a plug-in with this name."""
         return re.fullmatch(f"{re.escape(self.make_base_name(plugin_path))}{self.suffix_pattern}", name) is not None
 
-    def refuse_used_name(self, plugin_path: Path, name: str, shipped_names: Collection[str], file_by_name: Mapping[str, str]) -> None:
+    def refuse_used_name(
+        self, plugin_path: Path, name: str, shipped_names: Collection[str], file_by_name: Mapping[str, str]
+    ) -> None:
         """Raises InputError if a plug-in that a file defines has the name of another plug-in.
 
         shipped_names: the names of the plug-ins of this kind that ship with shardlab. file_by_name: the file that defines each plug-in of
@@ -55,7 +57,9 @@ class PluginKind(msgspec.Struct, Generic[A], frozen=True):
                 f"{plugin_path}: the {self.noun} {name} ships with shardlab and cannot be replaced. Allowed: another name."
             )
         if name in file_by_name:
-            raise InputError(f"{plugin_path}: the {self.noun} {name} is defined by {file_by_name[name]} as well. Allowed: another name.")
+            raise InputError(
+                f"{plugin_path}: the {self.noun} {name} is defined by {file_by_name[name]} as well. Allowed: another name."
+            )
 
 
 class PluginDescription(msgspec.Struct, Generic[D], frozen=True):

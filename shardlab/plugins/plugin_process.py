@@ -31,7 +31,9 @@ FIRST_ANSWER_S, NEXT_ANSWER_S = 300.0, 30.0  # the most seconds for the first an
 A = TypeVar("A")
 
 
-def ask_process(module_words: Sequence[str], plugin_path: Path, answer_type: type[A], limit_s: int, python: str | None = None) -> A:
+def ask_process(
+    module_words: Sequence[str], plugin_path: Path, answer_type: type[A], limit_s: int, python: str | None = None
+) -> A:
     """The answer of a process that executes files of the user, checked to have the type `answer_type`.
 
     module_words: the module of the process, and its arguments; the file for the answer, in JSON, is added as `--out FILE`. plugin:

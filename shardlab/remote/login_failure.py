@@ -35,7 +35,9 @@ def describe_login_failure(host: str, ssh_output: str, *, keeps_host_keys: bool 
     found_key = next(reversed(_FOUND_KEY.findall(text_before_login)), "its fingerprint is not known")
     messages = [line for line in output_lines if not _DETAIL.match(line)]
     if revoked_match := _REVOKED.search(text_before_login):
-        place_text = "a line @revoked in a file of known host keys" if revoked_match[2] is None else f"the file {revoked_match[2]}"
+        place_text = (
+            "a line @revoked in a file of known host keys" if revoked_match[2] is None else f"the file {revoked_match[2]}"
+        )
         return (
             f"{revoked_match[1] or host}: its host key {found_key} is revoked by {place_text}, because somebody may have stolen it. Do "
             "not log in to this machine until its administrator has given it a new key."
@@ -72,11 +74,17 @@ def _describe_changed_key(host_name: str, found_key: str, offending_match: re.Ma
     known_key, advice = "another one", "replace the old key where your SSH configuration takes it from"
     # The file does not exist if the key comes from a command (KnownHostsCommand).
     if offending_match is not None and (known_hosts_path := Path(offending_match[1])).is_file():
-        key_lines = files.read(known_hosts_path, follow_links=True).decode(errors="replace").splitlines()[int(offending_match[2]) - 1 :][:1]
+        key_lines = (
+            files.read(known_hosts_path, follow_links=True)
+            .decode(errors="replace")
+            .splitlines()[int(offending_match[2]) - 1 :][:1]
+        )
         key_match = re.search(r" (?:ssh|ecdsa|sk)-\S+ ([A-Za-z0-9+/=]+)", key_lines[0]) if key_lines else None
         known_key = compute_key_fingerprint(base64.b64decode(key_match[1])) if key_match is not None else known_key
         advice = f"ask the administrator of your machine to replace the old key in {known_hosts_path}"
-        if all(os.access(path, os.W_OK, effective_ids=True) for path in (known_hosts_path, known_hosts_path.parent)):  # ssh-keygen writes a new file
+        if all(
+            os.access(path, os.W_OK, effective_ids=True) for path in (known_hosts_path, known_hosts_path.parent)
+        ):  # ssh-keygen writes a new file
             advice = f"remove the old key: {shlex.join(['ssh-keygen', '-R', host_name, '-f', offending_match[1]])}"
     return (
         f"{host_name}: its host key CHANGED: known is {known_key}, found is {found_key}. If the machine was reinstalled, {advice}. "
@@ -88,7 +96,9 @@ def _describe_refusal(output_text: str, messages: Sequence[str]) -> str:
     """Why a machine accepted no key of this user. messages: the lines of `output_text` without details."""
     if "with partial success" in output_text:  # the site wants a password or a code, too
         return f"it accepts the SSH key and asks for more: {messages[-1].rstrip('.')}."
-    if "debug1: Server accepts key: " in output_text:  # the key could not be used, because nobody can be asked for its passphrase
+    if (
+        "debug1: Server accepts key: " in output_text
+    ):  # the key could not be used, because nobody can be asked for its passphrase
         return "the key needs a passphrase; add it to an agent: ssh-add."
     if "debug1: Authentications that can continue" in output_text and "debug1: Offering public key: " not in output_text:
         return (

@@ -38,7 +38,9 @@ def read_ssh_settings(jump_host: JumpHost) -> dict[str, str]:
     """The settings of OpenSSH for a machine (`ssh -G`), by their names in small letters. Empty if OpenSSH is not installed or
     does not answer within LIMIT_S."""
     try:
-        ssh_output = subprocess.run(["ssh", "-G", *jump_host.target_words], capture_output=True, timeout=LIMIT_S, check=False).stdout
+        ssh_output = subprocess.run(
+            ["ssh", "-G", *jump_host.target_words], capture_output=True, timeout=LIMIT_S, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return {}
     setting_lines = ssh_output.decode("utf-8", "surrogateescape").splitlines()
@@ -73,4 +75,8 @@ def make_proxy_option(jump_hosts: Sequence[JumpHost], login_rules: Callable[[Jum
 
 def _parse_jump(jump_text: str) -> JumpHost | None:
     jump_match = _JUMP_PATTERN.fullmatch(jump_text.strip())
-    return JumpHost(jump_match[2] or jump_match[3], jump_match[1], int(jump_match[4]) if jump_match[4] else None) if jump_match else None
+    return (
+        JumpHost(jump_match[2] or jump_match[3], jump_match[1], int(jump_match[4]) if jump_match[4] else None)
+        if jump_match
+        else None
+    )

@@ -157,10 +157,21 @@ class Remote:
         if connection is not None and self._command_by_mark:
             # The brackets prevent that pkill matches its own command line.
             kill_command = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
-            argv = [*connection.ssh_words, wrap_for_any_shell(f"sudo -n {kill_command} || {kill_command}" if self._may_sudo else kill_command)]
+            argv = [
+                *connection.ssh_words,
+                wrap_for_any_shell(f"sudo -n {kill_command} || {kill_command}" if self._may_sudo else kill_command),
+            ]
             null_device = subprocess.DEVNULL
             with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
-                subprocess.run(argv, stdin=null_device, stdout=null_device, stderr=null_device, timeout=limit_s, check=False, start_new_session=True)
+                subprocess.run(
+                    argv,
+                    stdin=null_device,
+                    stdout=null_device,
+                    stderr=null_device,
+                    timeout=limit_s,
+                    check=False,
+                    start_new_session=True,
+                )
         while self._command_by_mark and time.monotonic() < deadline:
             time.sleep(0.02)
         if connection is not None:
@@ -211,8 +222,12 @@ class Remote:
             connection = self._connection
             if connection is None:
                 ssh_words = make_ssh_command(self.address, uses_own_connection=not self.address.shared)
-                connection = SshConnection(self.address.host, ssh_words, lambda: self._log_in(ssh_words), lambda: self._log_out(ssh_words))
-            elif len(self._command_by_mark) <= 1 and time.monotonic() - self._last_used_s > shared_connection.KEEP_OWN_OPEN_S / 2:
+                connection = SshConnection(
+                    self.address.host, ssh_words, lambda: self._log_in(ssh_words), lambda: self._log_out(ssh_words)
+                )
+            elif (
+                len(self._command_by_mark) <= 1 and time.monotonic() - self._last_used_s > shared_connection.KEEP_OWN_OPEN_S / 2
+            ):
                 connection.close()  # OpenSSH may have closed it
             connection.open()
             self._connection, self._last_used_s = connection, time.monotonic()
@@ -237,7 +252,17 @@ class Remote:
 
 def make_write_command(file_bytes: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The words of a command that writes its standard input to `path`. It fails if the standard input is not `file_bytes`."""
-    return ["sh", "-c", PUT_SCRIPT, "put", path, hashlib.sha256(file_bytes).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
+    return [
+        "sh",
+        "-c",
+        PUT_SCRIPT,
+        "put",
+        path,
+        hashlib.sha256(file_bytes).hexdigest(),
+        secrets.token_hex(4),
+        owner,
+        f"{mode:o}",
+    ]
 
 
 def shorten_command(argv: Sequence[str]) -> str:

@@ -88,7 +88,9 @@ class RemoteConversation:
         pipe_option = subprocess.PIPE
         ssh_words = remote.make_ssh_command(module, [], start_mark)
         # In a process group of its own: a signal for this process does not end ssh, which would look like a lost connection.
-        self._process = subprocess.Popen(ssh_words, bufsize=0, stdin=pipe_option, stdout=pipe_option, stderr=self._error_file, process_group=0)
+        self._process = subprocess.Popen(
+            ssh_words, bufsize=0, stdin=pipe_option, stdout=pipe_option, stderr=self._error_file, process_group=0
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         for pipe_end in (self._process.stdin, self._process.stdout):

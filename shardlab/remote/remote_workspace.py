@@ -139,7 +139,9 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             stream_texts = [stream.decode("utf-8", "replace") for stream in output_streams]
             raise ShardlabError(describe_lost_command(self.host, exit_code, *stream_texts))
         if not json_bytes:
-            error_text = "\n".join(error_bytes.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
+            error_text = "\n".join(
+                error_bytes.decode("utf-8", "replace").strip().splitlines()
+            )  # the lines of ssh end with \\r\\n
             raise ShardlabError(f"{self.host}: {error_text.removeprefix('error: ') or f'exit code {exit_code}, and no answer'}")
         try:
             return get_decoder(target_type).decode(json_bytes)
@@ -292,7 +294,10 @@ def _choose_workspace_folder(workspace: Workspace, cluster: Cluster) -> tuple[st
 
 def _make_folder_name(workspace: Workspace, workspace_mark: str) -> str:
     path_digest = hashlib.sha256(workspace_mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    name = "".join(character if character.isascii() and (character.isalnum() or character in "-_") else "-" for character in workspace.real_path.name)
+    name = "".join(
+        character if character.isascii() and (character.isalnum() or character in "-_") else "-"
+        for character in workspace.real_path.name
+    )
     return f"{name[:40]}-{path_digest}"
 
 
@@ -357,7 +362,9 @@ def find_local_matrix_path(workspace: Workspace, remote_path: str) -> str:
     If the path on this machine was not recorded by `record_matrix_path`, `remote_path` is returned.
     """
     remote_workspace = read_remote_workspace(workspace)
-    was_sent = remote_workspace is not None and str(PurePosixPath(remote_path).parent) == f"{remote_workspace.workspace}/matrices"
+    was_sent = (
+        remote_workspace is not None and str(PurePosixPath(remote_path).parent) == f"{remote_workspace.workspace}/matrices"
+    )
     return _read_matrix_paths(workspace).get(PurePosixPath(remote_path).name, remote_path) if was_sent else remote_path
 
 
@@ -370,5 +377,7 @@ def upload_files(remote_workspace: RemoteWorkspace, text_by_path: Mapping[str, b
 
     Raises ShardlabError.
     """
-    content_by_path = {path: text.decode("utf-8", "surrogateescape") for path, text in text_by_path.items()} | {MARK_FILE: remote_workspace.mark}
+    content_by_path = {path: text.decode("utf-8", "surrogateescape") for path, text in text_by_path.items()} | {
+        MARK_FILE: remote_workspace.mark
+    }
     remote_workspace.ask_command("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(content_by_path).encode())

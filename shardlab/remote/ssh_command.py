@@ -32,13 +32,21 @@ def make_ssh_command(address: Address, *, needs_terminal: bool = False, uses_own
     target_host = JumpHost(address.host, address.user, address.port)
     ssh_settings = proxy_jump.read_ssh_settings(target_host)
     ssh_words = ["ssh", "-q" if needs_terminal else "-T", *_make_login_options(address, ssh_settings)]
-    ssh_words += ["-o", f"ServerAliveInterval={KEEPALIVE_S}", "-o", "ClearAllForwardings=yes", *(["-t"] if needs_terminal else [])]
+    ssh_words += [
+        "-o",
+        f"ServerAliveInterval={KEEPALIVE_S}",
+        "-o",
+        "ClearAllForwardings=yes",
+        *(["-t"] if needs_terminal else []),
+    ]
     ssh_words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
         return [*ssh_words, *shared_connection.make_connection_options(), *target_host.target_words]
     ssh_words += shared_connection.make_own_connection_options() if uses_own_connection else []
     jump_hosts = proxy_jump.find_jumps(ssh_settings)
-    proxy_words = proxy_jump.make_proxy_option(jump_hosts, lambda jump: _make_login_options(address, proxy_jump.read_ssh_settings(jump)))
+    proxy_words = proxy_jump.make_proxy_option(
+        jump_hosts, lambda jump: _make_login_options(address, proxy_jump.read_ssh_settings(jump))
+    )
     return [*ssh_words, *proxy_words, *target_host.target_words]
 
 
@@ -92,7 +100,9 @@ def _replace_session_settings(ssh_settings: Mapping[str, str]) -> list[str]:
     """Options in place of settings of the user with which a command gets no input, goes to the background or does not start.
     OpenSSH before 8.7 refuses to start with such an option, but also has no such settings."""
     needed_values = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
-    changed_settings = [f"{name}={value}" for name, value in needed_values.items() if ssh_settings.get(name.lower(), value) != value]
+    changed_settings = [
+        f"{name}={value}" for name, value in needed_values.items() if ssh_settings.get(name.lower(), value) != value
+    ]
     return [word for setting in changed_settings for word in ("-o", setting)]
 
 

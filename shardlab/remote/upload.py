@@ -28,7 +28,7 @@ INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the only file of .shard
 
 def main() -> int:
     """Write the files from standard input into the workspace. Returns the exit code."""
-    arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.make_common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     received_texts: dict[str, str] = json.load(sys.stdin)
     workspace_trust.begin_workspace(workspace)
@@ -36,7 +36,9 @@ def main() -> int:
         relative_path = PurePosixPath(path_text)
         is_private = relative_path.parts[0] in ("runs", ".shardlab") and relative_path != INVENTORY
         if relative_path.is_absolute() or ".." in relative_path.parts or is_private:
-            raise InputError(f"{path_text!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
+            raise InputError(
+                f"{path_text!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/."
+            )
         target_path = workspace.path / relative_path
         file_bytes = file_text.encode("utf-8", "surrogateescape")
         if not target_path.is_file() or files.read(target_path) != file_bytes:
@@ -49,7 +51,7 @@ def main() -> int:
             for path_text in plugin_source.CARRIED_FOLDERS
             for plugin_path in plugin_source.list_python_files(workspace.path / path_text)
         ]
-        for sent_file in (*workspace.template_files(), *plugin_paths):
+        for sent_file in (*workspace.list_template_files(), *plugin_paths):
             if str(sent_file.relative_to(workspace.path)) not in received_texts:
                 sent_file.unlink()
     console.Output.from_arguments(arguments).print_document({"version": __version__})

@@ -171,11 +171,15 @@ def find_damage(checkpoint_folder: Path, checkpoint_files: Iterable[CheckpointFi
 # The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
 # ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
 # differ, too.
-_RANK_KEYS = find_keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_RANK_KEYS = find_keys_with_role(
+    Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING
+)
 _STRATEGY_KEYS = find_keys_with_role(Role.STRATEGY, Role.EXECUTION)
 
 
-def explain_refused_resume(saved_cell: AnyCell, cell: AnyCell, checkpoint_layout: str, workload_options: Iterable[str]) -> str | None:
+def explain_refused_resume(
+    saved_cell: AnyCell, cell: AnyCell, checkpoint_layout: str, workload_options: Iterable[str]
+) -> str | None:
     """Why a run of `cell` cannot resume from a checkpoint of the cell `saved_cell`, as part of a sentence; None if the run can.
 
     checkpoint_layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.

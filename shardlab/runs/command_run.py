@@ -31,7 +31,10 @@ def list_command_words(run_dir: RunDir, run: Run, python_path: str) -> list[str]
     If an earlier attempt, or an earlier start of this run, left a checkpoint, the words of `resume` are at the end."""
     cell_command = run.cell.command
     assert cell_command is not None
-    command_words = [python_path if cell_command.words[0] in ("python", "python3") else cell_command.words[0], *cell_command.words[1:]]
+    command_words = [
+        python_path if cell_command.words[0] in ("python", "python3") else cell_command.words[0],
+        *cell_command.words[1:],
+    ]
     checkpoint = find_checkpoint(
         [run_dir, *(RunDir(run_dir.path.parent / run_id) for run_id in run.resume)], cell_command.checkpoint
     )
@@ -45,7 +48,9 @@ def find_checkpoint(run_dirs: Sequence[RunDir], path_pattern: str | None) -> Pat
 
     path_pattern: of the checkpoints' paths; None: the script writes none that shardlab knows.
     """
-    checkpoint_paths = [path for run_dir in run_dirs for path in sorted(run_dir.work.glob(path_pattern))] if path_pattern is not None else []
+    checkpoint_paths = (
+        [path for run_dir in run_dirs for path in sorted(run_dir.work.glob(path_pattern))] if path_pattern is not None else []
+    )
     return max(checkpoint_paths, key=parse_last_number, default=None)
 
 

@@ -17,7 +17,9 @@ from shardlab.terminal import moments
 NEAR_LEASE_END = timedelta(minutes=10)
 
 
-def judge_by_records(judged_state: JudgedState, lease: Lease | None, last_record_time: datetime, current_time: datetime) -> JudgedState:
+def judge_by_records(
+    judged_state: JudgedState, lease: Lease | None, last_record_time: datetime, current_time: datetime
+) -> JudgedState:
     """The state of a run; if the lease of its nodes ended before the run, the state says so instead of pending or running.
 
     judged_state: the state that follows from the records alone, which is returned in all other cases.

@@ -425,7 +425,12 @@ def decode_records(file_bytes: bytes, record_type: type[T]) -> RecordLines[T]:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
         # one whole JSON object, which the condition below checks.
         records = line_decoder.decode_lines(file_bytes)
-        if len(records) == file_bytes.count(b"\n") and file_bytes[:1] == b"{" and file_bytes[-2:] == b"}\n" and not _NO_OBJECT.search(file_bytes):
+        if (
+            len(records) == file_bytes.count(b"\n")
+            and file_bytes[:1] == b"{"
+            and file_bytes[-2:] == b"}\n"
+            and not _NO_OBJECT.search(file_bytes)
+        ):
             return RecordLines(records)
     except DECODE_FAULTS:
         pass

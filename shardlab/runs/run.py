@@ -145,14 +145,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def may_be_retried(self) -> bool:
         """Whether there is a state after which the run may be started again automatically."""
-        return any(self.retries_after(state) for state in Retry.__struct_fields__)
+        return any(self.find_retry_limit(state) for state in Retry.__struct_fields__)
 
     @property
     def slurm_cluster(self) -> str | None:
         """The cluster of Slurm to which the run is submitted; None: the default cluster."""
         return self.cluster.get("slurm")
 
-    def retries_after(self, state: str) -> int:
+    def find_retry_limit(self, state: str) -> int:
         """How often the run may be started again automatically after it ended in this state."""
         return self.retry.find_retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
@@ -166,7 +166,7 @@ def is_rehearsal(cell: AnyCell, cluster: Mapping[str, str], *, on_cpu: bool) -> 
     return on_cpu or cell.rehearses is not None or cluster.get("provider") == "virtual"
 
 
-def run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
+def make_run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
     """The id of a run, which is also the name of its folder: the cell's name, the repeat, and the attempt if it is not 1."""
     first_attempt_id = f"{cell.name()}-r{repeat}"
     return first_attempt_id if attempt == 1 else f"{first_attempt_id}-a{attempt}"
@@ -175,24 +175,28 @@ def run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
 class RunIdParts(msgspec.Struct, frozen=True):
     """The parts of a run id."""
 
-    cell: str
+    cell_name: str
     """The name of the cell."""
     repeat: int
     attempt: int
-    first: str
+    first_attempt_id: str
     """The run id of the first attempt."""
 
 
 def parse_run_id(run_name: str) -> RunIdParts | None:
     """The parts of a run id; None if the name does not have the form of an id that `run_id` makes."""
-    match = _RUN_ID_PATTERN.fullmatch(run_name)
-    return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
+    id_match = _RUN_ID_PATTERN.fullmatch(run_name)
+    return (
+        RunIdParts(id_match["cell"], int(id_match["repeat"]), int(id_match["attempt"] or 1), id_match["first"])
+        if id_match
+        else None
+    )
 
 
 def split_attempt(run_name: str) -> tuple[str, int]:
     """Split a run id into (the run id of the first attempt, the number of this attempt). For any other name: (name, 1)."""
     id_parts = parse_run_id(run_name)
-    return (id_parts.first, id_parts.attempt) if id_parts else (run_name, 1)
+    return (id_parts.first_attempt_id, id_parts.attempt) if id_parts else (run_name, 1)
 
 
 def read_run(run_json_path: Path) -> Run:

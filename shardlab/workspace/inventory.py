@@ -94,24 +94,26 @@ class Inventory(msgspec.Struct, frozen=True):
     environments: dict[str, ProvisionedEnvironment] = {}
     """The further environments that exist on all nodes, by name."""
 
-    def with_role(self, role: str) -> list[InventoryNode]:
+    def list_with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""
         return [node for node in self.nodes if role in node.roles]
 
 
-def inventory_path(workspace: Workspace) -> Path:
+def make_inventory_path(workspace: Workspace) -> Path:
     """The path of the inventory in a workspace."""
     return workspace.shardlab_folder / "inventory.json"
 
 
 def read_inventory(workspace: Workspace, cluster_name: str) -> Inventory:
     """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
-    path = inventory_path(workspace)
+    inventory_file = make_inventory_path(workspace)
     inventory = read_any_inventory(workspace)
     if inventory is None:
-        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster_name} are not known. {PROVISION_HINT}.")
+        raise InputError(
+            f"{inventory_file}: no such file, so the nodes of the cluster {cluster_name} are not known. {PROVISION_HINT}."
+        )
     if inventory.cluster != cluster_name:
-        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster_name}. {PROVISION_HINT}.")
+        raise InputError(f"{inventory_file}: describes the cluster {inventory.cluster}, not {cluster_name}. {PROVISION_HINT}.")
     return inventory
 
 
@@ -129,7 +131,7 @@ def read_any_inventory(workspace: Workspace) -> Inventory | None:
     """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError and
     WorkspaceError."""
     return json_file.read_json(
-        inventory_path(workspace), Inventory, f"is not an inventory of this version: {{}}. {PROVISION_HINT}."
+        make_inventory_path(workspace), Inventory, f"is not an inventory of this version: {{}}. {PROVISION_HINT}."
     )
 
 
@@ -158,7 +160,7 @@ def read_lease(workspace: Workspace, cluster_name: str | None = None) -> Lease |
 def read_all_reduces(workspace: Workspace, cluster_name: str) -> tuple[MeasuredAllReduce, ...]:
     """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
     cannot be read (`jobs submit` says why)."""
-    inventory = _read_optional(workspace, cluster_name)
+    inventory = _read_inventory_if_valid(workspace, cluster_name)
     return () if inventory is None else inventory.all_reduces
 
 
@@ -168,22 +170,22 @@ def read_node_bytes(workspace: Workspace, cluster: Cluster) -> int | None:
         import psutil
 
         return int(psutil.virtual_memory().total)
-    inventory = _read_optional(workspace, cluster.name)
+    inventory = _read_inventory_if_valid(workspace, cluster.name)
     if inventory is None:
         return None
     if cluster.provider == "slurm":
         cluster_partition = None if cluster.slurm is None else cluster.slurm.partition
-        memory_sizes = [
+        node_bytes = [
             node_type.memory_mib << 20
             for node_type in inventory.node_types
             if cluster_partition is None or node_type.partition in cluster_partition.split(",")
         ]
     else:
-        memory_sizes = [node.facts.memory_bytes or 0 for node in inventory.with_role("worker") or inventory.nodes]
-    return min(memory_sizes, default=0) or None
+        node_bytes = [node.facts.memory_bytes or 0 for node in inventory.list_with_role("worker") or inventory.nodes]
+    return min(node_bytes, default=0) or None
 
 
-def _read_optional(workspace: Workspace, cluster_name: str) -> Inventory | None:
+def _read_inventory_if_valid(workspace: Workspace, cluster_name: str) -> Inventory | None:
     """The inventory of the cluster with this name; None if there is none, or if it cannot be read."""
     try:
         inventory = read_any_inventory(workspace)
@@ -199,11 +201,13 @@ def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, st
     In a cluster without Slurm, if no node has the role controller, the first node is used. Raises InputError.
     """
     inventory = read_inventory(workspace, cluster.name)
-    nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
+    nodes = inventory.list_with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
     node = next(iter(nodes), None)
     if node is None or node.python is None:
-        raise InputError(f"{inventory_path(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
-    address = Address(
+        raise InputError(
+            f"{make_inventory_path(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml."
+        )
+    ssh_address = Address(
         host=node.host,
         port=node.port,
         user=node.user,
@@ -212,4 +216,4 @@ def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, st
         host_keys=cluster.ssh.host_keys,
         shared=cluster.login is not None,
     )
-    return address, node.python
+    return ssh_address, node.python

@@ -17,7 +17,7 @@ from jobs.schedulers import local
 from jobs.supervisor import attempt
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -29,7 +29,7 @@ def workspace(tmp_path):
 
 def submitted(workspace, repeat) -> RunDir:
     """Make a submitted run, whose script only prints that it ran."""
-    folder = RunDir(workspace.runs / run_id(CELL, repeat))
+    folder = RunDir(workspace.runs / make_run_id(CELL, repeat))
     folder.path.mkdir(parents=True)
     run = Run(
         schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=repeat, attempt=1,

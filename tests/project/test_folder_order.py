@@ -65,7 +65,7 @@ LISTINGS = {
     "the runs": lambda workspace: workspace.run_ids(),
     "the matrices of a workspace": lambda workspace: workspace.matrix_names(),
     "the names in a folder": lambda workspace: files.list_names(workspace.path),
-    "the files that steer commands": lambda workspace: workspace_trust.steering_files(workspace),
+    "the files that steer commands": lambda workspace: workspace_trust.list_steering_files(workspace),
     "the texts of own code": lambda workspace: list(plugin_source.read_carried_files(workspace.path).items()),
     "the code of a run": lambda workspace: run_queue.list_code_files(run(workspace)),
     "the files of a manifest": lambda workspace: list(manifest.list_files(run(workspace).path).regular),

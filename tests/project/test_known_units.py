@@ -34,7 +34,7 @@ FORMATTERS = {
 
 
 def scale_size(size):
-    unit, unit_bytes = notation.bytes_unit([size])
+    unit, unit_bytes = notation.choose_bytes_unit([size])
     return unit, size / unit_bytes
 
 

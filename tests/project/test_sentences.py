@@ -145,7 +145,10 @@ def sentences_of_checks():
 
 def sentences_of_provision(folder):
     yield "provision/command/display.py", display._describe_gpus(HOST)
-    yield "provision/command/display.py", display._describe_gpus(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML"))
+    yield (
+        "provision/command/display.py",
+        display._describe_gpus(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML")),
+    )
     for seconds in (59, 5400, 90061):
         yield "shardlab/matrix/cell_sizes.py", cell_sizes.format_seconds(seconds)
     quota = Quota("/scratch", 120 * GIB, 1000 * GIB, 40_000, 1_000_000)
@@ -206,7 +209,7 @@ def sentences_of_collect_numbers():
         numbers = (notation.format_number(value), notation.format_number(value, 2), notation.format_spread(value))
         yield "shardlab/terminal/notation.py", " ".join((*numbers, notation.format_amount(value)))
     for sizes in ([], [1023.0], [1024.0, 5.0], [2.0**20], [2.0**30, -5.0]):
-        yield "shardlab/terminal/notation.py", f"{notation.bytes_unit(sizes)}"
+        yield "shardlab/terminal/notation.py", f"{notation.choose_bytes_unit(sizes)}"
     yield "shardlab/terminal/notation.py", notation.format_time(1_938_000_000.0)
     quantities = [
         (1.0, "calls"), (1234.0, "parameters"), (1234.5, "calls"), (58.25, "s"), (999.0, "bytes"), (1e3, "bytes"),

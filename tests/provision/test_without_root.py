@@ -51,7 +51,9 @@ class AsNobody:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner):
-        return self.run(make_write_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner))
+        return self.run(
+            make_write_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner)
+        )
 
 
 @pytest.fixture

@@ -82,7 +82,10 @@ def _make_targets(cluster: Cluster, workspace: Workspace) -> list[Target]:
     found = pretend.read_pretended_facts(FACTS, of_nodes.nodes(cluster, workspace))
     for facts in found:
         for path in ("/srv/disk", "/srv/shared"):
-            facts.answers |= {make_mount_query(path).name: MountPlace(), make_free_space_query(path).name: facts[make_free_space_query("/")]}
+            facts.answers |= {
+                make_mount_query(path).name: MountPlace(),
+                make_free_space_query(path).name: facts[make_free_space_query("/")],
+            }
         facts.answers[make_disk_query("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
     return [Target(facts.node, facts, entry) for facts, entry in zip(found, cluster.nodes, strict=True)]
 

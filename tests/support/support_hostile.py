@@ -14,7 +14,7 @@ from typing import Any
 
 import support_collect as support
 
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -57,7 +57,7 @@ def matrix(path: Path) -> Workspace:
 
 def failed_run(workspace: Workspace) -> RunDir:
     """The run that failed for a reason whose text contains STEERING."""
-    return workspace.find_run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
+    return workspace.find_run(make_run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
 
 
 def _spoil(file: Path) -> None:

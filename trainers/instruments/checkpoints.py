@@ -132,7 +132,7 @@ class Checkpoints(Instrument):
             self._load_checkpoint(path, manifest)
             if self._rank == 0:
                 for begin, end in (
-                    suspension.read_suspensions(candidate_run.events())
+                    suspension.read_suspensions(candidate_run.read_events())
                     if is_same_cell and candidate_run is not self._run_dir
                     else ()
                 ):
@@ -146,7 +146,7 @@ class Checkpoints(Instrument):
         # should have a usable checkpoint, and it is an error if they have none.
         if self._run.separate_folders and self._run.resume:
             raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
-        if self._run_dir.steps(self._rank).records:
+        if self._run_dir.read_steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
@@ -180,7 +180,9 @@ class Checkpoints(Instrument):
         if self._rank == 0 or self._leads_node:
             checkpoint.begin_checkpoint(self._run_dir.path, step)
         self._peers.barrier()
-        checkpoint_files, size = self._saver.save(checkpoint.make_temporary_path(self._run_dir.path, step), self._settings.layout)
+        checkpoint_files, size = self._saver.save(
+            checkpoint.make_temporary_path(self._run_dir.path, step), self._settings.layout
+        )
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish_checkpoint(self._run_dir.path, step)
@@ -224,10 +226,10 @@ class Checkpoints(Instrument):
             time.sleep(RECORDED_WITHIN_S)
         new_suspensions = [
             suspended_span
-            for suspended_span in suspension.read_suspensions(self._run_dir.events())
+            for suspended_span in suspension.read_suspensions(self._run_dir.read_events())
             if suspended_span[1] > self._began_s
         ]
-        self._save_at = self._first_save_at + suspension.total_duration_s(new_suspensions)
+        self._save_at = self._first_save_at + suspension.sum_durations_s(new_suspensions)
         return time.time() >= self._save_at
 
     def _agree_to_end(self) -> bool:
@@ -272,7 +274,9 @@ class Checkpoints(Instrument):
         first. A
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         local_checkpoints = [
-            (run_index, path) for run_index, run in enumerate(run_dirs) for path in checkpoint.list_complete_checkpoints(run.path)
+            (run_index, path)
+            for run_index, run in enumerate(run_dirs)
+            for path in checkpoint.list_complete_checkpoints(run.path)
         ]
         for position in range(int(self._peers.all_gather_numbers([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
@@ -295,7 +299,7 @@ def _read_records(run_dir: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
     records = {
         (not record.warmup, record.step): record
-        for record in run_dir.steps(rank).records
+        for record in run_dir.read_steps(rank).records
         if record.warmup or record.step <= step
     }
     return [records[order_key] for order_key in sorted(records)]

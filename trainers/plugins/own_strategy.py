@@ -142,7 +142,9 @@ def _describe_strategy(source: PluginSource, strategy: Strategy) -> OwnStrategy:
     """The fields of a strategy that are plain data, without its functions. Raises InputError if a field has a wrong type."""
     facts = {name: getattr(strategy, name) for name in StrategyFacts.__struct_fields__}
     try:
-        return msgspec.convert(msgspec.to_builtins({**facts, "code": source.digest, "file": str(source.plugin_path)}), OwnStrategy)
+        return msgspec.convert(
+            msgspec.to_builtins({**facts, "code": source.digest, "file": str(source.plugin_path)}), OwnStrategy
+        )
     except (*DECODE_FAULTS, ValueError, TypeError) as error:
         raise InputError(f"{source.plugin_path}: {str(strategy.name)[:60]}: {error}.") from None
 

@@ -31,7 +31,7 @@ def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_
     """
     request = _read_request(request_file)
     answer_out = _reserve_standard_output()
-    cached_path = None if cache_folder is None else cache_folder / f"{request.cache_key(full_depth=full_depth)}.json"
+    cached_path = None if cache_folder is None else cache_folder / f"{request.compute_cache_key(full_depth=full_depth)}.json"
     answer = None if cached_path is None else rehearsed.read_answer(cached_path)
     if answer is None:
         answer = _rehearse_request(request, Path() if request_file is None else request_file.parent, full_depth=full_depth)

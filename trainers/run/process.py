@@ -43,7 +43,9 @@ def run_rank(run_folder: Path) -> str:
         if (workload := record.own_workload) is not None:
             menu.add_own_workload(workload, run_dir.path / WORKLOADS.folder_name / Path(workload.file).name)
         if (strategy := record.own_strategy) is not None:
-            own_strategy.add_strategies(run_dir.path / STRATEGIES.folder_name / Path(strategy.file).name, record.cell.strategy_code)
+            own_strategy.add_strategies(
+                run_dir.path / STRATEGIES.folder_name / Path(strategy.file).name, record.cell.strategy_code
+            )
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some

@@ -82,7 +82,9 @@ def test_strategies_that_cannot_divide_the_global_batch_are_listed():
 
 def made(strategy, items_per_s, fits="yes", step_s=1.0, parts=None, **keys):
     """Advice with this throughput; None: it does not fit."""
-    predicted = Prediction(fits=fits, step_s=make_exact_range(step_s), step_parts_s=parts or {}, memory_bytes=make_exact_range(1e9))
+    predicted = Prediction(
+        fits=fits, step_s=make_exact_range(step_s), step_parts_s=parts or {}, memory_bytes=make_exact_range(1e9)
+    )
     return Advice(msgspec.structs.replace(cell("llm-7b", strategy, 8), **keys), predicted, items_per_s)
 
 
@@ -175,7 +177,9 @@ def test_memory_or_a_time_that_is_not_known_gives_no_place():
     assert {entry.reasons for entry in advise.rank_strategies(ask(machine=unknown_gpu)).ranked} == {
         ("the memory of the GPU is not known",)
     }
-    no_time = advise.rank_strategies(ask(machine=msgspec.structs.replace(unknown_gpu, capacity=make_exact_range(80 << 30)))).ranked
+    no_time = advise.rank_strategies(
+        ask(machine=msgspec.structs.replace(unknown_gpu, capacity=make_exact_range(80 << 30)))
+    ).ranked
     reasons = {entry.reasons[0].partition(" (")[0] for entry in no_time}
     assert reasons == {"its time is not known", "does not fit"}
     assert predict.predict_run(no_time[0].cell, NO_GPU_MACHINE).step_s is None

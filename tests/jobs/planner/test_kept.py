@@ -58,7 +58,11 @@ def measured(folder):
     )  # fmt: skip
     files.write_json(run.result, result)
     predicted = Prediction(
-        tensor_bytes=make_exact_range(25e9), step_s=make_exact_range(0.4), gpu="a100", formula_step_s=0.5, formula_tensor_bytes=16e9
+        tensor_bytes=make_exact_range(25e9),
+        step_s=make_exact_range(0.4),
+        gpu="a100",
+        formula_step_s=0.5,
+        formula_tensor_bytes=16e9,
     )
     files.write_json(prediction.find_prediction_path(run.path), predicted)
     return run, result

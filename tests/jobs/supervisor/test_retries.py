@@ -27,7 +27,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix import matrix
 from shardlab.matrix.retry import Retry
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -60,7 +60,7 @@ def submitted(workspace, **changed) -> RunDir:
 
 
 def attempt(workspace, number) -> RunDir:
-    return RunDir(workspace.runs / run_id(CELL, 1, number))
+    return RunDir(workspace.runs / make_run_id(CELL, 1, number))
 
 
 def end(state, code=9):

@@ -60,12 +60,16 @@ def machines(folder: Path, text: str = NODES, **installed: InstalledEnvironment)
     for target in site.targets:
         for name, other in {"default": target, **target.environments}.items():
             other.facts.answers[ENVIRONMENT.name] = installed.get(name, InstalledEnvironment())
-            other.facts.answers[make_free_space_query(other.node.python.rpartition("/bin")[0]).name] = FreeSpace(40 << 30, 10**6, "/")
+            other.facts.answers[make_free_space_query(other.node.python.rpartition("/bin")[0]).name] = FreeSpace(
+                40 << 30, 10**6, "/"
+            )
     return site
 
 
 def complete(own_packages: tuple[str, ...] = ()) -> InstalledEnvironment:
-    return InstalledEnvironment(software.compute_packages_digest(own_packages=own_packages), software.compute_source_digest(), "3.11.2")
+    return InstalledEnvironment(
+        software.compute_packages_digest(own_packages=own_packages), software.compute_source_digest(), "3.11.2"
+    )
 
 
 def test_the_environments_of_a_node_have_folders_and_packages_of_their_own(tmp_path):

@@ -285,7 +285,9 @@ def test_the_environment_has_a_digest_as_name_and_is_made_once():
     assert "-c /opt/shardlab/python-x/constraints.txt" in text
     assert re.search(r"'torch[<>=]+2\.", text)
     assert "runuser -u alice" in text
-    there = InstalledEnvironment(packages=software.compute_packages_digest(), source=software.compute_source_digest(), version="3.11")
+    there = InstalledEnvironment(
+        packages=software.compute_packages_digest(), source=software.compute_source_digest(), version="3.11"
+    )
     made = site(environment=there)
     assert isinstance(environment.plan(made, made.targets[2]), NoChange)
     old = site(environment=InstalledEnvironment(packages=software.compute_packages_digest(), source="0" * 12, version="3.11"))

@@ -95,7 +95,9 @@ def test_fresh_machines_get_the_golden_changes(tmp_path):
             KEYS.name: Keys("alice", "/home/alice", None, (f"ssh-ed25519 {target.node.name}",)),
         }
         for python in (target.node.python, *(other.node.python for other in target.environments.values())):
-            target.facts.answers[make_free_space_query(python.rpartition("/bin")[0]).name] = FreeSpace(40 << 30, 10**6, "/srv/shared")
+            target.facts.answers[make_free_space_query(python.rpartition("/bin")[0]).name] = FreeSpace(
+                40 << 30, 10**6, "/srv/shared"
+            )
     operations = [one for one in order.select_operations(find_provider("ssh")) if one.name not in ("clock", "inventory")]
     lines = [
         line

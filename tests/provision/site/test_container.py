@@ -176,7 +176,9 @@ def test_the_folder_of_the_environment_is_another_one_for_another_container(tmp_
     name = key.partition(":")[0]
     changed = re.sub(rf"{name}: (\{{[^}}]*\}}|[^,}}\n]*)", key, text, count=1)
     assert changed != text
-    assert slurm.find_environment_folder(described(tmp_path, text)) != slurm.find_environment_folder(described(tmp_path, changed))
+    assert slurm.find_environment_folder(described(tmp_path, text)) != slurm.find_environment_folder(
+        described(tmp_path, changed)
+    )
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

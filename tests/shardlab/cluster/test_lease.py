@@ -140,7 +140,7 @@ def test_the_inventory_with_the_lease_is_rewritten_only_if_the_lease_is_read_aga
 
 
 def test_an_extension_is_written_although_a_node_is_away(experiment):
-    path = inventory.inventory_path(Workspace(experiment))
+    path = inventory.make_inventory_path(Workspace(experiment))
     path.parent.mkdir()
     path.write_bytes(operation.render_inventory(site(experiment)))
     from_portal(experiment)

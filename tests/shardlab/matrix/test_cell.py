@@ -12,7 +12,7 @@ from shardlab.matrix import cell as cells
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
 from shardlab.runs.checkpoint import explain_refused_resume
-from shardlab.runs.run import RUN_ID, run_id, split_attempt
+from shardlab.runs.run import RUN_ID, make_run_id, split_attempt
 
 
 def draft(**keys: object) -> Draft:
@@ -129,9 +129,9 @@ def test_any_change_of_the_work_changes_the_hash(change):
 @given(strategy=st.text(max_size=80), workload=st.text(max_size=80), repeat=st.integers(1, 1000), attempt=st.integers(1, 99))
 def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, repeat, attempt):
     cell = msgspec.structs.replace(CELL, strategy="s" + strategy, workload=workload)
-    name = run_id(cell, repeat, attempt)
+    name = make_run_id(cell, repeat, attempt)
     assert RUN_ID.match(name)
-    assert split_attempt(name) == (run_id(cell, repeat), attempt)
+    assert split_attempt(name) == (make_run_id(cell, repeat), attempt)
 
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])

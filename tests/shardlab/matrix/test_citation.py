@@ -53,7 +53,14 @@ def test_a_study_is_cited_with_its_known_fields():
     assert fields["year"] == "2025"
     assert fields_of(citation.make_study_bibtex("m", citation.Citation("A"))) == ("m", {"title": "{A}"})
     whole = citation.Citation("A", ["B"], 2026, "C", "10.1234/ab_c", "https://example.org/a_b")
-    assert set(fields_of(citation.make_study_bibtex("m", whole))[1]) == {"author", "title", "year", "howpublished", "doi", "url"}
+    assert set(fields_of(citation.make_study_bibtex("m", whole))[1]) == {
+        "author",
+        "title",
+        "year",
+        "howpublished",
+        "doi",
+        "url",
+    }
 
 
 def test_special_characters_of_bibtex_are_escaped_in_an_entry():

@@ -61,9 +61,13 @@ def test_a_name_of_no_run_or_of_several_cells_is_refused_with_candidates(name, s
 
 
 def test_a_run_has_the_handle_of_its_cell_and_its_repeat():
-    assert [handles.run_handle(run, NUMBERS) for run in (f"{DDP}-r1-a2", "aside-dddddddddddd-r1", "no-run")] == ["c2.1", "", ""]
-    assert handles.find_cell("c3", NUMBERS) == FORK
-    assert handles.find_cell(f"{FORK}-r1", NUMBERS) == f"{FORK}-r1"
+    assert [handles.make_run_handle(run, NUMBERS) for run in (f"{DDP}-r1-a2", "aside-dddddddddddd-r1", "no-run")] == [
+        "c2.1",
+        "",
+        "",
+    ]
+    assert handles.find_cell_id("c3", NUMBERS) == FORK
+    assert handles.find_cell_id(f"{FORK}-r1", NUMBERS) == f"{FORK}-r1"
 
 
 def test_verbs_accept_the_handles_that_the_status_shows(tmp_path, capsys):
