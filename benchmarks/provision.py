@@ -23,8 +23,8 @@ from pathlib import Path
 
 from provision import software
 from provision.check import map_targets
-from provision.fact import NodeFacts
-from provision.operation import NoChange, Target
+from provision.fact import FactAnswers
+from provision.operation import Nothing, Target
 from provision.operations import packages
 from provision.operations.reboot import read_boot_id
 from provision.practice.base import PRACTICE_USER
@@ -106,14 +106,14 @@ class Bench:
     def _boot(self) -> None:
         def boot(target: Target) -> None:
             booted = virtual.bring_up(self.cluster, self.workspace, target.node)
-            assert not isinstance(booted, NoChange)
+            assert not isinstance(booted, Nothing)
             for change in booted:
                 change.make(target.node)
 
         map_targets(self._targets(), boot)
 
     def _targets(self) -> list[Target]:
-        return [Target(node, NodeFacts(node)) for node in self.nodes]
+        return [Target(node, FactAnswers(node)) for node in self.nodes]
 
     def reboot(self) -> None:
         """Reboot one node, and wait until it answers over SSH with another boot id."""

@@ -92,7 +92,7 @@ def write(workspace: Workspace, what: Cell, repeat: int, machine: host.Host) -> 
     )  # fmt: skip
     files.write_json(folder.run_json, run, sync=False)
     files.write_json(folder.result, result, sync=False)
-    files.write_json(folder.environment("node"), machine, sync=False)
+    files.write_json(folder.environment_file("node"), machine, sync=False)
     (folder.path / "job.sh").write_text("#!/bin/bash\n" + "# as rendered\n" * 80)
     for name in ("job", "sampler", "script", *(f"rank-{rank:05d}" for rank in range(what.gpus))):
         (folder.log / f"{name}.log").touch()

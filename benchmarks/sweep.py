@@ -181,7 +181,7 @@ def _records(folder: RunDir, machine: bytes, *, ended: bool) -> None:
     begun = time.time()
     for inside in ("claim", "env", "steps", "samples"):
         (folder.path / inside).mkdir()
-    folder.environment("work1").write_bytes(machine)
+    folder.environment_file("work1").write_bytes(machine)
     events = [_event("started", begun, pid=1, created=begun, boot_id="b", job="1", restarts=0)]
     steps = STEPS if ended else STEPS // 2
     for rank in range(run.cell.gpus):

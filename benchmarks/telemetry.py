@@ -112,7 +112,7 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     )
     # all nodes get the samples of the first node, because making other numbers for each node would take minutes
     for name in names:
-        files.write_json(folder.environment(name), msgspec.structs.replace(machine, host=name), sync=False)
+        files.write_json(folder.environment_file(name), msgspec.structs.replace(machine, host=name), sync=False)
         folder.samples_file(name).write_bytes(first.replace(names[0].encode(), name.encode()))
     return folder
 

@@ -95,7 +95,7 @@ def move_earlier_records(run_dir: RunDir) -> None:
     """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
     start left a checkpoint, nothing is moved: this start resumes from the checkpoint and continues the records. Raises
     WorkspaceError."""
-    if checkpoint.list_complete_checkpoints(run_dir.path):
+    if checkpoint.list_checkpoints(run_dir.path):
         return
     earlier_folder = run_dir.path / f"before-{_format_restart_name(count_job_restarts())}"
     with files.as_workspace_error("move"):

@@ -179,7 +179,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         # reads there which environments exist.
         is_leased = inventory.read_leased_inventory(workspace, target_cluster.name) is not None
         if target_cluster.slurm is None or is_leased or target_cluster.environments:
-            contents_by_path[str(upload.INVENTORY)] = files.read(inventory.make_inventory_path(workspace))
+            contents_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
         if verb.name != "trace" and cluster_file not in matrix.find_shipped_matrices().values():
             own_matrix = cluster_file
@@ -201,7 +201,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
             if own_matrix is not None:
                 remote_workspace.record_matrix_path(workspace, own_matrix)
     elif verb.reads_lease and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
-        remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.make_inventory_path(workspace))})
+        remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
     return remote.run_interactively("jobs", format_words(remote_arguments, omitted_names=("workspace", "cluster")))
 
 
@@ -211,7 +211,7 @@ def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, byt
     loaded_matrix: the content of the matrix file, with --set. Raises InputError, which names the files on this machine, not
     their copies.
     """
-    model_paths = [model.path for model in loaded_matrix.model_by_name.values() if model.path is not None]
+    model_paths = [model.path for model in loaded_matrix.models.values() if model.path is not None]
     return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow_links=True)} | {
         f"matrices/{model_path}": files.read(matrix_file.parent / model_path) for model_path in model_paths
     }

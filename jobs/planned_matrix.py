@@ -57,7 +57,7 @@ def plan_in_python(
     values_by_option = {"matrix": matrix, "cluster": cluster, "workspace": workspace, "where": where, "repeats": repeats}
     words = [f"--{option}={value}" for option, value in values_by_option.items() if value is not None]
     words += [f"--set={key}={json.dumps(value)}" for key, value in (settings or {}).items()]
-    parser = Parser(prog="shardlab.plan", parents=[console.make_common_options()])
+    parser = Parser(prog="shardlab.plan", parents=[console.common_options()])
     PlanVerb().add_options(parser)
     arguments: argparse.Namespace = parser.parse_args(words)
     invocation = Invocation(arguments)

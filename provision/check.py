@@ -37,7 +37,7 @@ class Check(msgspec.Struct, frozen=True):
     name: str
     run: Callable[[Site, Target], Outcome]
     """Raises Unanswered if a node does not answer."""
-    runs_once: bool = False
+    once: bool = False
     """True: the check runs once for all nodes, and `run` gets the first node as its target."""
 
 
@@ -47,7 +47,7 @@ def map_targets(targets: Sequence[Target], ask_target: Callable[[Target], T]) ->
         return list(thread_pool.map(ask_target, targets))
 
 
-def describe_absent_nodes(site: Site) -> str:
+def absent_nodes_note(site: Site) -> str:
     """The text that a check appends to a sentence about all nodes, such as `; without gpu1`. It names the nodes that did not
     take part in the check; '' if all nodes took part."""
     return f"; without {', '.join(absent_names)}" if (absent_names := site.list_absent_names()) else ""

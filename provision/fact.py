@@ -38,12 +38,12 @@ class FactQuery(msgspec.Struct, Generic[T], frozen=True):
     parse: Callable[[str], T]
     """Raises ValueError if the output is wrong."""
     timeout_s: float
-    needs_root: bool = False
+    root: bool = False
     takes_paths: bool = False
     """True: the paths of the files that operations write are appended to the command."""
 
 
-class NodeFacts:
+class FactAnswers:
     """The answers of one node. Each question is asked once, when its answer is first needed.
 
     file_paths: the paths of the files that operations write. The command of a fact with `takes_paths` gets these paths.
@@ -80,7 +80,7 @@ class NodeFacts:
 
         try:
             argv = [*fact.command(self.node.python), *(self.file_paths if fact.takes_paths else ())]
-            command_output = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.needs_root and self.node.may_sudo)
+            command_output = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root and self.node.may_sudo)
         except Unreachable as error:
             return make_unanswered(str(error))
         fact_phrase = f"{node_name}: the fact {fact.name!r}"

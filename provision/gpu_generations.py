@@ -30,7 +30,7 @@ class GpuGeneration(msgspec.Struct, frozen=True):
     """A generation of NVIDIA GPUs."""
 
     name: str
-    device_id_ranges: tuple[tuple[int, int], ...]
+    ids: tuple[tuple[int, int], ...]
     """Ranges of PCI device ids, both ends included."""
     open_modules: Literal["never", "may", "must"]
     """Whether the driver's open kernel modules can never, may or must be used for these GPUs."""
@@ -67,12 +67,7 @@ GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by p
 def find_generation(device_id: int) -> GpuGeneration | None:
     """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
-        (
-            generation
-            for generation in GENERATIONS
-            if any(first <= device_id <= last for first, last in generation.device_id_ranges)
-        ),
-        None,
+        (generation for generation in GENERATIONS if any(first <= device_id <= last for first, last in generation.ids)), None
     )
 
 
@@ -89,25 +84,23 @@ def find_oldest_driver_branch(cuda_release: str) -> int:
     return OLDEST_DRIVER[cuda_release.partition(".")[0]]
 
 
-def choose_driver_branch(generations: Sequence[GpuGeneration], cuda_release: str, installed_branch: int | None) -> int:
-    """The driver branch to use: the branch `installed_branch` if it supports all GPUs, otherwise the branch with long support.
+def choose_driver_branch(generations: Sequence[GpuGeneration], cuda_release: str, installed: int | None) -> int:
+    """The driver branch to use: the branch `installed` if it supports all GPUs, otherwise the branch with long support.
 
-    installed_branch: None if no driver is installed.
+    installed: None if no driver is installed.
     """
     last_branches = [generation.last_branch for generation in generations if generation.last_branch is not None]
-    if installed_branch is not None and find_oldest_driver_branch(cuda_release) <= installed_branch <= min(
-        last_branches, default=installed_branch
-    ):
-        return installed_branch
+    if installed is not None and find_oldest_driver_branch(cuda_release) <= installed <= min(last_branches, default=installed):
+        return installed
     return LONG_SUPPORT_BRANCH
 
 
-def explain_unsupported(generations: Sequence[GpuGeneration], node_arch: str, cuda_release: str) -> str | None:
+def explain_unsupported(generations: Sequence[GpuGeneration], node_arch: str, cuda: str) -> str | None:
     """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if this torch can use them."""
-    supported_names = GENERATIONS_BY_BUILD.get((node_arch, cuda_release))
+    supported_names = GENERATIONS_BY_BUILD.get((node_arch, cuda))
     if supported_names is None:
         return (
-            f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda_release} on {node_arch}; it knows the builds for CUDA "
+            f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda} on {node_arch}; it knows the builds for CUDA "
             + ", ".join(f"{release} on {arch}" for arch, release in GENERATIONS_BY_BUILD)
         )
     unsupported_names = sorted({generation.name for generation in generations if generation.name not in supported_names})
@@ -123,6 +116,4 @@ def explain_unsupported(generations: Sequence[GpuGeneration], node_arch: str, cu
         if other_releases
         else "no other build supports them: remove the nodes with these GPUs from the cluster file"
     )
-    return (
-        f"torch {TORCH_VERSION} for CUDA {cuda_release} does not support {' and '.join(unsupported_names)} GPUs; {build_advice}"
-    )
+    return f"torch {TORCH_VERSION} for CUDA {cuda} does not support {' and '.join(unsupported_names)} GPUs; {build_advice}"

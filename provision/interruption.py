@@ -46,7 +46,7 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
 
 def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> None:
     """End all commands on the nodes in parallel, report which of them ended, and end this process."""
-    busy_nodes = [node for node in nodes if node.running_commands]
+    busy = [node for node in nodes if node.running]
     # All nodes, because a node on which no command runs may have an open connection.
     end_threads = [threading.Thread(target=node.end_commands, args=(LIMIT_S,), daemon=True) for node in nodes]
     end_threads.append(threading.Thread(target=_end_children, daemon=True))
@@ -58,31 +58,27 @@ def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], in
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
     command_start.exit_now(
-        describe_interruption(
-            count_changes(), [node.name for node in busy_nodes], {node.name: node.running_commands for node in busy_nodes}
-        )
+        describe_interruption(count_changes(), [node.name for node in busy], {node.name: node.running for node in busy})
     )
 
 
-def describe_interruption(
-    change_count: int | None, busy_node_names: Sequence[str], commands_by_node: dict[str, tuple[str, ...]]
-) -> str:
+def describe_interruption(change_count: int | None, busy: Sequence[str], left_by_node: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
     change_count: the number of changes begun; None if they are not counted.
-    busy_node_names: the nodes on which a command ran when the signal came.
-    commands_by_node: by node, the commands that had not ended when this process ended.
+    busy: the nodes on which a command ran when the signal came.
+    left_by_node: by node, the commands that had not ended when this process ended.
     """
     first_sentence = {None: f"interrupted; {AGAIN_ADVICE}", 0: "interrupted; nothing was changed"}.get(
         change_count, f"interrupted after {change_count} change{'' if change_count == 1 else 's'} had begun; {AGAIN_ADVICE}"
     )
-    ended_nodes = [node_name for node_name in busy_node_names if not commands_by_node.get(node_name)]
+    ended_nodes = [node_name for node_name in busy if not left_by_node.get(node_name)]
     sentences = [first_sentence]
     if ended_nodes:
         sentences.append(f"the commands on {', '.join(ended_nodes)} were ended")
     sentences += [
         f"on {node_name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
-        for node_name, commands in commands_by_node.items()
+        for node_name, commands in left_by_node.items()
         if commands
     ]
     return "; ".join(sentences) + "."

@@ -15,7 +15,7 @@ from shardlab.cluster.all_reduce import MeasuredAllReduce
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
 from shardlab.hardware.host import Host
-from shardlab.workspace.inventory import make_inventory_path
+from shardlab.workspace.inventory import inventory_path
 from shardlab.workspace.workspace import Workspace
 
 # Facts that are not written into the inventory, because they differ between boots or shells. Otherwise, each `provision` would
@@ -27,7 +27,7 @@ def read_inventory(workspace: Workspace) -> bytes | None:
     """The bytes of the inventory; None if the workspace has no inventory. Raises WorkspaceError."""
     with files.as_workspace_error("read"):
         try:
-            return files.read(make_inventory_path(workspace))
+            return files.read(inventory_path(workspace))
         except FileNotFoundError:
             return None
 
@@ -80,12 +80,12 @@ def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces_earl
         return
     earlier_all_reduces = parse_all_reduces(old_content)
     all_reduce_by_key = {
-        _make_measurement_key(measurement): measurement
+        _make_key(measurement): measurement
         for measurement in ([*earlier_all_reduces, *all_reduces] if replaces_earlier else [*all_reduces, *earlier_all_reduces])
     }
     inventory_bytes = encode_inventory({**inventory, "all_reduces": encode_measurements(all_reduce_by_key.values())})
     if inventory_bytes != old_content:
-        files.write_atomic(make_inventory_path(site.workspace), inventory_bytes)
+        files.write_atomic(inventory_path(site.workspace), inventory_bytes)
 
 
 def select_measurements(site: Site, inventory_bytes: bytes | None) -> list[Any]:
@@ -96,20 +96,16 @@ def select_measurements(site: Site, inventory_bytes: bytes | None) -> list[Any]:
     node_names = {target.node.name for target in site.targets}
     all_reduces = parse_all_reduces(inventory_bytes)
     return encode_measurements(
-        measurement
-        for measurement in all_reduces
-        if site.cluster.provider == "slurm" or node_names.issuperset(measurement.nodes)
+        measured for measured in all_reduces if site.cluster.provider == "slurm" or node_names.issuperset(measured.nodes)
     )
 
 
 def encode_measurements(all_reduces: Iterable[MeasuredAllReduce]) -> list[Any]:
     """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
     files."""
-    measurement_values: list[Any] = msgspec.to_builtins(
-        sorted(all_reduces, key=lambda entry: (len(entry.nodes), _make_measurement_key(entry)))
-    )
-    return measurement_values
+    values: list[Any] = msgspec.to_builtins(sorted(all_reduces, key=lambda entry: (len(entry.nodes), _make_key(entry))))
+    return values
 
 
-def _make_measurement_key(measurement: MeasuredAllReduce) -> tuple[tuple[str, ...], str]:
+def _make_key(measurement: MeasuredAllReduce) -> tuple[tuple[str, ...], str]:
     return measurement.nodes, measurement.backend

@@ -23,7 +23,7 @@ HOLDER_WAIT_S = 1.0  # the most seconds to wait until a process that has just ta
 LockText = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class LockHolder(msgspec.Struct, frozen=True):
+class Holder(msgspec.Struct, frozen=True):
     """The content of a lock file: the process that took the lock last."""
 
     pid: Annotated[int, msgspec.Meta(ge=1)]
@@ -56,13 +56,11 @@ def _raise_locked(protected_thing: str, descriptor: int) -> None:
     raise InputError(f"{protected_thing} {_describe_holder(descriptor)}; wait until it has ended. Nothing was changed.")
 
 
-def _write_holder(descriptor: int, command_words: Sequence[str]) -> None:
+def _write_holder(descriptor: int, argv: Sequence[str]) -> None:
     import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
     start_text, process_start_s = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
-    holder = LockHolder(
-        os.getpid(), _find_user_name(os.geteuid()), gethostname(), start_text, shlex.join(command_words)[:4096], process_start_s
-    )
+    holder = Holder(os.getpid(), _find_user(os.geteuid()), gethostname(), start_text, shlex.join(argv)[:4096], process_start_s)
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
@@ -73,7 +71,7 @@ def _describe_holder(descriptor: int) -> str:
     deadline = time.monotonic() + HOLDER_WAIT_S
     while True:
         with contextlib.suppress(OSError, *DECODE_FAULTS):
-            holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=LockHolder)
+            holder = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=Holder)
             if holder.host != gethostname() or _is_holder_alive(holder):
                 return (
                     f"is locked by process {holder.pid} of the user {holder.user} on {holder.host} since "
@@ -84,7 +82,7 @@ def _describe_holder(descriptor: int) -> str:
         time.sleep(0.02)
 
 
-def _is_holder_alive(holder: LockHolder) -> bool:
+def _is_holder_alive(holder: Holder) -> bool:
     """Whether the process that the lock file names still runs.
 
     A process that was killed leaves its name in the file until the next holder writes its own name. If the process with this
@@ -101,7 +99,7 @@ def _is_holder_alive(holder: LockHolder) -> bool:
     return holder.created is None or abs(process_start_s - holder.created) < 1.0
 
 
-def _find_user_name(uid: int) -> str:
+def _find_user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

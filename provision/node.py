@@ -56,7 +56,7 @@ class Node(msgspec.Struct, eq=False):
 
     @property
     @abstractmethod
-    def running_commands(self) -> tuple[str, ...]:
+    def running(self) -> tuple[str, ...]:
         """The beginnings of the commands that this program runs on the node now."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Node(msgspec.Struct, eq=False):
         """Run the command `argv` on the node, without a shell. Raises Unreachable."""
 
     @abstractmethod
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the node, completely or not at all. Raises Unreachable.
 
         owner: USER:GROUP, as for chown, and root writes the file; empty: the user who logs in writes the file.

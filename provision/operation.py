@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from provision.fact import FactQuery, NodeFacts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.node import Node, find_error_line
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import NodeEntry
@@ -27,7 +27,7 @@ class Target(msgspec.Struct, frozen=True):
     """A node on which operations and checks work, with its facts."""
 
     node: Node
-    facts: NodeFacts
+    facts: FactAnswers
     node_entry: NodeEntry | None = None
     """The entry of the node in the cluster file; None for this machine (provider local)."""
     environments: dict[str, Target] = {}
@@ -49,7 +49,7 @@ class Site(msgspec.Struct, frozen=True):
     cluster: Cluster
     workspace: Workspace
     targets: list[Target]
-    skip_reason_by_node: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     """The nodes that later operations and checks skip: name of the node -> reason."""
     is_pretended: bool = False
     """True: a file describes the nodes (option --pretend), and no node is reached."""
@@ -61,19 +61,15 @@ class Site(msgspec.Struct, frozen=True):
     def select_environment(self, name: str) -> Site:
         """This site with the keys and the interpreters of a further environment of the cluster file."""
         targets = [target.environments[name] for target in self.targets]
-        return msgspec.structs.replace(
-            self, cluster=self.cluster.select_environment(name), targets=targets, environment_name=name
-        )
+        return msgspec.structs.replace(self, cluster=self.cluster.for_environment(name), targets=targets, environment_name=name)
 
     def list_environments(self, target: Target) -> list[tuple[Site, Target]]:
         """The site and the node `target` in each environment of the cluster file; the default environment comes first. Further
         environments with equal keys have the same interpreter, so that only the first of them is listed."""
-        environment_by_python = {target.node.python: (self, target)}
+        members = {target.node.python: (self, target)}
         for environment_name, environment_target in target.environments.items():
-            environment_by_python.setdefault(
-                environment_target.node.python, (self.select_environment(environment_name), environment_target)
-            )
-        return list(environment_by_python.values())
+            members.setdefault(environment_target.node.python, (self.select_environment(environment_name), environment_target))
+        return list(members.values())
 
     @property
     def is_practice(self) -> bool:
@@ -87,7 +83,7 @@ class Site(msgspec.Struct, frozen=True):
     @property
     def active_targets(self) -> list[Target]:
         """The nodes that later operations and checks do not skip, which are the nodes that are not in `skipped`."""
-        return [target for target in self.targets if target.node.name not in self.skip_reason_by_node]
+        return [target for target in self.targets if target.node.name not in self.skipped]
 
     def collect_answers(self, fact: FactQuery[T]) -> list[tuple[Target, T]]:
         """The nodes that answer the question `fact`, each with its answer, without the nodes in `skipped`."""
@@ -102,7 +98,7 @@ class Site(msgspec.Struct, frozen=True):
         return [
             target.node.name
             for target in self.targets
-            if target.node.name in self.skip_reason_by_node and (role is None or target.has_role(role))
+            if target.node.name in self.skipped and (role is None or target.has_role(role))
         ]
 
 
@@ -153,7 +149,7 @@ class RunCommand(msgspec.Struct, frozen=True):
     timeout_s: float = 60.0
     stdin: bytes = b""
     """The command's input, which other users cannot read; they can read `argv`."""
-    as_root: bool = True
+    root: bool = True
 
     def __repr__(self) -> str:  # the text does not contain stdin, which may be a secret
         return f"RunCommand({self.description!r}, {self.argv!r}, {self.timeout_s!r})"
@@ -164,18 +160,18 @@ class RunCommand(msgspec.Struct, frozen=True):
 
     @property
     def script(self) -> str:
-        if not self.as_root:
+        if not self.root:
             return ""
         is_shell = list(self.argv[:2]) == ["sh", "-euc"] and len(self.argv) == 3
         command_text = f"(\nset -eu\n{self.argv[2].rstrip()}\n)" if is_shell else shlex.join(self.argv)
         return f"{command_text} {_make_here_document(self.stdin)}" if self.stdin else command_text
 
     def make(self, node: Node) -> None:
-        command_output = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.as_root)
+        command_output = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
         if command_output.code is None:
             raise _make_unanswered(node, f"{self.description}: it did not end within {self.timeout_s:g} s")
         if command_output.code != 0:
-            raise _make_unanswered(node, f"{self.description}: {find_failure_reason(command_output)}")
+            raise _make_unanswered(node, f"{self.description}: {failure_reason(command_output)}")
 
 
 class ChangeOnNode(msgspec.Struct, frozen=True):
@@ -203,7 +199,7 @@ class ChangeOnNode(msgspec.Struct, frozen=True):
         self.change.make(self.node)
 
 
-class WriteFile(msgspec.Struct, frozen=True):
+class Write(msgspec.Struct, frozen=True):
     """A change that writes a file on the node, completely or not at all."""
 
     description: str
@@ -230,9 +226,9 @@ class WriteFile(msgspec.Struct, frozen=True):
         return f"{shlex.join([*install_words, '/dev/stdin', self.path])} {_make_here_document(self.content)}"
 
     def make(self, node: Node) -> None:
-        command_output = node.write_file(self.content, self.path, mode=self.mode, owner=self.owner)
+        command_output = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
         if command_output.code != 0:
-            raise _make_unanswered(node, f"{self.description}: {find_failure_reason(command_output)}")
+            raise _make_unanswered(node, f"{self.description}: {failure_reason(command_output)}")
 
 
 def _make_here_document(document_bytes: bytes) -> str:
@@ -246,7 +242,7 @@ def _make_unanswered(node: Node, reason: str) -> Unanswered:
     return Unanswered(message, {node.name: message})
 
 
-def find_failure_reason(command_output: CommandOutput) -> str:
+def failure_reason(command_output: CommandOutput) -> str:
     """Why a command failed: a full disk if its output reports one, otherwise the last line of its standard error.
 
     apt and pip report a full disk, and that no network answers, long before their last line.
@@ -261,40 +257,38 @@ def find_failure_reason(command_output: CommandOutput) -> str:
     return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 
-def make_shell_change(
-    description: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", as_root: bool = True
-) -> RunCommand:
+def shell_change(sentence: str, script: str, *, timeout_s: float = 60.0, stdin: bytes = b"", root: bool = True) -> RunCommand:
     """A change by a shell script on the node. The script ends at the first command that fails."""
-    return RunCommand(description, ["sh", "-euc", script], timeout_s, stdin, as_root)
+    return RunCommand(sentence, ["sh", "-euc", script], timeout_s, stdin, root)
 
 
-class NoChange(msgspec.Struct, frozen=True):
+class Nothing(msgspec.Struct, frozen=True):
     """The result of an operation that has nothing to change on a node."""
 
-    reason: str
+    why: str
     """The reason."""
 
 
-PlanFunction = Callable[[Site, Target], Sequence[Change] | NoChange]
+PlanFunction = Callable[[Site, Target], Sequence[Change] | Nothing]
 
 
 def plan_each_environment(plan_environment: PlanFunction) -> PlanFunction:
     """The plan of an operation for all environments of the cluster file. plan_environment: the plan for one environment."""
 
-    def plan_all(site: Site, target: Target) -> Sequence[Change] | NoChange:
+    def plan_all(site: Site, target: Target) -> Sequence[Change] | Nothing:
         changes, reasons = list[Change](), list[str]()
         for environment_site, environment_target in site.list_environments(target):
             environment_name = environment_site.environment_name
             description_prefix = "" if environment_name is None else f"environment {environment_name}: "
             environment_plan = plan_environment(environment_site, environment_target)
-            if isinstance(environment_plan, NoChange):
-                reasons.append(f"{description_prefix}{environment_plan.reason}")
+            if isinstance(environment_plan, Nothing):
+                reasons.append(f"{description_prefix}{environment_plan.why}")
             else:
                 changes += [
                     ChangeOnNode(environment_target.node, change, description_prefix) if description_prefix else change
                     for change in environment_plan
                 ]
-        return changes or NoChange("; ".join(reasons))
+        return changes or Nothing("; ".join(reasons))
 
     return plan_all
 
@@ -306,7 +300,7 @@ class Operation(msgspec.Struct, frozen=True):
     name: str
     plan: PlanFunction
     """Returns the changes that a node needs."""
-    plans_once: bool = False
+    once: bool = False
     """True: one plan is made for all nodes together, with the first node as its target."""
     written_paths: tuple[str, ...] = ()
     """Paths of the files that the operation writes; the fact FILES reports only these."""

@@ -11,7 +11,7 @@ import msgspec
 from provision.fact import Unanswered
 from provision.interruption import IS_STOPPING
 from provision.node import Node
-from provision.operation import Change, NoChange, Operation, Site, Target
+from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.reboot import Reboot
 from shardlab.remote.remote import Unreachable
 
@@ -23,13 +23,13 @@ BEGUN_CHANGES: list[str] = []  # the changes that this process has begun, in ord
 class OperationStep(msgspec.Struct, frozen=True):
     """What one operation did, or would do, on one node."""
 
-    node_name: str
-    operation_name: str
+    node: str
+    operation: str
     state: State
     """`administrator` means that the changes need root, which the user does not have, and that nothing was changed."""
-    sentences: list[str]
+    says: list[str]
     """A sentence for each change, or the reason why there is no change."""
-    change_count: int = 0
+    changes: int = 0
     commands: list[str] = []
     """The commands that make the changes; in the state administrator, scripts to run as root."""
 
@@ -69,49 +69,35 @@ def converge_site(
     administrator are known.
     """
     steps: list[OperationStep] = []
-    skip_reason_by_node = site.skip_reason_by_node
+    skipped = site.skipped
     with ThreadPoolExecutor(max_parallel or max(1, len(targets))) as thread_pool:
         for operation in operations:
-            active_targets = [target for target in targets if target.node.name not in skip_reason_by_node]
-            skipped_names = (
-                []
-                if operation.plans_once
-                else [target.node.name for target in targets if target.node.name in skip_reason_by_node]
-            )
+            active_targets = [target for target in targets if target.node.name not in skipped]
+            skipped_names = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
             blamed = BlamedNodes(site, operation.name)
 
-            def carry_out(
-                target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed
-            ) -> OperationStep:
+            def work(target: Target, operation: Operation = operation, blamed_nodes: BlamedNodes = blamed) -> OperationStep:
                 observer.record_start(target.node.name, operation.name)
                 step = _carry_out_on_node(site, target, operation, only_names, blamed_nodes, observer, is_dry_run=is_dry_run)
                 if not IS_STOPPING.is_set():  # not shown after an interruption, which makes steps fail
                     observer.record_end(step)
                 return step
 
-            direct_steps = list(thread_pool.map(carry_out, active_targets[:1] if operation.plans_once else active_targets))
+            direct_steps = list(thread_pool.map(work, active_targets[:1] if operation.once else active_targets))
             judged_steps = blamed.judge_steps(direct_steps)
-            skipped_steps = [
-                OperationStep(name, operation.name, "not reached", [skip_reason_by_node[name]]) for name in skipped_names
-            ]
+            skipped_steps = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in skipped_names]
             if IS_STOPPING.is_set():
                 break
             for step in [*(step for step in judged_steps if step not in direct_steps), *skipped_steps]:
                 observer.record_end(step)
             steps += [*judged_steps, *skipped_steps]
-            skip_reason_by_node.update(
-                {step.node_name: f"{operation.name} failed" for step in judged_steps if step.state == "failed"}
-            )
+            skipped.update({step.node: f"{operation.name} failed" for step in judged_steps if step.state == "failed"})
             if operation.name == MACHINE_OPERATION:
-                skip_reason_by_node.update(
-                    {
-                        step.node_name: "known only after this machine is up"
-                        for step in judged_steps
-                        if step.state == "would change"
-                    }
+                skipped.update(
+                    {step.node: "known only after this machine is up" for step in judged_steps if step.state == "would change"}
                 )
             if site.is_pretended:
-                skip_reason_by_node.clear()  # in a dry run, an operation can be planned although an earlier operation failed
+                skipped.clear()  # in a dry run, an operation can be planned although an earlier operation failed
     return steps
 
 
@@ -119,7 +105,7 @@ class BlamedNodes:
     """The nodes that made an operation fail on other nodes, and why. Several threads call `add_blame`."""
 
     def __init__(self, site: Site, operation_name: str) -> None:
-        self._site, self._operation_name = site, operation_name
+        self._site, self._operation = site, operation_name
         self._reason_by_node: dict[str, str] = {}
 
     def add_blame(self, error: Unanswered | Unreachable, asking_node: str) -> set[str]:
@@ -130,22 +116,20 @@ class BlamedNodes:
         if asking_node in error.reasons_by_node:
             return set()
         self._reason_by_node.update(error.reasons_by_node)
-        self._site.skip_reason_by_node.update(dict.fromkeys(error.reasons_by_node, f"{self._operation_name} failed"))
+        self._site.skipped.update(dict.fromkeys(error.reasons_by_node, f"{self._operation} failed"))
         return set(error.reasons_by_node)
 
     def judge_steps(self, steps: Sequence[OperationStep]) -> list[OperationStep]:
         """The steps of the operation, in which every blamed node has failed, even if its own thread reported success."""
-        step_by_node = {step.node_name: step for step in steps}
-        judged_steps = [step for step in steps if step.state == "failed" or step.node_name not in self._reason_by_node]
+        step_by_node = {step.node: step for step in steps}
+        judged_steps = [step for step in steps if step.state == "failed" or step.node not in self._reason_by_node]
         for node_name, blame_reason in self._reason_by_node.items():
             step = step_by_node.get(node_name)
             if step is None:
-                judged_steps.append(OperationStep(node_name, self._operation_name, "failed", [blame_reason]))
+                judged_steps.append(OperationStep(node_name, self._operation, "failed", [blame_reason]))
             elif step.state != "failed":
-                sentences = [*step.sentences, blame_reason] if step.change_count else [blame_reason]
-                judged_steps.append(
-                    OperationStep(node_name, self._operation_name, "failed", sentences, step.change_count, step.commands)
-                )
+                sentences = [*step.says, blame_reason] if step.changes else [blame_reason]
+                judged_steps.append(OperationStep(node_name, self._operation, "failed", sentences, step.changes, step.commands))
         return judged_steps
 
 
@@ -162,33 +146,29 @@ def _carry_out_on_node(
     node = target.node
     if operation.name not in only_names:
         return OperationStep(node.name, operation.name, "skipped", ["excluded by --only or --skip"])
-    made_changes: list[Change] = []
+    done: list[Change] = []
     blamed_nodes: set[str] = set()
     while True:
         try:
             planned_changes = operation.plan(site, target)
-            if (
-                waiting_step := _make_administrator_step(site, node, operation, planned_changes, is_dry_run=is_dry_run)
-            ) is not None:
+            if (waiting_step := _administrator_step(site, node, operation, planned_changes, is_dry_run=is_dry_run)) is not None:
                 return waiting_step
-            if not isinstance(planned_changes, NoChange) and not is_dry_run:
-                _make_changes(node, _observe_changes(node, planned_changes, observer), made_changes)
-                _continue_after_reboot(site, target, operation, made_changes)
+            if not isinstance(planned_changes, Nothing) and not is_dry_run:
+                _make_changes(node, _observe_changes(node, planned_changes, observer), done)
+                _continue_after_reboot(site, target, operation, done)
             break
         except (Unanswered, Unreachable) as error:
             other_nodes = blamed.add_blame(error, node.name)
             if other_nodes <= blamed_nodes:  # `error` names no other node, or only nodes that are already skipped
-                sentences = [*(change.description for change in made_changes), str(error)]
-                return OperationStep(
-                    node.name, operation.name, "failed", sentences, len(made_changes), _list_change_commands(made_changes)
-                )
+                sentences = [*(change.description for change in done), str(error)]
+                return OperationStep(node.name, operation.name, "failed", sentences, len(done), _list_change_commands(done))
             blamed_nodes |= other_nodes
         finally:
-            if made_changes:
+            if done:
                 target.forget_facts()
-    if isinstance(planned_changes, NoChange) and not made_changes:
-        return OperationStep(node.name, operation.name, "nothing to do", [planned_changes.reason])
-    changes = planned_changes if is_dry_run and not isinstance(planned_changes, NoChange) else made_changes
+    if isinstance(planned_changes, Nothing) and not done:
+        return OperationStep(node.name, operation.name, "nothing to do", [planned_changes.why])
+    changes = planned_changes if is_dry_run and not isinstance(planned_changes, Nothing) else done
     sentences = [change.description for change in changes]
     return OperationStep(
         node.name,
@@ -200,24 +180,22 @@ def _carry_out_on_node(
     )
 
 
-def _make_administrator_step(
-    site: Site, node: Node, operation: Operation, changes: Sequence[Change] | NoChange, *, is_dry_run: bool
+def _administrator_step(
+    site: Site, node: Node, operation: Operation, changes: Sequence[Change] | Nothing, *, is_dry_run: bool
 ) -> OperationStep | None:
     """The step of an operation that cannot be carried out on a node without sudo; None if the operation can be carried out.
 
     Either the operation itself needs root, or an earlier operation needs root, so that this operation has to wait.
     """
-    if node.may_sudo or isinstance(changes, NoChange):
+    if node.may_sudo or isinstance(changes, Nothing):
         return None
     if root_changes := [change for change in changes if change.script]:
         site.waiting_operations_by_node.setdefault(node.name, []).append(operation.name)
         change_sentences = [change.description for change in root_changes]
         root_scripts = [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", change_sentences, commands=root_scripts)
-    if (waiting_operations := site.waiting_operations_by_node.get(node.name)) and not is_dry_run:
-        return OperationStep(
-            node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(waiting_operations)}"]
-        )
+    if (waiting := site.waiting_operations_by_node.get(node.name)) and not is_dry_run:
+        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(waiting)}"])
     return None
 
 
@@ -242,7 +220,7 @@ def _continue_after_reboot(site: Site, target: Target, operation: Operation, mad
         return
     target.forget_facts()
     other_changes = operation.plan(site, target)
-    if isinstance(other_changes, NoChange):
+    if isinstance(other_changes, Nothing):
         return
     second_reboot = next((change for change in other_changes if isinstance(change, Reboot)), None)
     if second_reboot is not None:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from provision.node import Node
-from provision.operation import Change, NoChange
+from provision.operation import Change, Nothing
 from shardlab import registry
 from shardlab.cluster.cluster import Cluster
 from shardlab.workspace.workspace import Workspace
@@ -54,8 +54,8 @@ def user_lock_paths(cluster: Cluster) -> list[Path]:
     return [Path.home() / ".cache" / "shardlab" / "locks" / f"{cluster.name}.lock"]
 
 
-def _report_existing(cluster: Cluster, workspace: Workspace, node: Any) -> NoChange:
-    return NoChange("this machine already exists")
+def _report_existing(cluster: Cluster, workspace: Workspace, node: Any) -> Nothing:
+    return Nothing("this machine already exists")
 
 
 class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
@@ -70,7 +70,7 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     locks: Callable[[Cluster], list[Path]] = user_lock_paths
     """Returns the files that a command locks while it changes the cluster, besides the lock of the workspace. Raises
     WorkspaceError."""
-    bring_up: Callable[[Cluster, Workspace, NodeT], Sequence[Change] | NoChange] = _report_existing
+    bring_up: Callable[[Cluster, Workspace, NodeT], Sequence[Change] | Nothing] = _report_existing
     """Returns the changes of the first operation on a node, after which a user can log in to the node; Nothing if no change is
     needed. Raises ShardlabError."""
     request: Callable[[Cluster, Workspace], str] | None = None

@@ -38,10 +38,8 @@ def read_constraints(requirements: tuple[str, ...] = ()) -> bytes:
     fixed_names = {canonicalize_name(requirement.partition("==")[0]) for requirement in requirements if "==" in requirement}
     for constraints_path in (ROOT / "constraints.txt", ROOT / "shardlab" / "constraints.txt"):
         if constraints_path.is_file():
-            constraint_lines = constraints_path.read_bytes().splitlines(keepends=True)
-            return b"".join(
-                line for line in constraint_lines if canonicalize_name(line.decode().partition("==")[0]) not in fixed_names
-            )
+            lines = constraints_path.read_bytes().splitlines(keepends=True)
+            return b"".join(line for line in lines if canonicalize_name(line.decode().partition("==")[0]) not in fixed_names)
     raise ShardlabError("this installation of shardlab lacks its constraints.txt; install shardlab again.")
 
 
@@ -49,12 +47,8 @@ def read_constraints(requirements: tuple[str, ...] = ()) -> bytes:
 def list_required_packages(extras: tuple[str, ...] = INSTALLED_EXTRAS, own_packages: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The requirements of shardlab with these extras, and `own_packages`, the packages of the cluster file, which pip installs.
     The commands of shardlab need no extra, because only ranks need torch."""
-    needed_requirements = {
-        requirement for requirement in map(Requirement, metadata.requires("shardlab") or ()) if _is_needed(requirement, extras)
-    }
-    return tuple(
-        sorted({f"{requirement.name}{requirement.specifier}" for requirement in needed_requirements} | set(own_packages))
-    )
+    needed = {package for package in map(Requirement, metadata.requires("shardlab") or ()) if _is_needed(package, extras)}
+    return tuple(sorted({f"{package.name}{package.specifier}" for package in needed} | set(own_packages)))
 
 
 def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
@@ -82,7 +76,7 @@ def make_source_archive() -> bytes:
     return archive_buffer.getvalue()
 
 
-def compute_source_digest() -> str:
+def digest_source() -> str:
     """A digest of shardlab's source, 12 hexadecimal digits. It tells whether a node has the same source."""
     return hashlib.sha256(make_source_archive()).hexdigest()[:12]
 
@@ -105,10 +99,8 @@ def compare_packages(listing: str) -> PackageDifferences:
         with contextlib.suppress(InvalidVersion):
             # of copies, Python imports the first
             version_by_package.setdefault(canonicalize_name(package_name), Version(installed_version))
-    constraint_parts = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
-    pinned_by_package = {
-        canonicalize_name(package_name): words.split()[0] for package_name, _, words in constraint_parts if words
-    }
+    lines = [line.partition("==") for line in read_constraints().decode().splitlines() if not line.startswith("#")]
+    pinned_by_package = {canonicalize_name(package_name): words.split()[0] for package_name, _, words in lines if words}
     missing_packages, other_versions = [], []
     python_version = version_by_package.get(canonicalize_name("python"))
     if python_version is None or python_version not in SpecifierSet(PYTHON_RANGE):
@@ -120,8 +112,6 @@ def compare_packages(listing: str) -> PackageDifferences:
             missing_packages.append(requirement.name)
         elif package_version.public != tested_version:
             is_in_range = requirement.specifier.contains(package_version, prereleases=True)
-            range_clause = "" if is_in_range else f"; outside of the range {requirement.specifier} of shardlab"
-            other_versions.append(
-                f"{requirement.name} {package_version} (tested: {tested_version or 'no version'}{range_clause})"
-            )
+            limit = "" if is_in_range else f"; outside of the range {requirement.specifier} of shardlab"
+            other_versions.append(f"{requirement.name} {package_version} (tested: {tested_version or 'no version'}{limit})")
     return PackageDifferences(missing_packages, other_versions)

@@ -20,8 +20,8 @@ VERIFY_ADVICE = "once the node answers, run: provision CLUSTER.yaml verify"
 class Finding(msgspec.Struct, frozen=True):
     """The outcome of one check on one node."""
 
-    node_name: str
-    check_name: str
+    node: str
+    check: str
     outcome: Outcome
 
 
@@ -38,21 +38,19 @@ def verify_targets(
     findings: list[Finding] = []
     for stage_checks in filter(None, check_stages):
         reason_by_node = _find_unreachable(site)
-        site.skip_reason_by_node.update(reason_by_node)
+        site.skipped.update(reason_by_node)
         target_names = [target.node.name for target in targets]
         findings += [
             Finding(name, "answers", Outcome(False, reason, VERIFY_ADVICE))
             for name, reason in reason_by_node.items()
             if name in target_names
         ]
-        reachable_targets = [target for target in targets if target.node.name not in site.skip_reason_by_node]
+        reachable_targets = [target for target in targets if target.node.name not in site.skipped]
         if not reachable_targets:
             break
         show_stage(f"checking {', '.join(check.name for check in stage_checks)}")
         check_jobs = [
-            (check, target)
-            for check in stage_checks
-            for target in (reachable_targets[:1] if check.runs_once else reachable_targets)
+            (check, target) for check in stage_checks for target in (reachable_targets[:1] if check.once else reachable_targets)
         ]
         with ThreadPoolExecutor(len(check_jobs)) as thread_pool:
             findings += thread_pool.map(

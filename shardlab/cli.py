@@ -77,10 +77,8 @@ def _make_parser() -> console.Parser:
         epilog=EXAMPLE_COMMANDS,
     )
     console.add_version_option(parser)
-    command_argument = parser.add_argument(
-        "command", metavar="COMMAND", help=" | ".join([*COMMAND_SUMMARIES, "shell-init", "schema"])
-    )
-    completion.offer_completions(command_argument, lambda _: [*COMMAND_SUMMARIES, "shell-init", "schema"])
+    command = parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMAND_SUMMARIES, "shell-init", "schema"]))
+    completion.offer_completions(command, lambda _: [*COMMAND_SUMMARIES, "shell-init", "schema"])
     name_help = "shell-init: bash, zsh or fish; schema: cluster or matrix"
     name_argument = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
     completion.offer_completions(name_argument, lambda _: [*SCHEMA_NAMES, *shell_init.CODE_BY_SHELL])

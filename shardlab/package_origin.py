@@ -35,23 +35,23 @@ def explain_overwritten_package() -> str | None:
     from importlib import metadata
 
     for distribution in metadata.distributions():
-        distribution_name = distribution.metadata["Name"]
-        for installed_file in distribution.files or () if distribution_name != "shardlab" else ():
-            if installed_file.parts[0] in PACKAGES and os.path.realpath(
-                str(distribution.locate_file(installed_file))
-            ).startswith(f"{SOURCE_ROOT}{os.sep}"):
+        name = distribution.metadata["Name"]
+        for file in distribution.files or () if name != "shardlab" else ():
+            if file.parts[0] in PACKAGES and os.path.realpath(str(distribution.locate_file(file))).startswith(
+                f"{SOURCE_ROOT}{os.sep}"
+            ):
                 return (
-                    f"the package {distribution_name} overwrote files of shardlab's package {installed_file.parts[0]}. Uninstall {distribution_name}, then install "
+                    f"the package {name} overwrote files of shardlab's package {file.parts[0]}. Uninstall {name}, then install "
                     "shardlab again, in an environment of its own."
                 )
     return None
 
 
-def _explain_hidden_package(package: str, hiding_path: str) -> str:
-    """The sentence about a package that Python would import from the file `hiding_path`, and how to avoid it."""
+def _explain_hidden_package(package: str, origin: str) -> str:
+    """The sentence about a package that Python would import from the file `origin`, and how to avoid it."""
     import shlex
 
-    folder = os.path.dirname(hiding_path) if os.path.basename(hiding_path) == "__init__.py" else hiding_path  # noqa: PTH119, PTH120
+    folder = os.path.dirname(origin) if os.path.basename(origin) == "__init__.py" else origin  # noqa: PTH119, PTH120
     hiding_folder = os.path.realpath(os.path.dirname(folder))  # noqa: PTH120
     search_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     other_entries = [entry for entry in search_path if os.path.realpath(entry) != hiding_folder]

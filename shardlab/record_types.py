@@ -21,21 +21,21 @@ SLURM_CLUSTER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,62}\Z"
 TOKEN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}\.[0-9a-f]{10}\Z"
 
 
-def make_text_rule(pattern: str, allowed_words: str) -> msgspec.Meta:
+def limit_text(pattern: str, allowed_words: str) -> msgspec.Meta:
     """The rule for a text in a file of the user. allowed_words: what the pattern allows, in words that complete the sentence
     "Allowed: ..."."""
     return msgspec.Meta(pattern=pattern, extra={"allowed": allowed_words})
 
 
 ShortName = Annotated[
-    str, make_text_rule(r"^[a-z0-9][a-z0-9-]{0,30}\Z", "up to 31 small letters, digits and hyphens, not first a hyphen")
+    str, limit_text(r"^[a-z0-9][a-z0-9-]{0,30}\Z", "up to 31 small letters, digits and hyphens, not first a hyphen")
 ]
 PLAIN_WORD_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 PlainWord = Annotated[
-    str, make_text_rule(PLAIN_WORD_PATTERN, "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit")
+    str, limit_text(PLAIN_WORD_PATTERN, "up to 63 letters, digits and the signs _ . -, beginning with a letter or digit")
 ]
 AbsolutePath = Annotated[
-    str, make_text_rule(r"^/[A-Za-z0-9._/-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / -")
+    str, limit_text(r"^/[A-Za-z0-9._/-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / -")
 ]
 RunId = Annotated[str, msgspec.Meta(pattern=RUN_ID_PATTERN)]
 MatrixName = (
@@ -43,18 +43,16 @@ MatrixName = (
 )
 # a host name, an address, a node of Slurm
 HostName = Annotated[
-    str, make_text_rule(HOST_PATTERN, "letters, digits and the signs . _ : -, beginning with a letter, digit or _")
+    str, limit_text(HOST_PATTERN, "letters, digits and the signs . _ : -, beginning with a letter, digit or _")
 ]
 Token = Annotated[str, msgspec.Meta(pattern=TOKEN_PATTERN)]  # the name of a job that jobs.slurm.submission chose
 # A job of Slurm, or a task of an array; "": none.
 JobNumber = Annotated[str, msgspec.Meta(pattern=r"^([0-9]{1,18}(_[0-9]{1,9})?)?\Z")]
 SlurmClusterName = Annotated[  # a cluster of Slurm, for its option --clusters
     str,
-    make_text_rule(
-        SLURM_CLUSTER_PATTERN, "up to 63 letters, digits and the signs _ . + -, beginning with a letter, digit or _"
-    ),
+    limit_text(SLURM_CLUSTER_PATTERN, "up to 63 letters, digits and the signs _ . + -, beginning with a letter, digit or _"),
 ]
-Sha256 = Annotated[str, make_text_rule(r"^[0-9a-f]{64}\Z", "the 64 hexadecimal digits of a SHA-256, in small letters")]
+Sha256 = Annotated[str, limit_text(r"^[0-9a-f]{64}\Z", "the 64 hexadecimal digits of a SHA-256, in small letters")]
 BootId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9-]{1,64}\Z")]
 
 Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=LARGEST_INTEGER)]
@@ -122,17 +120,9 @@ get_decoder(EventData)
 get_decoder(ClockOffset)
 
 
-def check_numbers(nested_value: Any) -> None:
+def check_numbers(value: Any) -> None:
     """Raises ValueError if a number in a value of dicts and lists does not fit into 64 bits, or is too large to be squared."""
-    for contained_value in (
-        nested_value.values()
-        if isinstance(nested_value, dict)
-        else nested_value
-        if isinstance(nested_value, list | tuple)
-        else ()
-    ):
+    for contained_value in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
         check_numbers(contained_value)
-    if isinstance(nested_value, int | float) and not abs(nested_value) <= (
-        LARGEST_INTEGER if isinstance(nested_value, int) else 1e150
-    ):
+    if isinstance(value, int | float) and not abs(value) <= (LARGEST_INTEGER if isinstance(value, int) else 1e150):
         raise ValueError("a number is too large")

@@ -97,10 +97,8 @@ def list_plugin_names(package_name: str) -> tuple[str, ...]:
 
     package_name: the name of the package, such as `trainers.strategies`.
     """
-    plugin_package = importlib.import_module(package_name)
-    return tuple(
-        sorted(entry.name for entry in pkgutil.iter_modules(plugin_package.__path__) if not entry.name.startswith("_"))
-    )
+    package = importlib.import_module(package_name)
+    return tuple(sorted(entry.name for entry in pkgutil.iter_modules(package.__path__) if not entry.name.startswith("_")))
 
 
 @functools.cache

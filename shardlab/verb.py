@@ -66,7 +66,7 @@ class CommandParser(Parser):
     """The parser of a command with verbs. The parsed arguments have the verb as `verb`."""
 
     def __init__(self, *, prog: str, description: str, epilog: str) -> None:
-        self._common_options = console.make_common_options()
+        self._common_options = console.common_options()
         super().__init__(prog=prog, description=description, epilog=epilog, parents=[self._common_options])
         console.add_version_option(self)
         self.verb_parsers: dict[str, Parser] = {}
@@ -118,9 +118,7 @@ def run_command_line(
     completion.answer_shell(parser)
     invocation = Invocation(parser.parse_args(sys.argv[1:] if argument_words is None else argument_words))
     command_name = f"{parser.prog} {invocation.arguments.verb.name}"
-    return console.run_command(
-        lambda: carry_out(invocation), command_name=command_name, interrupted_sentence=interrupted_sentence
-    )
+    return console.run_command(lambda: carry_out(invocation), name=command_name, interrupted=interrupted_sentence)
 
 
 def format_words(arguments: argparse.Namespace, *, omitted_names: Container[str] = ()) -> list[str]:
@@ -128,24 +126,19 @@ def format_words(arguments: argparse.Namespace, *, omitted_names: Container[str]
 
     omitted_names: names of arguments that are left out, such as `workspace`.
     """
-    parser = Parser(parents=[console.make_common_options()])
+    parser = Parser(parents=[console.common_options()])
     arguments.verb.add_options(parser)
     option_words: list[str] = [arguments.verb.name]
     positional_words: list[str] = []
     for parser_action in parser._actions:
-        argument_value = getattr(arguments, parser_action.dest, None)
-        if (
-            argument_value is None
-            or argument_value is False
-            or argument_value == parser_action.default
-            or parser_action.dest in omitted_names
-        ):
+        value = getattr(arguments, parser_action.dest, None)
+        if value is None or value is False or value == parser_action.default or parser_action.dest in omitted_names:
             continue
-        argument_values = argument_value if isinstance(argument_value, list) else [argument_value]
+        argument_values = value if isinstance(value, list) else [value]
         if not parser_action.option_strings:
             positional_words += map(str, argument_values)
         elif parser_action.nargs == 0:
             option_words.append(parser_action.option_strings[-1])
         else:
-            option_words += [f"{parser_action.option_strings[-1]}={argument_value}" for argument_value in argument_values]
+            option_words += [f"{parser_action.option_strings[-1]}={value}" for value in argument_values]
     return [*option_words, *(["--", *positional_words] if positional_words else [])]

@@ -23,7 +23,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from shardlab.hardware.gpu_models import load_gpu_models, find_gpu_model
+from shardlab.hardware.gpu_models import find_gpu_model, load_gpu_models
 from shardlab.runs.state import STATE_MEANINGS
 
 SCHEMA = 1

@@ -117,7 +117,7 @@ def write_archive(
         staging.pack_commands(folder, loaded, commands)
         left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
         staging.finish_workspace(folder, matrix_name, workspace)
-        runs = Workspace(folder).list_run_ids()
+        runs = Workspace(folder).list_runs()
         if pseudonyms is not None:
             replace_names = pseudonyms.replace_names_in_text
             left_out = [LeftOutFile(replace_names(file.name), file.bytes, replace_names(file.why)) for file in left_out]
@@ -155,9 +155,7 @@ def open_archive(file: str, out: str | None, output: Output, *, trusted: bool) -
         shutil.rmtree(new_folder / "report", ignore_errors=True)
     opened_workspace = Workspace(folder)
     code_files = [
-        source
-        for name in plugin_source.CODE_FOLDERS
-        for source in plugin_source.list_python_files(opened_workspace.path / name)
+        source for name in plugin_source.CODE_FOLDERS for source in plugin_source.list_code_files(opened_workspace.path / name)
     ]
     if trusted and code_files:
         workspace_trust.store_consent(opened_workspace, output.print_remark)

@@ -99,7 +99,7 @@ def _choose_run_files(loaded: LoadedMatrix) -> tuple[list[ArchiveSource], list[L
             left_out.append(LeftOutFile(f"{run_path}/", None, f"the run is {run.verdict.state}"))
             continue
         listing = manifest.list_files(run.folder.path)
-        left_out += [LeftOutFile(f"{run_path}/{name}", None, f"it is {kind}") for name, kind in listing.kind_by_entry.items()]
+        left_out += [LeftOutFile(f"{run_path}/{name}", None, f"it is {kind}") for name, kind in listing.other_kinds.items()]
         for name, status in listing.status_by_file.items():
             archive_path = f"{run_path}/{name}"
             if _matches_in_run(archive_path, NEVER_ARCHIVED):
@@ -119,7 +119,7 @@ def _choose_matrix_files(workspace: Workspace, loaded: LoadedMatrix, left_out: l
     except ShardlabError as error:
         left_out.append(LeftOutFile(f"{MATRIX_FOLDER}/{path.name}", None, f"the matrix file cannot be read any more: {error}"))
         return []
-    names = [path.name, *(model.path for model in loaded_matrix.model_by_name.values() if model.path is not None)]
+    names = [path.name, *(model.path for model in loaded_matrix.models.values() if model.path is not None)]
     return _build_sources(MATRIX_FOLDER, path.parent, dict.fromkeys(names))
 
 
@@ -139,9 +139,7 @@ def choose_commands(
     left_out: list[LeftOutFile] = []
     for name, workload in workload_of_command.items():
         digest = digest_of_command.get(name)
-        copy = command_copies.find_copy_path(
-            workspace_trust.find_copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or ""
-        )
+        copy = command_copies.find_copy(workspace_trust.find_copies(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
         if anonymous:
             left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
         elif digest is None or not command_copies.is_intact(copy, digest):
@@ -163,7 +161,7 @@ def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     """The Python files of the workspace's own workloads, strategies and metrics, and the helper files that they import."""
     sources = []
     for folder in plugin_source.CODE_FOLDERS:
-        paths = plugin_source.list_python_files(workspace.path / folder)
+        paths = plugin_source.list_code_files(workspace.path / folder)
         sources += _build_sources(folder, workspace.path / folder, [path.name for path in paths])
     return sources
 

@@ -116,7 +116,7 @@ def finish_workspace(folder: Path, matrix: str, original_workspace: Workspace) -
     original_workspace: the workspace that is archived. If its own metrics may be executed, the report contains them.
     """
     staged_workspace = Workspace(folder)
-    for run in staged_workspace.list_run_dirs():
+    for run in staged_workspace.list_folders():
         manifest.write_manifest(run, manifest.make_manifest(run, manifest.list_files(run.path), is_complete=True))
     return write_matrix_report(staged_workspace, matrix, original_workspace)
 

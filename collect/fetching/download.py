@@ -29,7 +29,7 @@ from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import STATE_MEANINGS
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import RunReceiver, HeldCopy
+from shardlab.transfer.arrival import HeldCopy, RunReceiver
 from shardlab.transfer.manifest import ManifestFile, RunManifest
 from shardlab.transfer.messages import HeldFile, OfferedRun, RunOffers, WantedRun, WantedRuns
 from shardlab.workspace.workspace import Workspace
@@ -69,11 +69,11 @@ class ExpectedRun(msgspec.Struct):
             if cluster_manifest is None
             else sum(cluster_manifest.files[name].bytes for name in self.wanted_names or ())
         )
-        return max(0, files_bytes - sum(copy.held_file.bytes for copy in self.held_copies.values()))
+        return max(0, files_bytes - sum(copy.file.bytes for copy in self.held_copies.values()))
 
     @property
     def wanted_run(self) -> WantedRun:
-        return WantedRun(self.offered.run, self.wanted_names, {name: copy.held_file for name, copy in self.held_copies.items()})
+        return WantedRun(self.offered.run, self.wanted_names, {name: copy.file for name, copy in self.held_copies.items()})
 
 
 def download_runs(
@@ -228,12 +228,10 @@ def _receive_run(
     except (InputError, NotRegular) as error:
         result.problems = [_problem_text(workspace, error)]
         return
-    result.hashed += len(arrived_run.file_by_name)
+    result.hashed += len(arrived_run.files)
     # The cluster sends nothing of a file that an interrupted transfer left complete.
-    arrived_digests = {
-        name: copy.held_file.sha256 for name, copy in run.held_copies.items() if copy.path.is_relative_to(folder)
-    }
-    arrived_digests |= {name: file.sha256 for name, file in arrived_run.file_by_name.items()}
+    arrived_digests = {name: copy.file.sha256 for name, copy in run.held_copies.items() if copy.path.is_relative_to(folder)}
+    arrived_digests |= {name: file.sha256 for name, file in arrived_run.files.items()}
     differing_names = [name for name in missing_files.names if arrived_digests.get(name) != cluster_manifest.files[name].sha256]
     if differing_names:
         result.problems = [
@@ -241,9 +239,7 @@ def _receive_run(
         ]
         shutil.rmtree(folder, ignore_errors=True)
     elif not missing_files.is_run_here:
-        is_whole = (
-            arrived_run.is_alone and bool(arrived_run.file_by_name) and arrived_run.file_by_name == cluster_manifest.files
-        )
+        is_whole = arrived_run.is_alone and bool(arrived_run.files) and arrived_run.files == cluster_manifest.files
         if _put_run_in_place(workspace, staging, missing_files, is_complete=is_whole) and is_whole:
             result.new_manifest = cluster_manifest
 

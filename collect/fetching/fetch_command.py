@@ -50,7 +50,7 @@ def fetch_and_print(
     cell_handles = workspace.number_cells()
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     run_rows = [
-        [handles.make_run_handle(run.run, cell_handles), run.run, run.state]
+        [handles.make_handle(run.run, cell_handles), run.run, run.state]
         + [f"{count:,}" for count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)]
         for run in fetched_runs
     ]
@@ -100,7 +100,7 @@ def _remove_fetched(output: Output, workspace: Workspace, fetched_runs: Sequence
             output.print_remark(f"{place.where}: {files_text}: their checksums are those of the files on this machine.")
     if not any(place.runs for place in verified_places):
         output.print_remark("There is nothing to remove.")
-    elif not is_confirmed and output.ask_question("Remove these files there? Type yes: ") != "yes":
+    elif not is_confirmed and output.ask("Remove these files there? Type yes: ") != "yes":
         output.print_remark("Nothing was removed.")
         return True
     with progress.show_progress(output) as transfer_progress:
@@ -160,7 +160,7 @@ def _fetch_runs(
         from collect.fetching import download
 
         downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
-    all_ids = sorted({*workspace.list_run_ids(), *downloads_by_run})
+    all_ids = sorted({*workspace.list_runs(), *downloads_by_run})
     matching_ids = workspace.match_runs(patterns, run_ids=all_ids) if patterns else all_ids
     parts_of_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
     parts_of_run |= node_parts.gather_if_needed(

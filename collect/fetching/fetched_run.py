@@ -132,7 +132,7 @@ def check_run(
             return fetched_run, new_manifest
     try:
         run_listing = manifest.list_files(run_dir.path)
-        fetched_run.not_regular = {**fetched_run.not_regular, **run_listing.kind_by_entry}
+        fetched_run.not_regular = {**fetched_run.not_regular, **run_listing.other_kinds}
         earlier_manifest = manifest.read_manifest(run_dir)
         if earlier_manifest is None or not earlier_manifest.complete:
             if is_offer:

@@ -29,7 +29,7 @@ from shardlab.runs.placement import Placement
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import RunReceiver, HeldCopy
+from shardlab.transfer.arrival import HeldCopy, RunReceiver
 from shardlab.transfer.manifest import ManifestFile, RunManifest
 from shardlab.transfer.messages import AskedFiles, HeldFile
 from shardlab.workspace import inventory, workspace_trust
@@ -157,7 +157,7 @@ def find_node(workspace: Workspace, cluster: str, node_name: str) -> InventoryNo
     installed."""
     node = next((node for node in inventory.read_inventory(workspace, cluster).nodes if node.name == node_name), None)
     if node is None or node.python is None:
-        raise InputError(f"{inventory.make_inventory_path(workspace)}: lists no node {node_name} with shardlab.")
+        raise InputError(f"{inventory.inventory_path(workspace)}: lists no node {node_name} with shardlab.")
     return node
 
 
@@ -226,7 +226,7 @@ def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging: Path
     asked_names = [name for name in node_parts.copied if name not in node_parts.arrived]
     if not asked_names:
         return
-    held_files = {name: copy.held_file for name, copy in held_copies.items()}
+    held_files = {name: copy.file for name, copy in held_copies.items()}
     most_bytes = {name: node_parts.find_file(name).bytes for name in asked_names}
     expected_bytes = sum(most_bytes.values()) - sum(file.bytes for file in held_files.values())
     run_ids = {name.partition("/")[0] for name in asked_names}
@@ -238,9 +238,7 @@ def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging: Path
         conversation.send(AskedFiles({**most_bytes}, held_files))
         arrived = RunReceiver(conversation, None, report_bytes, most_bytes).receive_run("", staging, held_copies)
     node_parts.error = next(iter(arrived.run_end.problems), "")
-    node_parts.arrived |= {
-        name for name, file in arrived.file_by_name.items() if file.sha256 == node_parts.find_file(name).sha256
-    }
+    node_parts.arrived |= {name for name, file in arrived.files.items() if file.sha256 == node_parts.find_file(name).sha256}
 
 
 def _read_staged_files(node_parts: NodeParts, staging: Path) -> tuple[set[str], dict[str, HeldCopy]]:

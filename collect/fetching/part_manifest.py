@@ -57,9 +57,7 @@ def _list_part(run: RunDir) -> ListedPart:
 
 def main() -> int:
     """Print the parts of the runs that standard input names, and return the exit code."""
-    arguments = console.Parser(
-        prog="python -m collect.fetching.part_manifest", parents=[console.make_common_options()]
-    ).parse_args()
+    arguments = console.Parser(prog="python -m collect.fetching.part_manifest", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     run_ids = json_file.decode_standard_input(sys.stdin.buffer.read(), list[RunId], "a list of run ids")
     run_dirs = [RunDir(workspace.runs / run_id) for run_id in run_ids]

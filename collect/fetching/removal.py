@@ -102,7 +102,7 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
     A run that has ended does not resume any more, so it is not considered.
     """
     resuming_runs: dict[str, str] = {}
-    for run in workspace.list_run_dirs():
+    for run in workspace.list_folders():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
             if resumed_ids := run.read_run().resume:
                 resuming_runs |= dict.fromkeys(resumed_ids, run.run_id) if run.judge().state not in FINAL_STATES else {}
@@ -121,7 +121,7 @@ def _remove_empty_folders(folder: Path, *, including_root: bool) -> None:
 
 def main() -> int:
     """Remove the files that standard input names, print the result, and return the exit code."""
-    arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.make_common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m collect.fetching.removal", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     removal_request = json_file.decode_standard_input(sys.stdin.buffer.read(), RemovalRequest, "a request of this version")
     for run_manifest in removal_request.runs:

@@ -48,7 +48,7 @@ class Sender(FileSender):
         self.flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.list_run_ids()
+        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.list_runs()
         part_sentences = node_parts.gather_if_needed(self._workspace, matching_ids, TransferProgress())
         self.send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrices(self._workspace)))
 
@@ -82,7 +82,7 @@ class Sender(FileSender):
         except WorkspaceError as error:
             problems.append(str(error))
         problems += [
-            f"{name}: it is {entry_kind}" for name, entry_kind in listing.kind_by_entry.items() if name not in offer.not_regular
+            f"{name}: it is {entry_kind}" for name, entry_kind in listing.other_kinds.items() if name not in offer.not_regular
         ]
         for name in listing.status_by_file if wanted_run.names is None else wanted_run.names:
             old_file = offer.manifest.files.get(name) if offer.manifest else None
@@ -122,7 +122,7 @@ class Sender(FileSender):
 
 def main() -> int:
     """Send runs to the machine at the other end of standard input and standard output, and return the exit code."""
-    arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.make_common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m collect.fetching.sender", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target, gc_pause.pause_collector():
         Sender(workspace, source, target).serve()

@@ -77,7 +77,7 @@ def _add_curves(
     curves: name of a curve -> the entries that are drawn, and the bytes after all entries. looks: name of a curve -> plotly's
     settings. most_bytes: the highest value, which decides the unit.
     """
-    unit, unit_bytes = notation.choose_bytes_unit([float(most_bytes)])
+    unit, unit_bytes = notation.choose_unit([float(most_bytes)])
     for name, (indexes, sizes) in curves.items():
         y, hover = [sizes[index] / unit_bytes for index in indexes], f"{name}: %{{y:,.4~g}} {unit}<extra></extra>"
         figure.data.append(scatter_trace("lines", indexes, y, name=name, meta=mark.row.id, hovertemplate=hover, **looks[name]))
@@ -92,7 +92,7 @@ def draw_state(group: WorkloadGroup) -> Figure | None:
         return None
     sorted_segments = sorted(first[1].segments, key=lambda segment: -segment.total_size)
     drawn_segments = sorted_segments[:MOST_SEGMENTS]
-    unit, unit_bytes = notation.choose_bytes_unit([float(drawn_segments[0].total_size)])
+    unit, unit_bytes = notation.choose_unit([float(drawn_segments[0].total_size)])
     blocks_by_use: dict[str, list[tuple[int, float, float]]] = {name: [] for name in USE_COLOURS}
     for row, segment in enumerate(drawn_segments):
         block_ends = accumulate(block.size for block in segment.blocks)

@@ -40,7 +40,7 @@ def draw(group: WorkloadGroup) -> Figure | None:
         return None
     unit = drawn_marks[0].row.metrics[THROUGHPUT].unit
     memory_of_cell = _memory_estimates(drawn_marks)
-    size_unit, unit_bytes = notation.choose_bytes_unit([estimate.value for estimate in memory_of_cell.values()])
+    size_unit, unit_bytes = notation.choose_unit([estimate.value for estimate in memory_of_cell.values()])
     names = {contender.cell: escape(contender.name) for contender in list_contenders([mark.row for mark in drawn_marks])}
     drawn_marks = [marks[cell] for cell in names]
     looks = variant_looks([mark.strategy for mark in drawn_marks])  # no lines here: cells of a strategy must differ in marks

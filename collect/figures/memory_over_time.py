@@ -42,9 +42,7 @@ def draw_memory_by_run(group: WorkloadGroup) -> Figure | None:
     """
     mark_curves = [(mark, _memory_curve(mark.unresumed_run)) for mark in group.marks if mark.unresumed_run]
     curves = [(mark, curve) for mark, curve in mark_curves if curve]
-    unit, unit_bytes = notation.choose_bytes_unit(
-        [value for _, (_, _, sizes) in curves for value in sizes if value is not None]
-    )
+    unit, unit_bytes = notation.choose_unit([value for _, (_, _, sizes) in curves for value in sizes if value is not None])
     traces = {}
     for mark, (kind, seconds, sizes) in curves:
         x, y = thin_points(seconds, sizes, max_points_per_line(len(curves)))
@@ -82,7 +80,7 @@ def draw_profiled_memory(group: WorkloadGroup) -> Figure | None:
     There is one line for each cell whose traces record memory, of one device of its first completed repeat.
     """
     uses = [(mark, use) for mark in group.marks if (use := highest_memory_use(mark)) is not None]
-    unit, unit_bytes = notation.choose_bytes_unit([use.peak_bytes for _, use in uses])
+    unit, unit_bytes = notation.choose_unit([use.peak_bytes for _, use in uses])
     traces = {}
     for mark, use in uses:
         peak_text = f"{notation.format_number(use.peak_bytes / unit_bytes)} {unit}"
@@ -125,9 +123,7 @@ def draw_categories_of_steps(group: WorkloadGroup) -> Figure | None:
     names = [name for name in CATEGORIES if any(any(curves.points.get(name, ())) for curves in curves_of_cells.values())]
     if not names:
         return None
-    unit, size = notation.choose_bytes_unit(
-        [max(values) for curves in curves_of_cells.values() for values in curves.points.values()]
-    )
+    unit, size = notation.choose_unit([max(values) for curves in curves_of_cells.values() for values in curves.points.values()])
     panels, max_points = [], max_points_per_line(len(names) * len(curves_of_cells))
     for name in names:
         traces = {}
@@ -160,7 +156,7 @@ def draw_memory_timeline(group: WorkloadGroup) -> Figure | None:
     drawn_cells = observed_cells[:MOST_PANELS]
     if not drawn_cells:
         return None
-    unit, unit_bytes = notation.choose_bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
+    unit, unit_bytes = notation.choose_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
     layout = make_layout({}, {}, showlegend=True)
     layout["annotations"] = []
     data: list[dict[str, Any]] = []

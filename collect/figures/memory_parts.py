@@ -55,7 +55,7 @@ def draw_categories(group: WorkloadGroup) -> Figure | None:
     if not drawn_group.marks:
         return None
     peaks = [peak_bytes(mark.cell) for mark in drawn_group.marks]
-    unit, unit_bytes = notation.choose_bytes_unit([sum(peak.values()) for peak in peaks])
+    unit, unit_bytes = notation.choose_unit([sum(peak.values()) for peak in peaks])
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
     estimated_bytes = [estimate.value if estimate else None for estimate in estimates]
     panel = BarPanel(unit, unit, peaks, CATEGORIES, None, unit_bytes, estimated_bytes, category_label)
@@ -83,9 +83,7 @@ def draw_sharding(group: WorkloadGroup) -> Figure | None:
     estimates = [estimate_bytes(mark) for mark in drawn_group.marks]
     bars_by_term = {term: [_measured_bytes(mark, names) for mark in drawn_group.marks] for term, names in TERMS.items()}
     measured_sizes = [size_bytes for bars in bars_by_term.values() for bar in bars for size_bytes in bar.values()]
-    unit, size = notation.choose_bytes_unit(
-        [*measured_sizes, *(size_bytes for sizes in estimates for size_bytes in sizes.values())]
-    )
+    unit, size = notation.choose_unit([*measured_sizes, *(size_bytes for sizes in estimates for size_bytes in sizes.values())])
     panels = []
     for term, bars in bars_by_term.items():
         colours, estimated_bytes = {name: CATEGORIES[name] for name in TERMS[term]}, [sizes.get(term) for sizes in estimates]
@@ -126,11 +124,11 @@ def draw_theory(group: WorkloadGroup) -> Figure | None:
         {name: prediction.memory_by_category[name].likely for name in STATES if name in prediction.memory_by_category}
         for prediction in predictions
     ]
-    unit, unit_bytes = notation.choose_bytes_unit([sum(sizes.values()) for sizes in memory_bars])
+    unit, unit_bytes = notation.choose_unit([sum(sizes.values()) for sizes in memory_bars])
     colours = {name: CATEGORIES[name] for name in STATES}
     panels = [BarPanel(f"memory of a rank, {unit}", unit, memory_bars, colours, None, unit_bytes, get_label=category_label)]
     sent_bytes = [_sent_bytes(prediction) for prediction in predictions]
-    unit, unit_bytes = notation.choose_bytes_unit([sum(sizes.values()) for sizes in sent_bytes if sizes])
+    unit, unit_bytes = notation.choose_unit([sum(sizes.values()) for sizes in sent_bytes if sizes])
     totals = [sum((sizes or {}).values()) / unit_bytes for sizes in sent_bytes]
     known_texts = [notation.format_number(total, 3) if total else "nothing" for total in totals]
     end_texts = ["" if sizes is None else text for sizes, text in zip(sent_bytes, known_texts, strict=True)]

@@ -15,7 +15,7 @@ from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.strategy_style import Look, variant_looks
-from shardlab.matrix.cell import Cell, Role, find_keys_with_role
+from shardlab.matrix.cell import Cell, Role, find_role_keys
 from shardlab.terminal import notation
 
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
@@ -126,7 +126,7 @@ def draw_batch_sizes(group: WorkloadGroup) -> Figure | None:
     line_marks = [mark for marks in marks_by_line for mark in marks]
     unit = next(mark.row.metrics[THROUGHPUT].unit for mark in line_marks if THROUGHPUT in mark.row.metrics)
     sizes = [mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics]
-    memory_unit, unit_bytes = notation.choose_bytes_unit(sizes)
+    memory_unit, unit_bytes = notation.choose_unit(sizes)
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
     looks = variant_looks([mark.strategy for mark, _ in labelled_marks])
     names = _line_labels(labelled_marks, BATCH_KEYS)
@@ -239,7 +239,7 @@ def _pull_interval(mark: CellMark) -> int:
 def _metric_unit(estimates: Sequence[Estimate]) -> tuple[str, float]:
     """(the unit of a panel, how many units of the metric make one unit of the panel)."""
     if estimates[0].unit == "bytes":
-        return notation.choose_bytes_unit([estimate.value for estimate in estimates])
+        return notation.choose_unit([estimate.value for estimate in estimates])
     return estimates[0].unit, 1.0
 
 
@@ -273,7 +273,7 @@ def _label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignored_key
 
 def _drop_keys(cell: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `keys`, which may be options (`options.NAME`)."""
-    dropped_keys = find_keys_with_role(Role.BOOKKEEPING).union(keys)
+    dropped_keys = find_role_keys(Role.BOOKKEEPING).union(keys)
     remaining = {key: value for key, value in cell.items() if key not in dropped_keys}
     if "options" in remaining:
         remaining["options"] = {

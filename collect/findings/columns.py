@@ -15,7 +15,7 @@ from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.metric import MetricColumn, all_metrics, is_workspace_metric
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Table, CellText
+from shardlab.terminal.table import CellText, Column, Table
 
 _ALWAYS_KEYS = ("strategy", "gpus")
 _USUAL_KEYS = (
@@ -269,7 +269,7 @@ def _metric_column(metric_name: str, metric_column: MetricColumn, estimates: Seq
     units, kinds = {estimate.unit for estimate in estimates}, {estimate.kind for estimate in estimates}
     unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, metric_column.digits
     if unit == "bytes":
-        unit, scale = notation.choose_bytes_unit([estimate.value for estimate in estimates])
+        unit, scale = notation.choose_unit([estimate.value for estimate in estimates])
         digits = 3
     shows_kind = bool(metric_column.headings) and len(kinds) > 1
     heading = metric_column.heading if shows_kind else metric_column.headings.get("".join(kinds), metric_column.heading)

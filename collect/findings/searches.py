@@ -56,7 +56,7 @@ def list_search_results(paths: Sequence[SearchPath]) -> list[SearchResult]:
             searched=path.search.description,
             repeat=path.repeat,
             tries=path.tries,
-            cells=[batch_search.make_try_cell(path.cell, search_try.size).name() for search_try in path.tries],
+            cells=[batch_search.try_cell(path.cell, search_try.size).name() for search_try in path.tries],
             best=path.best,
             says=path.answer_text or "has not ended",
         )

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from collect.reading.load import LoadedCell
-from shardlab.matrix.cell import Role, find_keys_with_role
+from shardlab.matrix.cell import Role, find_role_keys
 from shardlab.runs.checksums import PROJECTIONS, ModelChecksum
 from shardlab.runs.record import SameWork, read_records
 from shardlab.runs.rundir import RunDir
 
 # Keys that may differ between the cells of a group. The command line differs in the values of these keys only, because its
 # other words are those of one workload of the matrix.
-_VARIABLE_KEYS = {"command"} | find_keys_with_role(
+_VARIABLE_KEYS = {"command"} | find_role_keys(
     Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.START, Role.LENGTH, Role.INSTRUMENTS,
     Role.BOOKKEEPING,
 )  # fmt: skip

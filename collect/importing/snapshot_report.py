@@ -27,7 +27,7 @@ def show_snapshot(path: Path, output: Output) -> int:
         ("in use, peak of the history", in_use[peak_entry]),
         *((f"  of this, blocks {name}", size) for name, size in sizes_at_peak.items()),
     ]
-    unit, unit_bytes = notation.choose_bytes_unit([size for _, size in sizes])
+    unit, unit_bytes = notation.choose_unit([size for _, size in sizes])
     columns: list[Column[tuple[str, int]]] = [
         Column("Memory", lambda row: row[0]),
         Column("Size", lambda row: row[1], unit, unit_bytes, digits=3),

@@ -70,8 +70,8 @@ class Damage(msgspec.Struct):
         """Note the damaged lines of a file or of a part of it, and return the records that could be read."""
         if record_lines.is_truncated:
             self.truncated.append(file_name)
-        if record_lines.corrupt_count:
-            self.corrupt[file_name] = self.corrupt.get(file_name, 0) + record_lines.corrupt_count
+        if record_lines.corrupt:
+            self.corrupt[file_name] = self.corrupt.get(file_name, 0) + record_lines.corrupt
         return record_lines.records
 
     @property
@@ -225,9 +225,7 @@ class RunRecords(msgspec.Struct):
                 )
                 if cached_samples is not None:
                     last_s, begin_byte = cached_samples.header.last_wall_s, cached_samples.header.end
-                    self.damage.note_damaged_lines(
-                        file_name, RecordLines[Sample]([], corrupt_count=cached_samples.header.corrupt)
-                    )
+                    self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
                     self._add_cached_samples(cached_samples)
                 for block in sample_lines.read_blocks(begin_byte):
                     samples = self.damage.note_damaged_lines(file_name, decode_records(block, Sample))
@@ -286,9 +284,7 @@ class RunRecords(msgspec.Struct):
         if not suspensions or not timed_records:
             return
         if not suspension.overlaps_suspension(
-            min(map(suspension.compute_step_start_s, timed_records)),
-            max(record.wall_s for record in timed_records),
-            suspensions,
+            min(map(suspension.find_step_start_s, timed_records)), max(record.wall_s for record in timed_records), suspensions
         ):
             return
         self.was_suspended = True

@@ -197,7 +197,7 @@ def _extend_cached_samples(
     for block in lines.read_blocks(begin_byte, lines_state.bytes):
         decoded_lines = decode_records(block, Sample)
         digest.update(block)
-        end_byte, corrupt_line_count = end_byte + len(block), corrupt_line_count + decoded_lines.corrupt_count
+        end_byte, corrupt_line_count = end_byte + len(block), corrupt_line_count + decoded_lines.corrupt
         last_wall_s = decoded_lines.records[-1].wall_s if decoded_lines.records else last_wall_s
         sample_parts.append(samples.build_sample_part([{"": decoded_lines.records}]))
     if end_byte == begin_byte:  # the last line is very long and incomplete

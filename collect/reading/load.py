@@ -13,7 +13,7 @@ from collect.loading.records import NO_FOLDER_STATE, Telemetry
 from collect.reading import read_many
 from shardlab.errors import InputError
 from shardlab.files import gc_pause
-from shardlab.matrix.batch_search import make_try_cell
+from shardlab.matrix.batch_search import try_cell
 from shardlab.matrix.cell import IMPORTED_PREFIX, AnyCell
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs import lease_cutoff, search_path
@@ -63,7 +63,7 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
     """
     expansion, searches = _split_searched_cells(workspace, _add_imported_cells(workspace, workspace.read_expansion(matrix)))
     ids_of_cell: dict[str, list[str]] = {}
-    for run_id in workspace.list_run_ids():
+    for run_id in workspace.list_runs():
         if id_parts := parse_run_id(run_id):
             ids_of_cell.setdefault(id_parts.cell_name, []).append(run_id)
     run_ids_of_cells: list[set[str]] = []
@@ -90,7 +90,7 @@ def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion
     """The expansion with the cells of imported runs. The runs alone remember them, because `jobs` writes the expansion of a
     matrix again whenever it renders the matrix."""
     imported_cells = {cell.id: cell for cell in expansion.cells}
-    for run_id in workspace.list_run_ids():
+    for run_id in workspace.list_runs():
         if run_id.startswith(IMPORTED_PREFIX):
             with contextlib.suppress(InputError):  # the matrix of a run without a readable run.json is not known
                 run = RunDir(workspace.runs / run_id).read_run()
@@ -129,7 +129,7 @@ def _split_searched_cells(workspace: Workspace, expansion: Expansion) -> tuple[E
         for path in paths:
             for batch_try in path.tries:
                 runs.setdefault(batch_try.size, []).append(batch_try.run)
-        tried_cells = [(make_try_cell(training_cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
+        tried_cells = [(try_cell(training_cell, batch_size), run_ids) for batch_size, run_ids in sorted(runs.items())]
         cells += [ExpandedCell(cell.name(), cell, run_ids, expanded_cell.search) for cell, run_ids in tried_cells] or [
             expanded_cell
         ]

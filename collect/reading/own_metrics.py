@@ -81,7 +81,7 @@ def compute_own_metrics(workspace: Workspace, matrix: str | None, *, original_wo
     matrix: the name of the matrix; None: no values are computed. original_workspace: the workspace of which `workspace` is a
     copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
-    folder = workspace.path / METRIC_PLUGINS.folder_name
+    folder = workspace.path / METRIC_PLUGINS.folder
     plugin_paths = plugin_source.list_plugin_files(folder)
     if not plugin_paths:
         return OwnMetrics()

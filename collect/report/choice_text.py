@@ -270,7 +270,7 @@ def _format_quantity(value: float, unit: str) -> str:
     """A number with its unit, as text. Bytes are given in units such as GiB, as in the tables of the report."""
     if unit != "bytes":
         return verdict_text.format_quantity(value, unit)
-    name, size = notation.choose_bytes_unit([value])
+    name, size = notation.choose_unit([value])
     return f"{notation.format_number(value / size, 3)} {name}"
 
 

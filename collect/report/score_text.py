@@ -40,5 +40,5 @@ def _size_text(value: float | None, unit: str) -> str:
         return ""
     scale = 1.0
     if unit == "bytes":
-        unit, scale = notation.choose_bytes_unit([value])
+        unit, scale = notation.choose_unit([value])
     return f"{notation.format_number(value / scale, 3)} {unit}".rstrip()

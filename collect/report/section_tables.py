@@ -11,7 +11,7 @@ from collect.findings.instrument_cost import InstrumentCost
 from collect.report import choice_text, fault_text, score_text, study_tables, text_tables, verdict_text
 from collect.summary import Failure, Summary
 from shardlab.matrix.study import Deviation
-from shardlab.terminal.table import Column, Table, CellText
+from shardlab.terminal.table import CellText, Column, Table
 
 _LOSSES_NOTE = (
     "Cells that do the same work in different ways must have the same losses. If their losses differ, they did different work, "

@@ -313,7 +313,7 @@ def _cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> str:
     has, because it is an error if an expression contains an option that a cell does not have.
     """
     names_by_cell = {
-        entry.id: cell_names.map_values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
+        entry.id: cell_names.map_cell_values(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
         for entry in expansion.cells
     }
     other_names = [names for cell, names in names_by_cell.items() if cell not in cell_ids]

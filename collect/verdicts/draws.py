@@ -98,7 +98,7 @@ def side_values(test: ast.expr, value_of_call: Mapping[str, Value]) -> tuple[flo
     """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
     if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (float(DrawsEvaluator(value_of_call).evaluate_node(side)) for side in (test.left, test.comparators[0]))
+    left, right = (float(DrawsEvaluator(value_of_call).evaluate(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
@@ -111,9 +111,7 @@ def side_intervals(
     """
     if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (
-        _side_interval(DrawsEvaluator(value_of_call).evaluate_node(side)) for side in (test.left, test.comparators[0])
-    )
+    left, right = (_side_interval(DrawsEvaluator(value_of_call).evaluate(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
@@ -143,7 +141,7 @@ class DrawsEvaluator(Evaluator):
 
     def test(self, node: ast.expr) -> Any:
         """The value of a test. Raises ExpressionError if the expression is not a test."""
-        test_value = self.evaluate_node(node)
+        test_value = self.evaluate(node)
         if not _is_test(test_value):
             raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
         return test_value

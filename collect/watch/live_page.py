@@ -164,7 +164,7 @@ def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str], c
     reason = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
-        handle=handles.make_run_handle(run.run_id, cell_handles),
+        handle=handles.make_handle(run.run_id, cell_handles),
         state=verdict.state,
         step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,

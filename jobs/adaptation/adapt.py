@@ -103,7 +103,7 @@ def _find_staying_indexes(matrix: Matrix, adapted_cells: Sequence[AdaptedCell]) 
         for index, cell in enumerate(adapted_cells)
         if cell.is_unchanged
         and comes_from_axes(cell.point)
-        and not any(all(cell.point.value_by_key[key] == value for key, value in keys.items()) for keys in new_axis_values)
+        and not any(all(cell.point.keys[key] == value for key, value in keys.items()) for keys in new_axis_values)
     }
 
 
@@ -115,12 +115,12 @@ def _make_exclude_entries(
     cells_of_axes = {index: cell for index, cell in enumerate(adapted_cells) if comes_from_axes(cell.point)}
     exclude_entries: list[dict[str, Any]] = []
     for cell in (cell for index, cell in cells_of_axes.items() if index not in staying_indexes):
-        point_keys = cell.point.value_by_key
+        point_keys = cell.point.keys
         size_keys: dict[str, Any] = {key: point_keys[key] for key in ("gpus", "nnodes") if key in point_keys}
         same_size_indexes = {
             other_index
             for other_index, other_cell in cells_of_axes.items()
-            if all(other_cell.point.value_by_key.get(key) == value for key, value in size_keys.items())
+            if all(other_cell.point.keys.get(key) == value for key, value in size_keys.items())
         }
         exclude_entry: dict[str, Any]
         if size_keys and not same_size_indexes & staying_indexes:
@@ -130,7 +130,7 @@ def _make_exclude_entries(
             }
         else:
             varying_values = {
-                key: point_keys[key] for key, key_path in cell.point.path_by_key.items() if key_path[0] in ("axes", "zip")
+                key: point_keys[key] for key, key_path in cell.point.origin.items() if key_path[0] in ("axes", "zip")
             }
             why = "listed in `include`" if cell.is_unchanged else f"does not fit the cluster {cluster_name}: {cell.reason}"
             exclude_entry = {**varying_values, "why": why}
@@ -171,7 +171,7 @@ def _make_include_entries(
     model_entries = {
         model.name: {key: value for key, value in (("transformers", model.path), ("seq_len", model.seq_len)) if value}
         or {"torchvision": model.name}
-        for model in matrix.model_by_name.values()
+        for model in matrix.models.values()
     }
     for cell in adapted_cells:
         if cell.new_keys is None or cell.new_cell is None or cell.new_cell.hash() in covered_hashes:
@@ -192,7 +192,7 @@ def _make_include_entries(
 
 def _find_include_entry_index(matrix: Matrix, cell: AdaptedCell) -> int | None:
     """The index of the entry of `include` that defines this cell; None if no entry does."""
-    indexes = (int(key_path[1]) for key_path in cell.point.path_by_key.values() if key_path[0] == "include")
+    indexes = (int(key_path[1]) for key_path in cell.point.origin.values() if key_path[0] == "include")
     return next((index for index in indexes if "when" not in matrix.file.include[index]), None)
 
 
@@ -203,7 +203,7 @@ def _list_cell_changes(adapted_cells: Sequence[AdaptedCell]) -> list[Deviation]:
     for cell in adapted_cells:
         old_values = read_cell_values(cell.original_cell)
         if cell.new_cell is None:
-            value_names = [key for key in NAMING_KEYS if key != "nnodes" or key in cell.point.value_by_key]
+            value_names = [key for key in NAMING_KEYS if key != "nnodes" or key in cell.point.keys]
             left_out_counts[tuple((key, old_values[key]) for key in value_names), cell.why] += 1
             continue
         new_values, value_names = read_cell_values(cell.new_cell), list_changed_names(cell)

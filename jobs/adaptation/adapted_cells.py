@@ -66,7 +66,7 @@ class AdaptedCell(msgspec.Struct, frozen=True):
     @property
     def is_unchanged(self) -> bool:
         """Whether the combination stays what it is in the file. Its cell may have changed with `defaults`."""
-        return self.new_keys == self.point.value_by_key
+        return self.new_keys == self.point.keys
 
     @property
     def reason(self) -> str:
@@ -84,13 +84,13 @@ class CellFitter(msgspec.Struct, frozen=True):
     def try_keys(self, point: Point, keys: dict[str, Any]) -> AnyCell | str:
         """The cell with these keys. If the cell is not possible or does not fit, the reason as text. point: the combination of
         the matrix file that the cell comes from."""
-        single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.path_by_key)])
+        single_cell_matrix = keep_only_points(self.matrix, [Point(keys, point.origin)])
         try:
             cells = resolve_cells(
                 single_cell_matrix, cluster=None if self.machine.is_this_machine else self.machine, plugins=self.plugins
             )
         except InputError as error:
-            first_line = str(error).splitlines()[0].removeprefix(f"{self.matrix.document.file_name}:")
+            first_line = str(error).splitlines()[0].removeprefix(f"{self.matrix.document.file}:")
             return re.sub(r"^\d+:\d+: (\S+: )?", "", first_line).rstrip(".")
         found_misfits = find_misfits(single_cell_matrix, cells, self.machine, cells)
         return found_misfits[0].why.rstrip(".") if found_misfits else cells[0]
@@ -101,9 +101,9 @@ class CellFitter(msgspec.Struct, frozen=True):
         """The keys and the cell of a combination on another number of GPUs and nodes; the reason if no such cell fits."""
         refusal = ""
         for degrees in _list_changed_degrees(point, original_cell, gpus):
-            new_keys = {**point.value_by_key, **degrees}
+            new_keys = {**point.keys, **degrees}
             new_keys |= {"gpus": gpus} if gpus != original_cell.gpus else {}
-            new_keys |= {"nnodes": nnodes} if nnodes != point.value_by_key.get("nnodes") else {}
+            new_keys |= {"nnodes": nnodes} if nnodes != point.keys.get("nnodes") else {}
             fitted_cell = self.try_keys(point, new_keys)
             if isinstance(fitted_cell, AnyCell):
                 return new_keys, fitted_cell
@@ -127,13 +127,10 @@ def adapt_cells(
     `requested_matrix` has them. Raises InputError if the matrix is not valid on any machine."""
     fitter, original_matrix = CellFitter(requested_matrix, machine, plugins), original_matrix or requested_matrix
     cells = resolve_cells(keep_only_points(original_matrix, original_matrix.points), plugins=plugins)
-    replaced_values = [adapted_means.find_replaced_values(point.value_by_key, machine) for point in original_matrix.points]
+    replaced_values = [adapted_means.find_replaced_values(point.keys, machine) for point in original_matrix.points]
     # The combinations with all values that the cluster has, apart from numbers of GPUs.
     start_points = [
-        Point(
-            point.value_by_key | {key: replaced_value.new_value for key, replaced_value in point_values.items()},
-            point.path_by_key,
-        )
+        Point(point.keys | {key: replaced_value.new_value for key, replaced_value in point_values.items()}, point.origin)
         for point, point_values in zip(requested_matrix.points, replaced_values, strict=True)
     ]
     cells_by_size: dict[CellSize, list[tuple[Point, AnyCell]]] = {}
@@ -155,11 +152,11 @@ def _adapt_cell(
     fitter: CellFitter, point: Point, start_point: Point, original_cell: AnyCell, new_size: tuple[int, int | None] | None
 ) -> AdaptedCell:
     """What becomes of one cell. point: its combination. start_point: the same with the values that the cluster has."""
-    unresized_cell = fitter.try_keys(start_point, start_point.value_by_key)
+    unresized_cell = fitter.try_keys(start_point, start_point.keys)
     capacity_text = ""
     if isinstance(unresized_cell, AnyCell):
-        new_keys, new_cell = start_point.value_by_key, unresized_cell
-    elif new_size is None or new_size == (original_cell.gpus, start_point.value_by_key.get("nnodes")):
+        new_keys, new_cell = start_point.keys, unresized_cell
+    elif new_size is None or new_size == (original_cell.gpus, start_point.keys.get("nnodes")):
         # no size fits, or the size is not why the cell does not fit
         return AdaptedCell(point, original_cell, None, None, unresized_cell)
     else:
@@ -168,8 +165,8 @@ def _adapt_cell(
         if isinstance(fitted_cell, str):
             return AdaptedCell(point, original_cell, None, None, f"{capacity_text}; on {new_size[0]} GPUs: {fitted_cell}")
         new_keys, new_cell = fitted_cell
-    if comes_from_axes(start_point) and new_keys != point.value_by_key:
-        axis_keys = {key: value for key, value in new_keys.items() if start_point.path_by_key[key][0] != "include"}
+    if comes_from_axes(start_point) and new_keys != point.keys:
+        axis_keys = {key: value for key, value in new_keys.items() if start_point.origin[key][0] != "include"}
         if (exclusion_reason := matrix.explain_exclusion(fitter.matrix.document, fitter.matrix.file, axis_keys)) is not None:
             fit_clause = (
                 f"{capacity_text}; on {new_size[0]} GPUs"
@@ -182,7 +179,7 @@ def _adapt_cell(
 
 def _describe_capacity(machine: Capacity, start_point: Point) -> str:
     """The machines that a run of a combination can have, in words."""
-    capacity = machine.for_gpu_type(start_point.value_by_key.get("gpu_type")) or machine
+    capacity = machine.for_gpu_type(start_point.keys.get("gpu_type")) or machine
     nodes_text = "" if capacity.nodes is None else f"{capacity.nodes} node{'' if capacity.nodes == 1 else 's'}"
     gpus_text = "" if capacity.gpus is None else f"{capacity.gpus} GPU{'' if capacity.gpus == 1 else 's'} on each node"
     return " and ".join(filter(None, (nodes_text, gpus_text)))
@@ -190,12 +187,12 @@ def _describe_capacity(machine: Capacity, start_point: Point) -> str:
 
 def comes_from_axes(point: Point) -> bool:
     """Whether a combination comes from the axes or zips of the file, and not from an entry of `include` of its own."""
-    sections = {key_path[0] for key_path in point.path_by_key.values()}
+    sections = {key_path[0] for key_path in point.origin.values()}
     return bool(sections & {"axes", "zip"}) or "include" not in sections
 
 
 def _make_cell_size(start_point: Point, cell: AnyCell) -> CellSize:
-    point_keys = start_point.value_by_key
+    point_keys = start_point.keys
     return CellSize(cell.gpus, point_keys.get("nnodes"), point_keys.get("gpu_type"), point_keys.get("launcher", cell.launcher))
 
 
@@ -247,5 +244,5 @@ def _list_changed_degrees(point: Point, original_cell: AnyCell, new_gpus: int) -
         yield {
             degree_name: new_degrees[degree_name]
             for degree_name in DEGREES
-            if point.value_by_key.get(degree_name) not in (None, new_degrees[degree_name])
+            if point.keys.get(degree_name) not in (None, new_degrees[degree_name])
         }

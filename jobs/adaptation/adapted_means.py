@@ -81,19 +81,19 @@ def replace_defaults(matrix: Matrix, machine: Capacity) -> Matrix:
     file_entries = [*matrix.file.exclude, *matrix.file.include]
     explicit_keys = {key for entry in file_entries for key in entry} | matrix.varying_keys
     conditions_text = " ".join(str(entry.get("when", "")) for entry in file_entries)
-    replaced_by_point = [(point, find_replaced_values(point.value_by_key, machine)) for point in matrix.points]
+    replaced_by_point = [(point, find_replaced_values(point.keys, machine)) for point in matrix.points]
     new_defaults = {}
     for key in (
         key for key in REPLACED_KEYS if key in matrix.file.defaults and key not in explicit_keys and key not in conditions_text
     ):
         new_values = {
-            replaced_values[key].new_value if key in replaced_values else point.value_by_key[key]
+            replaced_values[key].new_value if key in replaced_values else point.keys[key]
             for point, replaced_values in replaced_by_point
         }
         if len(new_values) == 1 and new_values != {matrix.file.defaults[key]}:
             new_defaults[key] = new_values.pop()
     if not new_defaults:
         return matrix
-    new_points = [Point(point.value_by_key | new_defaults, point.path_by_key) for point in matrix.points]
+    new_points = [Point(point.keys | new_defaults, point.origin) for point in matrix.points]
     new_file = msgspec.structs.replace(matrix.file, defaults=matrix.file.defaults | new_defaults)
     return msgspec.structs.replace(matrix, points=new_points, file=new_file)

@@ -160,7 +160,7 @@ class Questions:
 
 def read_cell_values(cell: AnyCell) -> CellValues:
     """The values of a cell by name, as filters use them."""
-    return cell_names.map_values_by_name(msgspec.to_builtins(cell))
+    return cell_names.map_cell_values(msgspec.to_builtins(cell))
 
 
 def list_changed_names(cell: AdaptedCell) -> list[str]:
@@ -169,5 +169,5 @@ def list_changed_names(cell: AdaptedCell) -> list[str]:
     if cell.new_cell is None:
         return []
     old_values, new_values = read_cell_values(cell.original_cell), read_cell_values(cell.new_cell)
-    nnodes_is_given = "nnodes" in cell.point.value_by_key
+    nnodes_is_given = "nnodes" in cell.point.keys
     return [key for key in old_values if new_values.get(key) != old_values[key] and (key != "nnodes" or nnodes_is_given)]

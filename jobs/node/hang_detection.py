@@ -57,7 +57,7 @@ class HangWatch:
     def explain_hang(self) -> str:
         """Why the run was ended, as a sentence that names the ranks that made the fewest steps."""
         ranks = range(self._run_dir.read_run().cell.gpus)
-        last_records = {rank: step_records[-1] for rank in ranks if (step_records := self._run_dir.read_steps(rank).records)}
+        last_records = {rank: step_records[-1] for rank in ranks if (step_records := self._run_dir.steps(rank).records)}
         stacks_clause = "the stacks of the ranks are in log/rank-*.log"
         return f"no progress for {self._limit_s:g} s (hang_limit): {_describe_late_ranks(last_records, ranks)}; {stacks_clause}"
 

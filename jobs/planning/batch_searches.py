@@ -57,7 +57,7 @@ def plan_searches(
         ):
             planned_search = msgspec.structs.replace(planned_search, start=earlier_search.start)
         searches[batch_search.compute_search_hash(cell)] = planned_search
-    first_tries = [batch_search.make_try_cell(cell, searches[batch_search.compute_search_hash(cell)].start) for cell in cells]
+    first_tries = [batch_search.try_cell(cell, searches[batch_search.compute_search_hash(cell)].start) for cell in cells]
     return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
 
 
@@ -103,9 +103,7 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
     search_request = matrix.file.search
     assert search_request is not None
     pass_count = cell.gradient_accumulation_steps
-    smallest_micro_batch = (
-        batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.make_try_cell(cell, pass_count), plugins) else 1
-    )
+    smallest_micro_batch = batch_search.PLACEHOLDER_SIZE if _is_refused(batch_search.try_cell(cell, pass_count), plugins) else 1
     likely_micro_batch = cell_prediction.largest_micro_batch
     if cell.rehearses is not None:
         largest_micro_batch = LARGEST_TINY_BATCH

@@ -36,9 +36,7 @@ _OTHER_NAMES = {"deepspeed": "zero"}  # a name in sentences -> the beginning of 
 def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
     """The hints on a matrix file, one sentence each. cells: all cells of the matrix, or their tiny twins."""
     cells = [cell.rehearses or cell for cell in cells]
-    values = (
-        [cell_names.map_values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
-    )
+    values = [cell_names.map_cell_values(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
 
     def select(selector: Mapping[str, Any]) -> list[AnyCell]:
         names = {name: value for name, value in selector.items() if name not in cell_names.METRIC_ARGUMENTS}

@@ -39,9 +39,9 @@ def resolve_command(
 
     launchers: all launchers by name. code: the digest of the folder of the command. gpus_per_node: None if it is not known.
     """
-    name = str(point.value_by_key["workload"])
+    name = str(point.keys["workload"])
     try:
-        draft = Point({"strategy": command.DEFAULT_LABEL, **point.value_by_key}, point.path_by_key).make_draft()
+        draft = Point({"strategy": command.DEFAULT_LABEL, **point.keys}, point.origin).make_draft()
     except msgspec.ValidationError as error:
         add_problem("workload", f"a cell is not complete: {str(error)[0].lower()}{str(error)[1:]}.")
         return None
@@ -53,7 +53,7 @@ def resolve_command(
         return None
     launcher = launchers[draft.launcher]
     nnodes = draft.nnodes or cell_limits.count_fewest_nodes(draft, launcher, gpus_per_node)
-    given_values = {key: getattr(draft, key) for key in _FREE_KEYS if key in point.value_by_key}
+    given_values = {key: getattr(draft, key) for key in _FREE_KEYS if key in point.keys}
     settings = {f"set.{setting}": value for setting, value in draft.set.items()}
     values = {"strategy": draft.strategy, "gpus": draft.gpus, "nnodes": nnodes, **given_values, **settings}
     try:
@@ -75,24 +75,21 @@ def resolve_command(
 
 def _find_faults(matrix: Matrix, point: Point, draft: Draft, launchers: Mapping[str, Launcher]) -> dict[str, str]:
     """Why a point cannot be a cell of a command: for each key at fault, a sentence."""
-    placeholders = command.find_placeholders(matrix.command_by_name[str(point.value_by_key["workload"])])
+    placeholders = command.find_placeholders(matrix.command_by_name[str(point.keys["workload"])])
     faults: dict[str, str] = {}
     if draft.launcher not in launchers:
         faults["launcher"] = str(UnknownName("launcher", draft.launcher, launchers))
     elif not launchers[draft.launcher].starts_commands:
         allowed = ", ".join(name for name, launcher in launchers.items() if launcher.starts_commands)
         faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed}."
-    elif (
-        matrix.command_by_name[str(point.value_by_key["workload"])].launcher_options
-        and not launchers[draft.launcher].takes_options
-    ):
+    elif matrix.command_by_name[str(point.keys["workload"])].launcher_options and not launchers[draft.launcher].takes_options:
         allowed = ", ".join(name for name, launcher in launchers.items() if launcher.takes_options)
         faults["launcher"] = f"{draft.launcher} takes no launcher_options. Allowed: {allowed}."
-    if "strategy" in point.value_by_key and draft.strategy not in matrix.strategy_labels:
+    if "strategy" in point.keys and draft.strategy not in matrix.strategy_labels:
         faults["strategy"] = (
             f"shardlab does not know the strategy of a command. Allowed: a label, written {{label: {draft.strategy}}}."
         )
-    for key in point.value_by_key:
+    for key in point.keys:
         if key in _FREE_KEYS and key not in placeholders:
             faults[key] = f"the command has no placeholder {{{key}}}, so this value would change nothing."
         elif key not in _FREE_KEYS and key.partition(".")[0] not in KEYS_OF_EVERY_RUN:

@@ -127,7 +127,7 @@ def _join_data_set_names(cell_options: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Read a question of another machine from standard input, and print the answer; return the exit code."""
-    arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.make_common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m jobs.planning.datasets", parents=[console.common_options()]).parse_args()
     question_json = sys.stdin.buffer.read()
     question = json_file.decode_standard_input(question_json, DataSetQuestion, "a question from this version of shardlab")
     missing_data = answer_question(question, Workspace.find(getattr(arguments, "workspace", None)))

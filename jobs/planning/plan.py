@@ -79,7 +79,7 @@ class MatrixPlan(msgspec.Struct, frozen=True):
         """The name of the planned cell to which a run of `cell` belongs. For a try of a search, this is the cell of the first
         try."""
         search = self.source.search_of(cell)
-        return (cell if search is None else batch_search.make_try_cell(cell.require_training(), search.start)).name()
+        return (cell if search is None else batch_search.try_cell(cell.require_training(), search.start)).name()
 
     def most_runs(self, run_counts: Mapping[str, int]) -> dict[str, int]:
         """The largest number of runs of each selected cell, by the name of the cell; each search counts with all its tries.
@@ -172,28 +172,19 @@ def _select_cells(cells: list[AnyCell], where: str | None) -> list[AnyCell]:
 def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cluster = THIS_MACHINE) -> OwnPlugins:
     """The plug-ins of the workspace that a matrix names. The code of a workload is executed in the environment of its cells, if
     this machine has the environment: only there may the packages be installed that the code imports."""
-    ordered_points = sorted(
-        requested_matrix.points, key=lambda point: "environment" in point.value_by_key
-    )  # the last one decides
-    environments_by_workload = {
-        str(point.value_by_key.get("workload")): point.value_by_key.get("environment") for point in ordered_points
-    }
+    ordered_points = sorted(requested_matrix.points, key=lambda point: "environment" in point.keys)  # the last one decides
+    environments_by_workload = {str(point.keys.get("workload")): point.keys.get("environment") for point in ordered_points}
     interpreters = {
         workload_name: python
         for workload_name, environment in environments_by_workload.items()
         if (python := run_environment.find_interpreter(workspace, cluster, environment)) is not None
     }
-    workload_names = {str(point.value_by_key.get("workload")) for point in requested_matrix.points}
+    workload_names = {str(point.keys.get("workload")) for point in requested_matrix.points}
     models = {
-        workload_name: model
-        for workload_name, model in requested_matrix.model_by_name.items()
-        if workload_name in workload_names
+        workload_name: model for workload_name, model in requested_matrix.models.items() if workload_name in workload_names
     }
     commands = command_folder.read_folders(requested_matrix, workspace)
-    strategy_names = {
-        requested_matrix.file.baseline,
-        *(str(point.value_by_key.get("strategy")) for point in requested_matrix.points),
-    }
+    strategy_names = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
     plugin_names = workload_names - models.keys() - commands.keys()
     strategy_names -= requested_matrix.strategy_labels
     plugins = own_plugins.find_plugins(workspace, plugin_names, strategy_names, models, interpreters)
@@ -279,7 +270,7 @@ def read_account_shares(plan: MatrixPlan, workspace: Workspace) -> list[AccountS
         return []
     if on_controller.starts_runs_here(cluster):
         return share.read_shares(cluster.slurm.account, choose_slurm_cluster(cluster))
-    if cluster.login is None or not inventory.make_inventory_path(workspace).exists():
+    if cluster.login is None or not inventory.inventory_path(workspace).exists():
         return []
     address, _ = inventory.find_controller(workspace, cluster)
     return share.read_site_shares(address, cluster.slurm.account, cluster.slurm.cluster)

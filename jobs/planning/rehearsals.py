@@ -100,7 +100,7 @@ class Rehearsals:
             request_path.write_bytes(msgspec.json.encode(request))
             if (workload := request.own_workload) is not None and workload.is_data:
                 plugin_source.write_plugin(
-                    Path(request_folder, WORKLOADS.folder_name), self._plugins.workloads.sources[workload.code]
+                    Path(request_folder, WORKLOADS.folder), self._plugins.workloads.sources[workload.code]
                 )
             end_reason = self._run_process(request_path, answer_path, error_path)
             made_answer = rehearsed.read_answer(answer_path)

@@ -100,7 +100,7 @@ def resolve_cells(
         if cell.hash() in first_index_by_hash:
             fault_sentence = f"cells {first_index_by_hash[cell.hash()]} and {point_number} are the same run."
             fault_sentence += " Use `repeats` to run a cell more than once."
-            problems.append(matrix.problem(point, next(reversed(point.value_by_key)), fault_sentence))
+            problems.append(matrix.problem(point, next(reversed(point.keys)), fault_sentence))
         first_index_by_hash.setdefault(cell.hash(), point_number)
         cells.append(cell)
     if not problems:
@@ -153,9 +153,9 @@ def _resolve_cell(
     def add_problem(key: str, sentence: str) -> None:
         problems.append(matrix.problem(point, key, sentence))
 
-    workload_name = point.value_by_key.get("workload")
+    workload_name = point.keys.get("workload")
     if isinstance(workload_name, str) and workload_name in matrix.command_by_name:
-        gpus_per_node = _find_gpus_per_node(point.value_by_key.get("gpu_type"), cluster)
+        gpus_per_node = _find_gpus_per_node(point.keys.get("gpu_type"), cluster)
         return command_cells.resolve_command(
             matrix, point, menus.launchers, menus.command_codes[workload_name], gpus_per_node, add_problem
         )

@@ -23,7 +23,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix import command
 from shardlab.matrix.matrix import Matrix
-from shardlab.plugins.command_copies import MOST_BYTES, MOST_FILES, digest_files, find_copy_path, is_intact, list_copy
+from shardlab.plugins.command_copies import MOST_BYTES, MOST_FILES, digest_files, find_copy, is_intact, list_copy
 from shardlab.runs.rundir import WORK_FOLDER
 from shardlab.workspace.workspace import Workspace
 
@@ -61,7 +61,7 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
             folders[name] = read_folder(matrix_path.parent / workload.folder, workload.exclude, workload.include)
         else:
             must_be_frozen(store := plugin_store.find_store(workspace), sent_folder.digest)
-            frozen_copy = find_copy_path(store, sent_folder.digest)
+            frozen_copy = find_copy(store, sent_folder.digest)
             folders[name] = CommandFolder(frozen_copy, list_copy(frozen_copy), sent_folder.digest, is_sent=True)
         _must_have_script(name, [str(word) for word in workload.command], folders[name])
     return folders
@@ -165,19 +165,19 @@ def freeze_folders(workspace: Workspace, folders: Sequence[CommandFolder]) -> No
 
 def new_copy(store: Path, digest: str, fault: str) -> AbstractContextManager[Path]:
     """An empty folder, which becomes the frozen copy with this digest; see `plugin_store.new_copy`."""
-    return plugin_store.new_copy(find_copy_path(store, digest), lambda folder: is_intact(folder, digest), fault)
+    return plugin_store.new_copy(find_copy(store, digest), lambda folder: is_intact(folder, digest), fault)
 
 
 def is_frozen(store: Path, digest: str) -> bool:
     """Whether the store has an undamaged copy of a command's folder."""
-    return is_intact(find_copy_path(store, digest), digest)
+    return is_intact(find_copy(store, digest), digest)
 
 
 def must_be_frozen(store: Path, digest: str) -> None:
     """Raises InputError if the workspace has no undamaged copy of a command's folder."""
     if not is_frozen(store, digest):
         raise InputError(
-            f"{find_copy_path(store, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
+            f"{find_copy(store, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
             "started again. Submit the matrix again where the folder is, or with `jobs submit --from FILE` if it came in an "
             "archive."
         )
@@ -187,7 +187,7 @@ def copy_into_run(store: Path, digest: str, run_folder: Path) -> None:
     """Copy the frozen folder of a command into the new folder of a run, as its working folder. Raises ShardlabError."""
     must_be_frozen(store, digest)
     with files.as_workspace_error("write"):
-        shutil.copytree(find_copy_path(store, digest), run_folder / WORK_FOLDER, symlinks=True)
+        shutil.copytree(find_copy(store, digest), run_folder / WORK_FOLDER, symlinks=True)
 
 
 def _list_files(folder: Path, exclude: Sequence[str], include: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -59,9 +59,9 @@ class PluginSet(msgspec.Struct, Generic[Description]):
         """
         files_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
         for plugin in plugins:
-            kind.refuse_used_name(source.plugin_path, plugin.name, shipped_names, files_by_name)
+            kind.refuse_used_name(source.file, plugin.name, shipped_names, files_by_name)
         self.sources[source.digest] = source
-        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.plugin_path)) for plugin in plugins})
+        self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in plugins})
 
 
 class OwnPlugins(msgspec.Struct, frozen=True):
@@ -153,7 +153,7 @@ def find_plugin_set(
     WorkspaceError.
     """
     plugins = PluginSet[Description]()
-    for plugin_file in plugin_source.list_plugin_files(workspace.path / kind.folder_name):
+    for plugin_file in plugin_source.list_plugin_files(workspace.path / kind.folder):
         base_name = kind.make_base_name(plugin_file)
         sought_names = [base_name] if names is None else sorted(name for name in names if kind.may_define(plugin_file, name))
         if not sought_names:
@@ -161,7 +161,7 @@ def find_plugin_set(
         try:
             read_source = plugin_source.read_plugin(plugin_file)
             workspace_trust.must_be_allowed(workspace, f"execute {plugin_file}")
-            if kind.folder_name == STRATEGIES.folder_name:
+            if kind.folder == STRATEGIES.folder:
                 _must_not_share_helpers(workspace, read_source)
             interpreter = next((interpreters[name] for name in sought_names if name in interpreters), None)
             plugins.add_file(
@@ -183,9 +183,9 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
     executed for them. Raises WorkspaceError."""
     for model in models.values():
         try:
-            if (workspace.path / WORKLOADS.folder_name / f"{model.name}.py").exists():
+            if (workspace.path / WORKLOADS.folder / f"{model.name}.py").exists():
                 raise InputError(
-                    f"{WORKLOADS.folder_name}/{model.name}.py defines another workload {model.name}. Allowed: another file name."
+                    f"{WORKLOADS.folder}/{model.name}.py defines another workload {model.name}. Allowed: another file name."
                 )
             if shipped_names := sorted({model.name, f"{model.name}-tiny"} & set(menu.load_workloads())):
                 raise InputError(
@@ -200,12 +200,12 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], models: 
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
     """Raises InputError if a helper file of strategies has the same name as a helper file of workloads. A rank executes both,
     and Python would import only one of the two files."""
-    workload_files = {path.name for path in plugin_source.list_python_files(workspace.path / WORKLOADS.folder_name)}
+    workload_files = {path.name for path in plugin_source.list_code_files(workspace.path / WORKLOADS.folder)}
     if shared_names := sorted(
-        file_name for file_name in source.content_by_name if file_name.startswith("_") and file_name in workload_files
+        file_name for file_name in source.contents if file_name.startswith("_") and file_name in workload_files
     ):
         raise InputError(
-            f"{source.plugin_path.parent / shared_names[0]}: {WORKLOADS.folder_name}/{shared_names[0]} has the same name, and a rank "
+            f"{source.file.parent / shared_names[0]}: {WORKLOADS.folder}/{shared_names[0]} has the same name, and a rank "
             "could import only one of them. Allowed: different names."
         )
 
@@ -241,7 +241,7 @@ def write_plugin_code(store_folder: Path, run: Run, run_folder: Path) -> None:
             raise ShardlabError(
                 f"{store_folder / plugin.code}: the copy of {plugin.file} is missing or damaged; run the command again."
             )
-        plugin_source.write_plugin(run_folder / kind.folder_name, frozen_copy)
+        plugin_source.write_plugin(run_folder / kind.folder, frozen_copy)
 
 
 def _read_carried_code(
@@ -256,7 +256,7 @@ def _read_carried_code(
     frozen_copy = plugin_store.read_copy(plugin_store.find_store(workspace) / code_digest, plugin.file, code_digest)
     if frozen_copy is not None and (trust or workspace_trust.is_allowed(workspace)):
         return {}
-    code_folder = workspace.runs / run.run_id / kind.folder_name
+    code_folder = workspace.runs / run.run_id / kind.folder
     carried_copy = plugin_store.read_copy(code_folder, plugin.file, code_digest) if trust else None
     if carried_copy is None:
         problem_clause = "is not complete" if trust else "was not submitted from this workspace, so it is not executed"

@@ -34,7 +34,7 @@ Description = TypeVar("Description", OwnWorkload, OwnStrategy)
 
 def find_store(workspace: Workspace) -> Path:
     """The folder of the workspace that contains descriptions and frozen copies."""
-    return workspace_trust.find_copies_folder(workspace, workspace_trust.ANSWERS_FOLDER)
+    return workspace_trust.find_copies(workspace, workspace_trust.ANSWERS_FOLDER)
 
 
 def describe_plugins(
@@ -51,7 +51,7 @@ def describe_plugins(
     """
     packages_digest = source_digest.digest_installed_packages()
     digest_text = "".join((source.digest, source_digest.digest_source(), packages_digest, str(seq_len or ""), python or ""))
-    file_prefix = source.name if kind.folder_name == WORKLOADS.folder_name else f"{kind.folder_name}.{source.name}"
+    file_prefix = source.name if kind.folder == WORKLOADS.folder else f"{kind.folder}.{source.name}"
     description_path = find_store(workspace) / f"{file_prefix}-{hashlib.sha256(digest_text.encode()).hexdigest()[:16]}.json"
     description = json_file.read_json_if_valid(description_path, kind.answer_type)
     if description is None:
@@ -72,16 +72,16 @@ def _ask_process(
 ) -> PluginDescription[Description]:
     """Ask a separate process, which executes the code of a file, what the file defines. Raises InputError if it fails."""
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as code_folder:
-        plugin_path = source.plugin_path
+        plugin_path = source.file
         # use the normalized text that runs get, not the text of the user's file
         if plugin_path.suffix == model_file.CONFIGURATION_SUFFIX:
-            plugin_path = Path(code_folder) / WORKLOADS.folder_name / plugin_path.name
+            plugin_path = Path(code_folder) / WORKLOADS.folder / plugin_path.name
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
         command_words = ["trainers", "describe", str(plugin_path), *length_options]
-        description = plugin_process.ask_process(command_words, source.plugin_path, kind.answer_type, ANSWER_S, python)
+        description = plugin_process.ask_process(command_words, source.file, kind.answer_type, ANSWER_S, python)
     if any(plugin.code != source.digest for plugin in description.plugins):
-        raise InputError(f"{source.plugin_path}: changed while it was read; run the command again.")
+        raise InputError(f"{source.file}: changed while it was read; run the command again.")
     return description
 
 
@@ -94,7 +94,7 @@ def freeze_sources(workspace: Workspace, sources: Iterable[PluginSource]) -> Non
     for source in sources:
         is_intact = partial(_has_copy, source)
         if not is_intact(final_folder := find_store(workspace) / source.digest):
-            with new_copy(final_folder, is_intact, f"{final_folder}: differs from {source.plugin_path}") as new_folder:
+            with new_copy(final_folder, is_intact, f"{final_folder}: differs from {source.file}") as new_folder:
                 plugin_source.write_plugin(new_folder, source)
 
 
@@ -112,7 +112,7 @@ def read_copy(folder: Path, file_name: str, code_digest: str) -> PluginSource | 
 
 
 def _has_copy(source: PluginSource, folder: Path) -> bool:
-    return read_copy(folder, source.plugin_path.name, source.digest) is not None
+    return read_copy(folder, source.file.name, source.digest) is not None
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def _keep_link(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
 
 def main() -> int:
     """Answer whether the workspace has the folder; if standard input has an archive, unpack it first. Returns the exit code."""
-    parser = console.Parser(prog=f"python -m {__name__}", parents=[console.make_common_options()])
+    parser = console.Parser(prog=f"python -m {__name__}", parents=[console.common_options()])
     parser.add_argument("digest", help="the digest of the files")
     arguments = parser.parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))

@@ -27,7 +27,7 @@ MOST_PARALLEL_SYNCS = 32
 
 def find_source_copies_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains all copies of the source."""
-    return workspace_trust.find_copies_folder(workspace, workspace_trust.SOURCE_FOLDER)
+    return workspace_trust.find_copies(workspace, workspace_trust.SOURCE_FOLDER)
 
 
 def freeze_source(copy_folder: Path) -> None:
@@ -57,7 +57,7 @@ def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
         copy_name: copies_folder / copy_name for copy_name in files.list_names(copies_folder) if copy_name != current_copy.name
     }
     runs_with_copies = []
-    for run_dir in workspace.list_run_dirs() if copies_by_name else []:
+    for run_dir in workspace.list_folders() if copies_by_name else []:
         try:
             source = run_dir.read_run().source
         except ShardlabError:

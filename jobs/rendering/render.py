@@ -285,7 +285,7 @@ def render_script(
             *unknown_notes,
             f"the run uses the interpreter of the environment {run.cell.environment} instead of this one",
         )
-    cluster = cluster.select_environment(run.cell.environment)
+    cluster = cluster.for_environment(run.cell.environment)
     template_values = {
         "run": run,
         "folder": run_folder,
@@ -293,7 +293,7 @@ def render_script(
         "unknown": unknown_notes,
         "caches": _cache_variables(cluster),
     }
-    rank_python = container.choose_rank_python(cluster, python)
+    rank_python = container.find_rank_python(cluster, python)
     container_options = container.list_srun_options(cluster, str(run_folder), copies_to_node_disk=run.data_stage == "node")
     if run.scheduler == "local":
         template_values["command"] = run_launcher.command(run, python)

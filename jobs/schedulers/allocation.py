@@ -17,7 +17,7 @@ from jobs.slurm.commands import CLUSTER_VARIABLE, has_slurm_commands, own_cluste
 from shardlab.errors import ShardlabError
 from shardlab.runs.record import Event
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import TOLD_REASON, make_job_name
+from shardlab.runs.state import TOLD_REASON, name_job
 from shardlab.workspace.workspace import Workspace
 
 ENDED_WHY = (
@@ -41,7 +41,7 @@ class AllocationScheduler(QueueScheduler):
         if other_job is not None and (other_job, other_cluster or None) != (claim.current_job_id(), own_cluster()):
             raise ShardlabError(
                 f"{workspace.path}: runs of this workspace are being started in the allocation "
-                f"{make_job_name(other_job, other_cluster or None)}, not in this one. "
+                f"{name_job(other_job, other_cluster or None)}, not in this one. "
                 "Wait until they have ended, or use another --workspace."
             )
         super().submit(workspace, run_dirs, submit_options)
@@ -69,7 +69,7 @@ class AllocationScheduler(QueueScheduler):
                 # A job that started after the end of the run has been given the same number.
                 if job is not None and job.start_s is not None and job.start_s <= end_events[position].wall_s:
                     verdict = slurm.judge_after_end(runs[position], job, is_shared=True)
-                    observed_runs[position] = ObservedRun(verdict, make_job_name(job.id, asked_cluster), job.state)
+                    observed_runs[position] = ObservedRun(verdict, name_job(job.id, asked_cluster), job.state)
         slurm.record_learnt_ends(workspace, runs, observed_runs)
         return observed_runs
 

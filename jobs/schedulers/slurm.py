@@ -32,8 +32,8 @@ from shardlab.runs.state import (
     drop_learnt_ends,
     find_last_sending,
     find_learnt_end,
-    make_job_name,
     find_sent_job,
+    name_job,
 )
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -139,7 +139,7 @@ class SlurmScheduler(Scheduler):
         observed_runs = []
         for run, last_sending in zip(runs, last_sendings, strict=True):
             observed_run = _observe_run(run, last_sending, answer, unreadable_reasons)
-            job_name = make_job_name(observed_run.id, cluster) if observed_run.id != "-" else "-"
+            job_name = name_job(observed_run.id, cluster) if observed_run.id != "-" else "-"
             # Slurm may start a run again after an end that was learnt from Slurm: such an end makes no job a leftover.
             by_records = run if find_learnt_end(run.events) is None else _judge_by_records(run, run.events)
             is_leftover = job_name not in unfinished_packs and _is_leftover(by_records, answer.jobs.get(observed_run.id))
@@ -151,7 +151,7 @@ class SlurmScheduler(Scheduler):
         """Record that the runs are cancelled, then cancel their jobs. Raises ControllerUnreachable if Slurm does not answer."""
         cancelled_ids = {run.run.run_id for run in runs}
         cancelled_packs = {
-            make_job_name(pack.job, pack.cluster)
+            name_job(pack.job, pack.cluster)
             for pack in _list_pack_submissions(workspace)
             if pack.job and cancelled_ids >= _list_unfinished_run_ids(workspace, pack)
         }
@@ -231,7 +231,7 @@ def _is_leftover(run: RunOnDisk, job: Job | None) -> bool:
 def _find_unfinished_packs(workspace: Workspace) -> set[str]:
     """The jobs of the packed allocations that contain a run that has not ended, as `name_job` names them."""
     packs = _list_pack_submissions(workspace)
-    return {make_job_name(pack.job, pack.cluster) for pack in packs if pack.job and _list_unfinished_run_ids(workspace, pack)}
+    return {name_job(pack.job, pack.cluster) for pack in packs if pack.job and _list_unfinished_run_ids(workspace, pack)}
 
 
 def _list_pack_submissions(workspace: Workspace) -> list[submission.Submission]:
@@ -271,7 +271,7 @@ def _find_unended_jobs(workspace: Workspace, run_ids: Sequence[str], cluster: st
         # sbatch may name the default cluster although no cluster was chosen, for example in a federation.
         if job_cluster != cluster and (cluster is not None or job_cluster != read_setting("ClusterName")):
             raise InputError(
-                f"--after: the job {make_job_name(job_numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
+                f"--after: the job {name_job(job_numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
                 "Allowed: runs of the same cluster (slurm.cluster), because no job waits for a job of another cluster."
             )
     return [number for _, job_numbers in job_groups for number in job_numbers]

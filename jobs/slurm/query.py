@@ -13,7 +13,7 @@ import msgspec
 
 from jobs.slurm import states
 from jobs.slurm.commands import ControllerUnreachable, SlurmOutput, call_slurm, own_cluster
-from shardlab.runs.state import make_job_name
+from shardlab.runs.state import name_job
 
 # The columns that sacct and squeue print: the same columns in the same order, so that one parser reads both outputs.
 SACCT_FIELDS = ("JobID", "JobName", "State", "Submit", "Start", "NodeList", "Reason")
@@ -127,13 +127,13 @@ def select_own_jobs(tokens_by_job: Mapping[str, str]) -> list[tuple[str | None, 
     which is the job's name."""
     own_jobs: dict[str, str] = {}
     for cluster, job_numbers in _group_by_cluster(tokens_by_job).items():
-        for job_names in _split_into_parts(sorted({tokens_by_job[make_job_name(number, cluster)] for number in job_numbers})):
+        for job_names in _split_into_parts(sorted({tokens_by_job[name_job(number, cluster)] for number in job_numbers})):
             squeue_output = _call_squeue(cluster, f"--name={','.join(job_names)}")
             if squeue_output.code != 0:
                 raise ControllerUnreachable(
                     squeue_output.error_line, "No job was changed; run the command again when Slurm is back."
                 )
-            own_jobs |= {make_job_name(job.id, cluster): job.name for job in _parse_jobs(squeue_output.stdout)}
+            own_jobs |= {name_job(job.id, cluster): job.name for job in _parse_jobs(squeue_output.stdout)}
     return split_by_command([job for job, token in tokens_by_job.items() if own_jobs.get(job) == token])
 
 

@@ -13,7 +13,7 @@ from jobs.slurm.commands import call_slurm
 from shardlab.cluster.address import Address
 from shardlab.cluster.slurm_cluster import address_cluster
 from shardlab.remote import shared_connection
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 from shardlab.remote.ssh_command import make_ssh_command, wrap_for_any_shell
 from shardlab.terminal.notation import format_amount
 
@@ -63,7 +63,7 @@ def read_site_shares(address: Address, account: str | None, cluster: str | None)
     if not shared_connection.is_connection_open(ssh_words):
         return []
     sshare_command = shlex.join(address_cluster(_make_sshare_argv(account), cluster))
-    ssh_argv = [*ssh_words, wrap_for_any_shell(shlex.join(make_login_shell_argv(sshare_command)))]
+    ssh_argv = [*ssh_words, wrap_for_any_shell(shlex.join(make_login_argv(sshare_command)))]
     try:
         answer = subprocess.run(
             ssh_argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False, start_new_session=True

@@ -51,7 +51,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
         return [
             rank
             for rank in range(self.manifest.world)
-            if not any(record.step == step and not record.warmup for record in self.run.read_steps(rank).records)
+            if not any(record.step == step and not record.warmup for record in self.run.steps(rank).records)
         ]
 
 
@@ -65,7 +65,7 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
     """
     reasons: list[str] = []
     for old_run in (RunDir(run_dir.path.parent / run_id) for run_id in run.resume):
-        for checkpoint_path in checkpoint.list_complete_checkpoints(old_run.path):
+        for checkpoint_path in checkpoint.list_checkpoints(old_run.path):
             manifest = checkpoint.read_manifest(checkpoint_path)
             if isinstance(manifest, str):
                 unusable_reason = manifest

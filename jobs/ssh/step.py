@@ -287,4 +287,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(console.run_command(lambda: main(sys.argv[1:]), interrupted_sentence=None))
+    sys.exit(console.run_command(lambda: main(sys.argv[1:]), interrupted=None))

@@ -111,7 +111,7 @@ def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir], matrix_name:
     with gc_pause.pause_collector():
         statuses, cell_handles = _judge_statuses(workspace, run_dirs), workspace.number_cells(matrix_name)
         for status in statuses:
-            status.handle = handles.make_run_handle(status.id, cell_handles)
+            status.handle = handles.make_handle(status.id, cell_handles)
         return statuses
 
 
@@ -176,7 +176,7 @@ def _make_status(records: RunOnDisk, observed: ObservedRun, lease: Lease | None)
     has_steps = result is None and verdict.state != "planned"
     suspensions = suspension.read_suspensions(records.events)
     progress = RunProgress()
-    progress.add_records(suspension.mark_suspended(run_dir.read_steps(0).records, suspensions) if has_steps else ())
+    progress.add_records(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
     rate_per_s, eta_s = progress.compute_rate_per_s(run.cell), progress.estimate_left_s(run.cell)
     started_at, ended_at = find_run_span(records.events, verdict.state)
     end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
@@ -303,7 +303,7 @@ def judge_with_lease(
 def _find_last_record_time(run: RunOnDisk) -> datetime:
     """The time of the last record in the run's folder, by the clocks of the nodes."""
     moments_s = [event.wall_s for event in run.events]
-    moments_s += [record.wall_s for record in run.folder.read_steps(0).records[-1:]]
+    moments_s += [record.wall_s for record in run.folder.steps(0).records[-1:]]
     for host in run.folder.list_hosts():
         moments_s += [sample.wall_s for sample in read_records(run.folder.samples_file(host), Sample).records[-1:]]
     return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -44,10 +44,8 @@ def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
     """Raises RestartedTooOften if Slurm has restarted the run more often than allowed."""
     if run.scheduler != "slurm":
         return
-    restart_count, allowed_restarts = (
-        count_slurm_restarts(run_dir, run, run_dir.read_events()),
-        run.find_retry_limit("node_fail"),
-    )
+    restart_count = count_slurm_restarts(run_dir, run, run_dir.read_events())
+    allowed_restarts = run.find_retry_limit("node_fail")
     if restart_count > allowed_restarts:
         raise RestartedTooOften(f"Slurm has restarted the run {restart_count} times; allowed: {allowed_restarts}.")
 
@@ -79,9 +77,7 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
 
 def find_saved_step(run_dir: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max(
-        (checkpoint.parse_checkpoint_step(path) for path in checkpoint.list_complete_checkpoints(run_dir.path)), default=0
-    )
+    return max((checkpoint.parse_checkpoint_step(path) for path in checkpoint.list_checkpoints(run_dir.path)), default=0)
 
 
 def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]]:
@@ -98,7 +94,7 @@ def list_resumable_attempts(runs_folder: Path, run: Run) -> list[tuple[str, int]
     saved_runs = [
         (attempt_folder.name, checkpoint.parse_checkpoint_step(checkpoints[0]))
         for attempt_folder in attempt_folders
-        if (checkpoints := checkpoint.list_complete_checkpoints(attempt_folder))
+        if (checkpoints := checkpoint.list_checkpoints(attempt_folder))
     ]
     return sorted(saved_runs, key=lambda saved_run: saved_run[1], reverse=True)
 

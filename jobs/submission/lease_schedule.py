@@ -22,7 +22,7 @@ from jobs.status.reconcile import read_statuses, select_last_attempts
 from jobs.submission.submit import RunDecision
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.run import Run, parse_run_id, make_run_id
+from shardlab.runs.run import Run, make_run_id, parse_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import moments
 from shardlab.workspace import inventory
@@ -49,7 +49,7 @@ class LeaseSchedule:
     def add_unfinished(self, workspace: Workspace, other_ids: Container[str]) -> None:
         """Add the running and the pending runs of a workspace, except for runs with the ids `other_ids`. Their recorded
         durations are used for the runs that are added later."""
-        runs = read_statuses(workspace, select_last_attempts(workspace.list_run_dirs()))
+        runs = read_statuses(workspace, select_last_attempts(workspace.list_folders()))
         durations_by_cell: dict[str, list[float]] = {}
         for run in runs:
             id_parts = parse_run_id(run.id)

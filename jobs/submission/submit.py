@@ -20,7 +20,7 @@ from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import batch_search
 from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs import search_path
-from shardlab.runs.checkpoint import CheckpointManifest, list_complete_checkpoints, explain_refused_resume, read_manifest
+from shardlab.runs.checkpoint import CheckpointManifest, explain_refused_resume, list_checkpoints, read_manifest
 from shardlab.runs.record import Sample, read_records
 from shardlab.runs.run import Run, make_run_id, split_attempt
 from shardlab.runs.rundir import RunDir
@@ -138,7 +138,7 @@ def _find_last_folders(
 ) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     first_ids = {make_run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
-    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_run_dirs())}
+    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_folders())}
     return {first_id: run_dir for first_id, run_dir in last_folders.items() if first_id in first_ids}
 
 
@@ -302,7 +302,7 @@ def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) ->
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[AnyCell]) -> None:
-    checkpoint_paths, saved_cell = list_complete_checkpoints(saved_run.path), saved_run.read_run().cell
+    checkpoint_paths, saved_cell = list_checkpoints(saved_run.path), saved_run.read_run().cell
     manifest = read_manifest(checkpoint_paths[0]) if checkpoint_paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")

@@ -17,7 +17,7 @@ from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.state import JudgedState, make_job_name
+from shardlab.runs.state import JudgedState, name_job
 from shardlab.workspace.workspace import Workspace
 
 HOLDING_S = 60.0  # the longest time in which a run holds the jobs of other runs after it has recorded that they are held
@@ -34,8 +34,8 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     """
     run_dir.write_event("attempt", "held", why=why, requeued=claim.current_job_id())
     own_cluster = run_dir.find_sent_job()[0].rpartition(":")[0] or None
-    own_job, tokens_by_job = make_job_name(claim.current_job_id(), own_cluster), dict[str, str]()
-    for other_run in Workspace(run_dir.path.parent.parent).list_run_dirs():
+    own_job, tokens_by_job = name_job(claim.current_job_id(), own_cluster), dict[str, str]()
+    for other_run in Workspace(run_dir.path.parent.parent).list_folders():
         if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
         job, token = other_run.find_sent_job()

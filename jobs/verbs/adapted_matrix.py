@@ -91,7 +91,7 @@ def write_adapted_matrix(
     matrix_file = matrix_folder / f"{adapted_name}.yaml"
     _check_adapted_matrix(requested_matrix, content, adaptation, machine, plugins, matrix_file)
     workspace_trust.begin_workspace(workspace)
-    model_files = {model.path: model.origin for model in requested_matrix.model_by_name.values() if model.path is not None}
+    model_files = {model.path: model.origin for model in requested_matrix.models.values() if model.path is not None}
     contents_by_path = {matrix_file: content} | {
         matrix_folder / model_path: files.read(Path(origin)) for model_path, origin in model_files.items()
     }

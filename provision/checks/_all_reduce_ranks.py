@@ -46,18 +46,16 @@ def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu_ind
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=180))
     wrong_count = torch.zeros(1, dtype=torch.int64, device=device)
-    times_by_size = torch.stack(
-        [_measure_times(count, rank, world_size, device, wrong_count) for count in ELEMENT_COUNTS[backend]]
-    )
+    times_s = torch.stack([_measure_times(count, rank, world_size, device, wrong_count) for count in ELEMENT_COUNTS[backend]])
     dist.all_reduce(wrong_count)
     dist.barrier()
     clock_bounds = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
     dist.all_reduce(clock_bounds, op=dist.ReduceOp.MAX)
-    dist.all_reduce(times_by_size, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
+    dist.all_reduce(times_s, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
         size_reports = [
             _summarize_times(4 * count, world_size, iteration_times_s)
-            for count, iteration_times_s in zip(ELEMENT_COUNTS[backend], times_by_size.tolist(), strict=True)
+            for count, iteration_times_s in zip(ELEMENT_COUNTS[backend], times_s.tolist(), strict=True)
         ]
         report_fields = {
             "backend": backend,
@@ -74,12 +72,10 @@ def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu_ind
     dist.destroy_process_group()
 
 
-def _measure_times(
-    element_count: int, rank: int, world_size: int, device: torch.device, wrong_count: torch.Tensor
-) -> torch.Tensor:
+def _measure_times(element_count: int, rank: int, world_size: int, device: torch.device, wrong: torch.Tensor) -> torch.Tensor:
     """Sum tensors of one size. Returns the seconds of each iteration on this rank, without the warm-up.
 
-    wrong_count: the number of wrong elements is added to this tensor.
+    wrong: the number of wrong elements is added to this tensor.
     """
     base_values = torch.arange(element_count, device=device, dtype=torch.float32).remainder_(1024)
     expected_sum = base_values * world_size + world_size * (world_size - 1) / 2
@@ -92,7 +88,7 @@ def _measure_times(
         if device.type == "cuda":
             torch.cuda.synchronize()
         iteration_times_s[iteration] = time.perf_counter() - begin_s
-        wrong_count += (rank_values != expected_sum).sum()
+        wrong += (rank_values != expected_sum).sum()
     return iteration_times_s[WARMUP_ITERATIONS:]
 
 

@@ -30,32 +30,30 @@ from shardlab.remote.remote import CommandOutput
 
 
 def main(argv: list[str]) -> int:
-    proof_folder, head_node = Path(argv[0]), argv[1]
+    folder, head_node = Path(argv[0]), argv[1]
     node_name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    task_count = int(os.environ.get("SLURM_NTASKS", "1"))
+    tasks = int(os.environ.get("SLURM_NTASKS", "1"))
     rank_index = int(os.environ.get("SLURM_PROCID", "0"))
-    (proof_folder / f"word.{node_name}").write_text(node_name)
+    (folder / f"word.{node_name}").write_text(node_name)
     torch_trial = _trial.try_torch()
-    word_paths = _wait_for_files(proof_folder, "word.*", task_count)
+    word_paths = _wait_for_files(folder, "word.*", tasks)
     all_reduce = (
-        _run_all_reduce(proof_folder, rank_index, task_count, torch_trial, head_node)
-        if task_count > 1 and len(word_paths) == task_count
-        else None
+        _run_all_reduce(folder, rank_index, tasks, torch_trial, head_node) if tasks > 1 and len(word_paths) == tasks else None
     )
-    disk_usage = shutil.disk_usage(proof_folder)
-    free_inodes = os.statvfs(proof_folder).f_favail
+    disk_usage = shutil.disk_usage(folder)
+    free_inodes = os.statvfs(folder).f_favail
     node_proof = NodeProof(
         host=host.read_host(),
         trial=torch_trial,
         words=sorted(path.name.partition(".")[2] for path in word_paths),
-        tasks=task_count,
+        tasks=tasks,
         together=all_reduce,
         free_bytes=disk_usage.free,
         free_inodes=free_inodes or None,
         rdma=_read_rdma_links(),
         slingshot=sorted(path.name for path in Path("/sys/class/cxi").glob("cxi*")),
     )
-    files.write_atomic(proof_folder / f"{node_name}.json", msgspec.json.encode(node_proof))
+    files.write_atomic(folder / f"{node_name}.json", msgspec.json.encode(node_proof))
     return 0
 
 
@@ -75,31 +73,29 @@ def _wait_for_files(folder: Path, name_pattern: str, file_count: int) -> list[Pa
     return matching_paths
 
 
-def _run_all_reduce(
-    proof_folder: Path, rank_index: int, task_count: int, torch_trial: Trial, head: str
-) -> CommandOutput | None:
+def _run_all_reduce(folder: Path, rank_index: int, task_count: int, torch_trial: Trial, head: str) -> CommandOutput | None:
     """Run an all-reduce with one rank on each node of the job. Returns the output of the rank of this node.
 
     None if torch does not work on this node, or if the first node does not write the address of the rendezvous into the folder.
-    proof_folder: the folder of the job in the shared folder. rank_index: the rank of this node. task_count: the number of nodes.
+    folder: the folder of the job in the shared folder. rank_index: the rank of this node. task_count: the number of nodes.
     head: the host name of the first node."""
     if not torch_trial.torch.backends:
         return None
     backend = "nccl" if torch_trial.torch.gpus and "nccl" in torch_trial.torch.backends else "gloo"
-    endpoint_path = proof_folder / "endpoint"
+    endpoint_path = folder / "endpoint"
     if rank_index == 0:
         with socket.socket() as port_probe:
             port_probe.bind(("", 0))
             port = port_probe.getsockname()[1]
         files.write_atomic(endpoint_path, f"{head}:{port}".encode())
-    if not _wait_for_files(proof_folder, "endpoint", 1):
+    if not _wait_for_files(folder, "endpoint", 1):
         return None
     endpoint = endpoint_path.read_text()
 
     other_node = (
         head
         if rank_index
-        else next((path.name.partition(".")[2] for path in proof_folder.glob("word.*") if path.name != f"word.{head}"), head)
+        else next((path.name.partition(".")[2] for path in folder.glob("word.*") if path.name != f"word.{head}"), head)
     )
     interface = find_route_interface(other_node)
 
@@ -117,21 +113,15 @@ def _run_all_reduce(
 def find_route_interface(other_node: str) -> str | None:
     """The network interface through which this node reaches the node `other_node`; None if it cannot be determined."""
     try:
-        node_socket_address = socket.getaddrinfo(other_node, 9, type=socket.SOCK_DGRAM)[0]
+        node_address = socket.getaddrinfo(other_node, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:
         return None
-    with socket.socket(node_socket_address[0], socket.SOCK_DGRAM) as probe_socket:
-        probe_socket.connect(
-            node_socket_address[4]
-        )  # connect on a UDP socket sends nothing: the kernel only looks up the route
+    with socket.socket(node_address[0], socket.SOCK_DGRAM) as probe_socket:
+        probe_socket.connect(node_address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
         own_address = probe_socket.getsockname()[0]
-    addresses_by_nic = psutil.net_if_addrs()
+    nics = psutil.net_if_addrs()
     return next(
-        (
-            name
-            for name, nic_addresses in addresses_by_nic.items()
-            if any(entry.address.partition("%")[0] == own_address for entry in nic_addresses)
-        ),
+        (name for name, entries in nics.items() if any(entry.address.partition("%")[0] == own_address for entry in entries)),
         None,
     )
 

@@ -44,25 +44,18 @@ def try_torch() -> Trial:
     if torch_output.code != 0:
         failure_text = f"it did not end within {INSPECT_S:g} s" if torch_output.code is None else find_error_line(torch_output)
         return Trial(Torch(why_absent=f"it fails when it looks for GPUs: {failure_text}"))
-    torch_properties = parse(torch_output.stdout)
-    if torch_properties.version is None or not torch_properties.backends:
-        return Trial(torch_properties)
+    torch_state = parse(torch_output.stdout)
+    if torch_state.version is None or not torch_state.backends:
+        return Trial(torch_state)
     with tempfile.TemporaryDirectory(prefix="shardlab-") as store_folder:
-        backend = (
-            "nccl"
-            if torch_properties.gpus and torch_properties.gpus >= TRIAL_RANKS and "nccl" in torch_properties.backends
-            else "gloo"
-        )
+        backend = "nccl" if torch_state.gpus and torch_state.gpus >= TRIAL_RANKS and "nccl" in torch_state.backends else "gloo"
         store_url = f"file://{store_folder}/store"
         rank_functions = [functools.partial(_run_rank, backend, rank, store_url) for rank in range(TRIAL_RANKS)]
-        all_reduce_output = run_in_children(rank_functions, RANKS_S)
-    if not torch_properties.gpus:
-        return Trial(torch_properties, all_reduce_output)
+        reduce_output = run_in_children(rank_functions, RANKS_S)
+    if not torch_state.gpus:
+        return Trial(torch_state, reduce_output)
     return Trial(
-        torch_properties,
-        all_reduce_output,
-        run_in_children([_check_matmul], PRODUCT_S),
-        run_in_children([_check_compile], COMPILED_S),
+        torch_state, reduce_output, run_in_children([_check_matmul], PRODUCT_S), run_in_children([_check_compile], COMPILED_S)
     )
 
 

@@ -53,8 +53,8 @@ def run(site: Site, target: Target) -> Outcome:
 def add_measurement(outcome: Outcome, rank_output: CommandOutput, node_names: Sequence[str], gpu_name: str | None) -> Outcome:
     """The outcome of a check, to which the measured times for the inventory are added if the check passed.
 
-    rank_output: the output of the ranks. node_names: the names of the nodes of the ranks. gpu_name: NVML's name of the GPUs, if NCCL
-    was used."""
+    rank_output: the output of the ranks. node_names: the names of the nodes of the ranks. gpu_name: NVML's name of the GPUs, if
+    NCCL was used."""
     if not outcome.passed or (measurement := read_measurement(rank_output, node_names, gpu_name)) is None:
         return outcome
     return msgspec.structs.replace(outcome, all_reduces=(measurement,))
@@ -91,36 +91,32 @@ def find_first_gpu_name(host: Host) -> str | None:
 
 def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
     """Returns a passed Outcome if every element of the sum is exact on every rank."""
-    test_name = f"{TRIAL_RANKS}-rank all-reduce"
+    test = f"{TRIAL_RANKS}-rank all-reduce"
     if rank_output.code is None:
         advice = (
             f"is the loopback interface up (ip link show lo), or the machine overloaded ({cores} cores)? -v shows the output"
         )
-        return Outcome(False, f"the {test_name} did not end within {RANKS_S:g} s", advice, transcript=rank_output.stderr)
+        return Outcome(False, f"the {test} did not end within {RANKS_S:g} s", advice, transcript=rank_output.stderr)
     if rank_output.code != 0:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
-        return Outcome(
-            False, f"the {test_name} failed: {find_last_python_error(rank_output)}", advice, transcript=rank_output.stderr
-        )
+        return Outcome(False, f"the {test} failed: {find_python_error(rank_output)}", advice, transcript=rank_output.stderr)
     try:
         report = read_report(rank_output)
     except ValueError as error:
-        return Outcome(
-            False, f"the output of the {test_name} cannot be read: {error}", "try again: provision CLUSTER.yaml verify"
-        )
+        return Outcome(False, f"the output of the {test} cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if report.wrong:
-        sentence = f"the {test_name} ({report.backend}) gave {report.wrong} wrong sums"
+        sentence = f"the {test} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
-    bandwidth_gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size_text = f"{report.bytes / 2**20:g} MiB"
-    sentence = f"{test_name} of {size_text} ({report.backend}) is exact; bus bandwidth {bandwidth_gb_per_s:.2f} GB/s ({BUS_BANDWIDTH_FORMULA})"
+    sentence = f"{test} of {size_text} ({report.backend}) is exact; bus bandwidth {gb_per_s:.2f} GB/s ({BUS_BANDWIDTH_FORMULA})"
     measured_values: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,
         "bytes": report.bytes,
         "iterations": report.iterations,
         "time_s": report.time_s,
-        "bus_bandwidth_gb_per_s": bandwidth_gb_per_s,
+        "bus_bandwidth_gb_per_s": gb_per_s,
         "formula": BUS_BANDWIDTH_FORMULA,
     }
     return Outcome(True, sentence, measured=measured_values)
@@ -128,10 +124,10 @@ def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
 
 def explain_failure(program_output: CommandOutput, limit_s: float) -> str:
     """Why a test program failed: its error, or a sentence that it did not end within `limit_s` seconds."""
-    return f"it did not end within {limit_s:g} s" if program_output.code is None else find_last_python_error(program_output)
+    return f"it did not end within {limit_s:g} s" if program_output.code is None else find_python_error(program_output)
 
 
-def find_last_python_error(program_output: CommandOutput) -> str:
+def find_python_error(program_output: CommandOutput) -> str:
     """The line with the last Python error in the error output; libraries may print other lines after it."""
     error_pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     error_lines = error_pattern.findall(program_output.stderr)

@@ -39,24 +39,22 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_product(torch_trial.product, nvidia)
 
 
-def judge_driver(nvidia: Nvidia, requested_gpus: int) -> Outcome | None:
+def judge_driver(nvidia: Nvidia, gpus: int) -> Outcome | None:
     """An Outcome that says what is wrong with the driver or the number of GPUs; None if nothing is wrong.
 
-    requested_gpus: the number of GPUs per node that the cluster file requests.
+    gpus: the number of GPUs per node that the cluster file requests.
     """
     if not nvidia.works:
         nouveau_clause = ", and nouveau is loaded" if nvidia.nouveau else ""
         nvml_clause = f"; nvidia-smi: {nvidia.why_no_nvml}" if nvidia.why_no_nvml else ""
-        sentence = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau_clause}){nvml_clause}"
-        return Outcome(
-            False, sentence, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot"
-        )
+        text = f"the driver is incomplete, or its parts differ in version ({nvidia.versions}{nouveau_clause}){nvml_clause}"
+        return Outcome(False, text, "run: provision CLUSTER.yaml --only nvidia, which repairs the driver or says why it cannot")
     if nvidia.faults:
         return Outcome(False, f"a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}", "see: sudo dmesg | grep -i xid")
-    if not len(nvidia.gpus) == len(nvidia.seen) == requested_gpus:
-        sentence = f"the cluster file requests {requested_gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
+    if not len(nvidia.gpus) == len(nvidia.seen) == gpus:
+        text = f"the cluster file requests {gpus} GPUs, the PCI bus has {len(nvidia.gpus)}, the driver sees {len(nvidia.seen)}"
         return Outcome(
-            False, sentence, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
+            False, text, "a missing GPU may have fallen off the bus (sudo dmesg | grep -i xid); else correct gpus.per_node"
         )
     return None
 
@@ -68,20 +66,18 @@ def judge_product(program_output: CommandOutput, nvidia: Nvidia) -> Outcome:
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a matrix product on the GPUs failed: {failure_text}", advice, transcript=program_output.stderr)
     try:
-        wrong_counts = decode_last_line(program_output.stdout, ProductReport).wrong
+        bad_counts = decode_last_line(program_output.stdout, ProductReport).wrong
     except ValueError as error:
         return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
-    if len(wrong_counts) != len(nvidia.seen):
-        sentence = f"torch computed on {len(wrong_counts)} of {len(nvidia.seen)} GPUs"
+    if len(bad_counts) != len(nvidia.seen):
+        sentence = f"torch computed on {len(bad_counts)} of {len(nvidia.seen)} GPUs"
         return Outcome(False, sentence, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
-    faulty_gpus = [f"GPU {gpu_index}: {wrong_count}" for gpu_index, wrong_count in enumerate(wrong_counts) if wrong_count]
+    faulty_gpus = [f"GPU {gpu_index}: {wrong_count}" for gpu_index, wrong_count in enumerate(bad_counts) if wrong_count]
     if faulty_gpus:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
-    measured_values: dict[str, float | int | str] = {"gpus": len(wrong_counts), "driver": nvidia.nvml or ""}
-    sentence = (
-        f"all parts of the driver have version {nvidia.nvml}; {len(wrong_counts)} x {nvidia.seen[0].name} compute exactly"
-    )
+    measured_values: dict[str, float | int | str] = {"gpus": len(bad_counts), "driver": nvidia.nvml or ""}
+    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(bad_counts)} x {nvidia.seen[0].name} compute exactly"
     sentence += "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
     return Outcome(True, sentence, measured=measured_values)
 

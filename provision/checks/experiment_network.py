@@ -36,35 +36,36 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_interfaces(target.node_entry, target.facts[HOST].nics, target.facts[ADDRESSES])
 
 
-def judge_interfaces(node_entry: NodeEntry, nics: list[Nic], addresses_by_nic: dict[str, list[str]]) -> Outcome:
+def judge_interfaces(node: NodeEntry, nics: list[Nic], addresses_by_nic: dict[str, list[str]]) -> Outcome:
     """Returns a passed Outcome if the interfaces of the node have the addresses that the manifest states.
 
-    node_entry: the node in the manifest. nics: the interfaces that the node reports. addresses_by_nic: their IP addresses, by interface.
+    node: the node in the manifest. nics: the interfaces that the node reports. addresses_by_nic: their IP addresses, by
+    interface.
     """
-    interfaces = experiment_interfaces.find_interfaces(nics, addresses_by_nic, node_entry.address, node_entry.control)
+    interfaces = experiment_interfaces.find_interfaces(nics, addresses_by_nic, node.address, node.control)
     experiment, control = interfaces.experiment, interfaces.control
-    if node_entry.mac is not None:
-        matching_nics = [nic.name for nic in nics if nic.mac == node_entry.mac]  # a VLAN has the MAC of its parent
-        if not matching_nics:
-            return Outcome(False, f"no interface has the MAC address {node_entry.mac} of the manifest", INTERFACE_ADVICE)
-        if experiment.interface not in matching_nics:
-            actual_clause = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
-            sentence = f"{' and '.join(matching_nics)} with the manifest's MAC address {node_entry.mac} should have {node_entry.address}, but {actual_clause}"
-            return Outcome(False, sentence, INTERFACE_ADVICE)
+    if node.mac is not None:
+        names = [nic.name for nic in nics if nic.mac == node.mac]  # a VLAN has the MAC of its parent
+        if not names:
+            return Outcome(False, f"no interface has the MAC address {node.mac} of the manifest", INTERFACE_ADVICE)
+        if experiment.interface not in names:
+            actual = f"it is on {experiment.interface}" if experiment.interface is not None else "no interface has it"
+            text = f"{' and '.join(names)} with the manifest's MAC address {node.mac} should have {node.address}, but {actual}"
+            return Outcome(False, text, INTERFACE_ADVICE)
     elif experiment.interface is None:
-        return Outcome(False, f"no interface has the experiment address {node_entry.address}", INTERFACE_ADVICE)
+        return Outcome(False, f"no interface has the experiment address {node.address}", INTERFACE_ADVICE)
     if control.interface is None:
-        return Outcome(False, f"no interface has the control address {node_entry.control} of the manifest", INTERFACE_ADVICE)
+        return Outcome(False, f"no interface has the control address {node.control} of the manifest", INTERFACE_ADVICE)
     if control.interface == experiment.interface:
         return Outcome(
             False,
-            f"{control.interface} has both the experiment address {node_entry.address} and the control address {node_entry.control}",
+            f"{control.interface} has both the experiment address {node.address} and the control address {node.control}",
             INTERFACE_ADVICE,
         )
-    mac_text = node_entry.mac if node_entry.mac is not None else "whose MAC address the manifest does not state"
+    mac = node.mac if node.mac is not None else "whose MAC address the manifest does not state"
     return Outcome(
         True,
-        f"{node_entry.address} is on {experiment.interface} ({mac_text}), and the control address {node_entry.control} on {control.interface}",
+        f"{node.address} is on {experiment.interface} ({mac}), and the control address {node.control} on {control.interface}",
     )
 
 

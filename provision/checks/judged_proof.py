@@ -18,32 +18,28 @@ LEAST_FREE_BYTES = 10 << 30
 LEAST_INODES = 20_000
 
 
-def judge_proofs(node_type: NodeType, proof_results: ProofResults, results_folder: str, requested_gpus: int) -> Outcome:
+def judge_proofs(node_type: NodeType, results: ProofResults, folder: str, requested_gpus: int) -> Outcome:
     """Returns a passed Outcome if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
 
-    proof_results: the results of the job. results_folder: the path of these results. requested_gpus: the number of GPUs per node that the
+    results: the results of the job. folder: the path of these results. requested_gpus: the number of GPUs per node that the
     cluster file requests."""
     type_text = str(node_type)
-    if proof_results.job_state != "ENDED" and not proof_results.has_all_nodes():
-        job_state, _, pending_reason = proof_results.job_state.partition(" ")
-        waiting_clause = slurm_waiting.explain_waiting(pending_reason, slurm_waiting.FOR_PROVISION)
+    if results.job_state != "ENDED" and not results.has_all():
+        job_state, _, pending_reason = results.job_state.partition(" ")
+        clause = slurm_waiting.explain_waiting(pending_reason, slurm_waiting.FOR_PROVISION)
         return Outcome(
             False,
-            f"{type_text}: not proven yet, job {proof_results.job_id} is {f'{job_state}: {waiting_clause}' if waiting_clause else proof_results.job_state}",
+            f"{type_text}: not proven yet, job {results.job_id} is {f'{job_state}: {clause}' if clause else results.job_state}",
             "run `provision verify` when the job has ended",
         )
-    if not proof_results.node_proofs:
+    if not results.proofs:
+        return Outcome(False, f"{type_text}: job {results.job_id} ended without a result", f"read {folder}/prove.log")
+    if len(results.proofs) < results.proofs[0].tasks:
+        missing_count = results.proofs[0].tasks - len(results.proofs)
         return Outcome(
-            False, f"{type_text}: job {proof_results.job_id} ended without a result", f"read {results_folder}/prove.log"
+            False, f"{type_text}: {missing_count} of {results.proofs[0].tasks} nodes gave no result", f"read {folder}/prove.log"
         )
-    if len(proof_results.node_proofs) < proof_results.node_proofs[0].tasks:
-        missing_count = proof_results.node_proofs[0].tasks - len(proof_results.node_proofs)
-        return Outcome(
-            False,
-            f"{type_text}: {missing_count} of {proof_results.node_proofs[0].tasks} nodes gave no result",
-            f"read {results_folder}/prove.log",
-        )
-    for proof in proof_results.node_proofs:
+    for proof in results.proofs:
         if (failed_outcome := _find_failed_check(proof, requested_gpus)) is not None:
             return Outcome(
                 False,
@@ -51,19 +47,19 @@ def judge_proofs(node_type: NodeType, proof_results: ProofResults, results_folde
                 failed_outcome.advice,
                 transcript=failed_outcome.transcript,
             )
-    all_reduce_outputs = [proof.together for proof in proof_results.node_proofs if proof.together is not None]
+    all_reduce_outputs = [proof.together for proof in results.proofs if proof.together is not None]
     complete_outputs = [output for output in all_reduce_outputs if '"clock_spread_s"' in output.stdout]
-    first_proof = proof_results.node_proofs[0]
-    all_reduce_text, advice = (
-        _describe_all_reduce(complete_outputs[0], proof_results.node_proofs) if complete_outputs else ("", None)
-    )
+    first_proof = results.proofs[0]
+    all_reduce_text, advice = _describe_all_reduce(complete_outputs[0], results.proofs) if complete_outputs else ("", None)
     all_reduce_clause = f"; {all_reduce_text}" if complete_outputs else ""
     first_gpus = first_proof.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
     torch_version = first_proof.trial.torch.version or ""
-    release_remark = torch.describe_untried_release(torch_version)
-    sentence = f"{type_text}: torch {torch_version} works on {len(proof_results.node_proofs)} nodes ({gpu_text}){all_reduce_clause}{release_remark}"
-    return Outcome(True, sentence, advice, all_reduces=tuple(_read_measurements(proof_results.node_proofs)))
+    remark = torch.describe_untried_release(torch_version)
+    sentence = (
+        f"{type_text}: torch {torch_version} works on {len(results.proofs)} nodes ({gpu_text}){all_reduce_clause}{remark}"
+    )
+    return Outcome(True, sentence, advice, all_reduces=tuple(_read_measurements(results.proofs)))
 
 
 def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
@@ -71,50 +67,39 @@ def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduc
     for proof in proofs:
         gpu_name = all_reduce.find_first_gpu_name(proof.host)
         node_names = [other.host.host for other in proofs]
-        for rank_output, rank_node_names in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
-            if (
-                rank_output is not None
-                and (measurement := all_reduce.read_measurement(rank_output, rank_node_names, gpu_name)) is not None
-            ):
+        for output, rank_nodes in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
+            if output is not None and (measurement := all_reduce.read_measurement(output, rank_nodes, gpu_name)) is not None:
                 yield measurement
 
 
 def _find_failed_check(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
-    torch_properties = proof.trial.torch
-    outcomes = [
-        torch.judge_torch(torch_properties),
-        gpus.judge_gpus(proof.host, torch_properties),
-        _check_gpu_count(proof, requested_gpus),
-    ]
+    torch_state = proof.trial.torch
+    checks = [torch.judge_torch(torch_state), gpus.judge_gpus(proof.host, torch_state), _check_gpu_count(proof, requested_gpus)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
-        failure_reason = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
-        outcomes.append(Outcome(False, f"a matrix product on the GPUs failed: {failure_reason}", "do not train here"))
+        reason = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
+        checks.append(Outcome(False, f"a matrix product on the GPUs failed: {reason}", "do not train here"))
     if proof.trial.all_reduce is not None:
-        outcomes.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
+        checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
-        outcomes.append(_check_shared_folder(proof))
+        checks.append(_check_shared_folder(proof))
         # The report of rank 0 is one line of its output; NCCL may print other lines
         if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:
-            outcomes.append(_check_all_reduce(proof.together))
+            checks.append(_check_all_reduce(proof.together))
         elif proof.together is None or proof.together.code != 0:
-            failure_reason = (
+            reason = (
                 all_reduce.explain_failure(proof.together, MEET_S)
                 if proof.together is not None
                 else "the nodes did not reach each other"
             )
-            outcomes.append(
-                Outcome(
-                    False, f"the all-reduce between nodes failed: {failure_reason}", "can the nodes reach each other over TCP?"
-                )
+            checks.append(
+                Outcome(False, f"the all-reduce between nodes failed: {reason}", "can the nodes reach each other over TCP?")
             )
     if proof.free_bytes < LEAST_FREE_BYTES:
-        outcomes.append(
-            Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there")
-        )
+        checks.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
     if proof.free_inodes is not None and proof.free_inodes < LEAST_INODES:
-        outcomes.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
-    return next((check_outcome for check_outcome in outcomes if check_outcome.passed is False), None)
+        checks.append(Outcome(False, f"the shared folder has {proof.free_inodes:,} inodes free", "remove files there"))
+    return next((check_outcome for check_outcome in checks if check_outcome.passed is False), None)
 
 
 def _check_gpu_count(proof: NodeProof, requested_count: int) -> Outcome:
@@ -157,13 +142,11 @@ def _describe_all_reduce(rank_output: CommandOutput, proofs: Sequence[NodeProof]
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
     report = all_reduce.read_report(rank_output)
     bandwidth_gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    sentence = (
-        f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
-    )
+    clause = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
     if report.backend != "nccl":
-        return sentence, None
+        return clause, None
     active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]
     devices = [*active_links, *(slingshot_name for proof in proofs for slingshot_name in proof.slingshot)]
     transports = transport.read_transports([proof.together for proof in proofs if proof.together is not None])
     transport_clause, advice = transport.judge_transport(transports, devices)
-    return sentence + transport_clause, advice
+    return clause + transport_clause, advice

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from provision.check import Check, Outcome, describe_absent_nodes, map_targets
+from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.checks.all_reduce import (
     BUS_BANDWIDTH_FORMULA,
     AllReduceReport,
@@ -46,21 +46,17 @@ def run(site: Site, target: Target) -> Outcome:
     """Run an all-reduce of all nodes, and compare the counters of sent bytes before and after it. Raises Unanswered."""
     targets = site.active_targets
     if len(targets) < 2:
-        return Outcome(None, f"there is only one node{describe_absent_nodes(site)}")
+        return Outcome(None, f"there is only one node{absent_nodes_note(site)}")
     data_nics = [_find_interface(target) for target in targets]
     control_interfaces = [_find_control_interface(target) for target in targets]
     backend = "nccl" if all(_has_nccl(target) for target in targets) else "gloo"
     counters_before = map_targets(targets, _read_sent_bytes)
     rank_outputs = map_targets(targets, lambda member: _launch_rank(backend, targets, member, data_nics[targets.index(member)]))
     counters_after = map_targets(targets, _read_sent_bytes)
-    failed_outputs = [
-        (failing, failed_output)
-        for failing, failed_output in zip(targets, rank_outputs, strict=True)
-        if failed_output.code != 0
-    ]
+    failed_outputs = [(failing, output) for failing, output in zip(targets, rank_outputs, strict=True) if output.code != 0]
     if failed_outputs:
-        first_failed, failed_output = failed_outputs[0]
-        failure_text = explain_failure(failed_output, LIMIT_S)
+        first_failed, output = failed_outputs[0]
+        failure_text = explain_failure(output, LIMIT_S)
         advice = (
             f"can the nodes reach {targets[0].node.address}:{RENDEZVOUS_PORT} and each other, or does a firewall block them?"
         )
@@ -68,15 +64,11 @@ def run(site: Site, target: Target) -> Outcome:
             False,
             f"an all-reduce of {len(targets)} nodes failed; {first_failed.node.name}: {failure_text}",
             advice,
-            transcript=failed_output.stderr,
+            transcript=output.stderr,
         )
-    sent_bytes_by_node = [
-        _subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)
-    ]
+    sent_by_node = [_subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)]
     links_by_node = [target.facts[RDMA] for target in targets] if backend == "nccl" else []
-    outcome = judge_network(
-        rank_outputs, data_nics, sent_bytes_by_node, describe_absent_nodes(site), control_interfaces, links_by_node
-    )
+    outcome = judge_network(rank_outputs, data_nics, sent_by_node, absent_nodes_note(site), control_interfaces, links_by_node)
     gpu_name = find_first_gpu_name(targets[0].facts[HOST]) if backend == "nccl" else None
     return add_measurement(outcome, rank_outputs[0], [member.node.name for member in targets], gpu_name)
 
@@ -92,10 +84,10 @@ def judge_network(
     """Returns a passed Outcome if the sums are exact and the data was sent over the right interfaces.
 
     rank_outputs: the output of the rank of each node, the first of which is rank 0. data_nics: the interface of each node that
-    should carry the data. sent_bytes_by_node: for each node, the bytes sent during the test, by interface. absent_note: names the
-    nodes that did not take part, such as `; without gpu1`. control_interfaces: for each node, (name of the node, name of its
-    interface on the control network of an experiment); None: the node is on no control network. links_by_node: the RDMA links
-    of each node."""
+    should carry the data. sent_bytes_by_node: for each node, the bytes sent during the test, by interface. absent_note: names
+    the nodes that did not take part, such as `; without gpu1`. control_interfaces: for each node, (name of the node, name of
+    its interface on the control network of an experiment); None: the node is on no control network. links_by_node: the RDMA
+    links of each node."""
     try:
         report = read_report(rank_outputs[0])
     except ValueError as error:
@@ -118,12 +110,10 @@ def judge_network(
             "name the devices of the experiment network in /etc/nccl.conf of each node: NCCL_IB_HCA==mlx5_2 (docs/networks.md)",
         )
     if control_phrases := _describe_control_traffic(control_interfaces, sent_bytes_by_node, expected_bytes):
-        sentence = (
-            f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_phrases)}"
-        )
+        text = f"the control network, which is only for logins, carried data of the all-reduce: {', '.join(control_phrases)}"
         return Outcome(
             False,
-            f"{sentence}; each node sends {expected_bytes / 1e6:.0f} MB, over {nic_names}",
+            f"{text}; each node sends {expected_bytes / 1e6:.0f} MB, over {nic_names}",
             "are the addresses of the nodes in the cluster file those of the experiment network, and does /etc/hosts on each "
             "node list these addresses?",
         )
@@ -131,25 +121,22 @@ def judge_network(
     lacks_transport = report.backend == "nccl" and not nccl_transports.channels
     is_kernel_counted = report.backend != "nccl" or nccl_transports.rdma is False or lacks_transport
     if is_kernel_counted and (stray_phrases or intended_bytes < expected_bytes * 0.9):
-        stray_text = ", ".join(stray_phrases) or "nothing"
-        sentence = (
-            f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {stray_text}"
-        )
+        elsewhere = ", ".join(stray_phrases) or "nothing"
+        text = f"{intended_bytes / 1e6:.0f} of {expected_bytes / 1e6:.0f} MB were sent over {nic_names}; elsewhere: {elsewhere}"
         advice = "which interface has the nodes' addresses (ip addr), and does /etc/hosts list these addresses?"
         if lacks_transport:
-            sentence += "; RDMA cannot be ruled out, because NCCL's log names no transport"
+            text += "; RDMA cannot be ruled out, because NCCL's log names no transport"
             advice = "remove NCCL_DEBUG_FILE from /etc/nccl.conf and ~/.nccl.conf of the nodes"
-        return Outcome(False, sentence, advice)
+        return Outcome(False, text, advice)
     return _make_passed_outcome(report, nic_names, absent_note, nccl_transports, links_by_node)
 
 
-def _describe_strays(
-    data_nics: Sequence[str], sent_bytes_by_node: Sequence[dict[str, int]], background_bytes: float
-) -> list[str]:
-    """A phrase for each other interface of a node that sent over `background_bytes`. data_nics, sent_bytes_by_node: as in `judge_network`."""
+def _describe_strays(nics: Sequence[str], sent_bytes_by_node: Sequence[dict[str, int]], background_bytes: float) -> list[str]:
+    """A phrase for each other interface of a node that sent over `background_bytes`. nics, sent_bytes_by_node: as in
+    `judge_network`."""
     return [
         f"{nic} {sent_bytes / 1e6:.0f} MB"
-        for data_nic, bytes_by_nic in zip(data_nics, sent_bytes_by_node, strict=True)
+        for data_nic, bytes_by_nic in zip(nics, sent_bytes_by_node, strict=True)
         for nic, sent_bytes in bytes_by_nic.items()
         if nic != data_nic and not _VIRTUAL_NIC.match(nic) and sent_bytes > background_bytes
     ]
@@ -194,18 +181,16 @@ def _describe_control_devices(
 
 
 def _describe_control_traffic(
-    control_interfaces: Sequence[tuple[str, str] | None], sent_bytes_by_node: Sequence[dict[str, int]], expected_bytes: float
+    control_interfaces: Sequence[tuple[str, str] | None], sent_by_node: Sequence[dict[str, int]], expected_bytes: float
 ) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
-    control_interfaces, sent_bytes_by_node: as for `judge_network`. expected_bytes: the bytes that each node has to send for the
+    control_interfaces, sent_by_node: as for `judge_network`. expected_bytes: the bytes that each node has to send for the
     all-reduce."""
     return [
         f"{node_name} sent {sent_by_nic[interface] / 1e6:.0f} MB over {interface}"
         for (node_name, interface), sent_by_nic in (
-            (control_interface, sent_by_nic)
-            for control_interface, sent_by_nic in zip(control_interfaces, sent_bytes_by_node)
-            if control_interface is not None
+            (control, sent_by_nic) for control, sent_by_nic in zip(control_interfaces, sent_by_node) if control is not None
         )
         if sent_by_nic.get(interface, 0) > MOST_CONTROL_SHARE * expected_bytes
     ]
@@ -254,4 +239,4 @@ def _subtract_counters(earlier_by_nic: dict[str, int], later_by_nic: dict[str, i
     return {nic: byte_count - earlier_by_nic.get(nic, 0) for nic, byte_count in later_by_nic.items()}
 
 
-NETWORK = Check("network", run, runs_once=True)
+NETWORK = Check("network", run, once=True)

@@ -37,13 +37,13 @@ class NodeProof(msgspec.Struct, frozen=True):
 class ProofResults(NamedTuple):
     """The content of the folder in which a proof job writes its results."""
 
-    node_proofs: list[NodeProof]
+    proofs: list[NodeProof]
     """One result per node that has written its result."""
     job_id: str | None
     """The Slurm job id; None: no job was submitted."""
     job_state: str
     """State and reason as squeue prints them, such as `PENDING Resources`; ENDED: squeue does not list the job."""
 
-    def has_all_nodes(self) -> bool:
+    def has_all(self) -> bool:
         """Whether every node of the job wrote its result."""
-        return bool(self.node_proofs) and len(self.node_proofs) >= self.node_proofs[0].tasks
+        return bool(self.proofs) and len(self.proofs) >= self.proofs[0].tasks

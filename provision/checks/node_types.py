@@ -90,35 +90,28 @@ def run(site: Site, target: Target) -> Outcome:
     for folder, (cluster, node_type, unsuitable_nodes) in proof_request_by_folder.items():
         proofs = _read_proofs(target, folder)
         # If the job of an earlier command failed, its failure is reported before a new job is submitted.
-        if proofs.node_proofs or proofs.job_id is not None:
+        if proofs.proofs or proofs.job_id is not None:
             continue
         if (rejection := _submit_proof_job(cluster, target, folder, node_type, unsuitable_nodes)) is not None:
             sentence = f"{node_type!s}: Slurm rejects the job: {rejection}"
             advice = advise_on_rejection(rejection) or "change the keys under slurm in the cluster file as Slurm's words say"
             return Outcome(False, sentence, advice)
-    deadline, ended_s_by_folder = time.monotonic() + WAIT_S, dict[str, float]()
+    deadline, end_times = time.monotonic() + WAIT_S, dict[str, float]()
     while True:
-        results_by_folder = {folder: _read_proofs(target, folder) for folder in proof_request_by_folder}
+        results = {folder: _read_proofs(target, folder) for folder in proof_request_by_folder}
         now_s = time.monotonic()
-        ended_s_by_folder = {
-            folder: ended_s_by_folder.get(folder, now_s)
-            for folder, proofs in results_by_folder.items()
-            if proofs.job_state == "ENDED"
-        }
-        are_settled = [
-            proofs.has_all_nodes() or now_s - ended_s_by_folder.get(folder, now_s) > VISIBLE_S
-            for folder, proofs in results_by_folder.items()
-        ]
-        if all(are_settled) or now_s > deadline:
+        end_times = {folder: end_times.get(folder, now_s) for folder, proofs in results.items() if proofs.job_state == "ENDED"}
+        settled = [proofs.has_all() or now_s - end_times.get(folder, now_s) > VISIBLE_S for folder, proofs in results.items()]
+        if all(settled) or now_s > deadline:
             break
         IS_STOPPING.wait(POLL_S)
     outcomes, proofs_by_type = [], []
     for folder, (cluster, node_type, _) in proof_request_by_folder.items():
         requested_gpus = cluster.gpus.per_node if cluster.gpus is not None else 0
-        outcomes.append(judged_proof.judge_proofs(node_type, results_by_folder[folder], folder, requested_gpus))
+        outcomes.append(judged_proof.judge_proofs(node_type, results[folder], folder, requested_gpus))
         if outcomes[-1].passed:
-            proofs_by_type.append((node_type, results_by_folder[folder].node_proofs))
-        elif results_by_folder[folder].job_state == "ENDED":
+            proofs_by_type.append((node_type, results[folder].proofs))
+        elif results[folder].job_state == "ENDED":
             target.node.run(["sh", "-c", SET_ASIDE, "set-aside", folder], timeout_s=60)
     if site.environment_name is None:  # the nodes are the same in every environment
         proven_nodes.record_proven_nodes(site, proofs_by_type)
@@ -158,30 +151,20 @@ def _select_types(cluster: Cluster, node_types: tuple[NodeType, ...], partition:
     the most nodes is included.
     node_types: all node types of the site. partition: the partition of the runs; None: any partition.
     """
-    partition_types = [
-        node_type for node_type in node_types if partition is None or node_type.partition in partition.split(",")
-    ]
+    eligible = [kind for kind in node_types if partition is None or kind.partition in partition.split(",")]
     constraint = cluster.slurm.constraint if cluster.slurm is not None else None
-    is_evaluable = constraint is not None and not set(constraint) & set("|()[]*")  # otherwise only sbatch can evaluate it
-    required_features = (
-        [feature_word for feature_word in constraint.split("&") if is_name(feature_word)]
-        if constraint is not None and is_evaluable
-        else []
-    )
+    is_plain = constraint is not None and not set(constraint) & set("|()[]*")  # otherwise only sbatch can evaluate it
+    required_features = [word for word in constraint.split("&") if is_name(word)] if constraint is not None and is_plain else []
     similar_groups: dict[tuple[object, ...], list[NodeType]] = {}
-    for node_type in partition_types:
-        if len(node_type.features) < MOST_FEATURES and any(feature not in node_type.features for feature in required_features):
+    for kind in eligible:
+        if len(kind.features) < MOST_FEATURES and any(feature not in kind.features for feature in required_features):
             continue
-        if cluster.gpus is None or not cluster.gpus.per_node or _has_requested_gpus(node_type, cluster):
-            similar_groups.setdefault((node_type.cpus, node_type.gpus), []).append(node_type)
+        if cluster.gpus is None or not cluster.gpus.per_node or _has_requested_gpus(kind, cluster):
+            similar_groups.setdefault((kind.cpus, kind.gpus), []).append(kind)
     largest_types = [max(similar_types, key=lambda node_type: node_type.count) for similar_types in similar_groups.values()]
     return {
-        node_type: ",".join(
-            other_type.names
-            for other_type in partition_types
-            if (other_type.cpus, other_type.gpus) != (node_type.cpus, node_type.gpus) and other_type.names
-        )
-        for node_type in largest_types
+        kind: ",".join(other.names for other in eligible if (other.cpus, other.gpus) != (kind.cpus, kind.gpus) and other.names)
+        for kind in largest_types
     }
 
 
@@ -193,20 +176,12 @@ def _has_requested_gpus(node_type: NodeType, cluster: Cluster) -> bool:
     return any(gpu.count >= requested_gpus.per_node and requested_gpus.type in (None, gpu.type) for gpu in node_type.gpus)
 
 
-def _choose_proof_folder(cluster: Cluster, target: Target, node_type: NodeType) -> str:
+def _choose_proof_folder(cluster: Cluster, target: Target, kind: NodeType) -> str:
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
-    sbatch_options = requests.list_sbatch_options(
-        cluster, node_count=2, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(node_type)
+    options = requests.list_sbatch_options(
+        cluster, node_count=2, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(kind)
     )
-    folder_key = json.dumps(
-        [
-            target.node.python,
-            software.compute_source_digest(),
-            node_type.cpus,
-            [str(gpu) for gpu in node_type.gpus],
-            sbatch_options,
-        ]
-    )
+    folder_key = json.dumps([target.node.python, software.digest_source(), kind.cpus, [str(gpu) for gpu in kind.gpus], options])
     return f"{cluster.storage.shared}/proofs/{hashlib.sha256(folder_key.encode()).hexdigest()[:12]}"
 
 
@@ -239,7 +214,7 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
     """
     gpu_count = cluster.gpus.per_node if cluster.gpus is not None else 0
     node_count = min(2, node_type.count, cluster.slurm.max_nodes or 2 if cluster.slurm is not None else 2)
-    excluded_nodes = ",".join(
+    excluded = ",".join(
         [*(cluster.slurm.exclude if cluster.slurm is not None else []), *([unsuitable_nodes] if unsuitable_nodes else [])]
     )
     requeue_options = [] if cluster.slurm is not None and "requeue" in cluster.slurm.omit else ["--no-requeue"]
@@ -250,9 +225,7 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
             cluster, node_count=node_count, minutes=PROOF_MINUTES, gpu_count=gpu_count, cpu_count=_choose_cpu_count(node_type)
         ),
         *requeue_options,  # a requeued job would find the files of its first start
-        *(
-            [f"--exclude={excluded_nodes}"] if excluded_nodes else []
-        ),  # all names in one option: sbatch uses only the last --exclude
+        *([f"--exclude={excluded}"] if excluded else []),  # all names in one option: sbatch uses only the last --exclude
     ]
     job_script = templates.render(
         "site/prove.sh.j2",
@@ -260,9 +233,9 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
         kind=str(node_type),
         folder=folder,
         container=container.list_srun_options(cluster, folder),
-        python=container.choose_rank_python(cluster, target.node.python),
+        python=container.find_rank_python(cluster, target.node.python),
     ).encode()
-    put_answer = target.node.write_file(job_script, f"{folder}/prove.sh", mode=0o755, owner="")
+    put_answer = target.node.put(job_script, f"{folder}/prove.sh", mode=0o755, owner="")
     if put_answer.code != 0:
         raise Unanswered(f"{target.node.name}: {folder}/prove.sh: {find_error_line(put_answer)}")
     sbatch_output = target.node.run(["sh", "-c", SUBMIT_PROOF, "submit", folder], timeout_s=120)
@@ -275,4 +248,4 @@ def _submit_proof_job(cluster: Cluster, target: Target, folder: str, node_type: 
     return None if sbatch_output.code == 0 else "; ".join(error_lines)[:500] or find_error_line(sbatch_output)
 
 
-SITE_NODES = Check("node_types", run, runs_once=True)
+SITE_NODES = Check("node_types", run, once=True)

@@ -9,7 +9,7 @@ from provision.checks.node_proof import NodeProof
 from provision.facts.node_types import NodeType
 from provision.operation import Site
 from shardlab.files import files
-from shardlab.workspace.inventory import make_inventory_path
+from shardlab.workspace.inventory import inventory_path
 
 
 def record_proven_nodes(site: Site, proofs_by_type: list[tuple[NodeType, list[NodeProof]]]) -> None:
@@ -32,4 +32,4 @@ def record_proven_nodes(site: Site, proofs_by_type: list[tuple[NodeType, list[No
     ]
     inventory_bytes = inventory_file.encode_inventory({**msgspec.json.decode(old_content), "node_types": inventory_entries})
     if inventory_bytes != old_content:
-        files.write_atomic(make_inventory_path(site.workspace), inventory_bytes)
+        files.write_atomic(inventory_path(site.workspace), inventory_bytes)

@@ -22,34 +22,26 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_links(rdma_links, data_nics[0] if data_nics else None)
 
 
-def judge_links(rdma_links: list[RdmaLink], data_nic: str | None) -> Outcome:
-    """Returns a passed Outcome if at least one RDMA link is up, and no link has a fault. If the interface `data_nic` has an RDMA
+def judge_links(rdma_links: list[RdmaLink], nic: str | None) -> Outcome:
+    """Returns a passed Outcome if at least one RDMA link is up, and no link has a fault. If the interface `nic` has an RDMA
     link, this link must be up; other links may be down.
 
-    data_nic: the interface over which the ranks communicate; None: it is not known.
+    nic: the interface over which the ranks communicate; None: it is not known.
     """
-    links_text = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in rdma_links)
+    text = ", ".join(f"{link.name} ({link.nic or link.layer}) is {link.state}" for link in rdma_links)
     active_links = [link for link in rdma_links if link.state == "ACTIVE"]
-    if any(link.nic is not None and link.nic == data_nic and link not in active_links for link in rdma_links):
-        return Outcome(
-            False,
-            links_text,
-            f"is the cable of {data_nic} plugged in, and its switch port up? rdma link; ip link show {data_nic}",
-        )
+    if any(link.nic is not None and link.nic == nic and link not in active_links for link in rdma_links):
+        return Outcome(False, text, f"is the cable of {nic} plugged in, and its switch port up? rdma link; ip link show {nic}")
     if any(link.state in ("INIT", "ARMED") for link in rdma_links):
-        return Outcome(False, links_text, "no subnet manager has set the link up: start opensm on one node, or in the switch")
+        return Outcome(False, text, "no subnet manager has set the link up: start opensm on one node, or in the switch")
     if not active_links:
-        return Outcome(
-            False, links_text, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)"
-        )
+        return Outcome(False, text, "is a cable plugged in? If RDMA is not wanted, unload its kernel module (see rdma link)")
     unroutable_links = [link.name for link in active_links if link.layer == "Ethernet" and ROUTED_GID not in link.gids]
     if unroutable_links:
         return Outcome(
-            False,
-            f"{links_text}; {', '.join(unroutable_links)} has no GID of {ROUTED_GID}",
-            "give its interface an address: ip addr",
+            False, f"{text}; {', '.join(unroutable_links)} has no GID of {ROUTED_GID}", "give its interface an address: ip addr"
         )
-    return Outcome(True, links_text, measured={"links_active": len(active_links)})
+    return Outcome(True, text, measured={"links_active": len(active_links)})
 
 
 RDMA_UP = Check("rdma", run)

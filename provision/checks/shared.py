@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from provision.check import Check, Outcome, describe_absent_nodes, map_targets
+from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.node import Node, find_error_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
@@ -37,13 +37,11 @@ def run(site: Site, target: Target) -> Outcome:
                 return Outcome(False, sentence, "the folder is not the same on all nodes: compare findmnt on all nodes")
     finally:
         members[0].node.run(["sh", "-c", f"rm -f {marker_path}.*"], timeout_s=LIMIT_S)
-    return Outcome(
-        True, f"{folder}: {len(members)} nodes wrote files, and each node read all of them{describe_absent_nodes(site)}"
-    )
+    return Outcome(True, f"{folder}: {len(members)} nodes wrote files, and each node read all of them{absent_nodes_note(site)}")
 
 
 def _write_marker(node: Node, marker_path: str) -> CommandOutput:
     return node.run(["sh", "-euc", f"echo {node.name} > {marker_path}.{node.name}"], timeout_s=LIMIT_S)
 
 
-SHARED = Check("shared_storage", run, runs_once=True)
+SHARED = Check("shared_storage", run, once=True)

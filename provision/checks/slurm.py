@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.check import Check, Outcome, describe_absent_nodes
+from provision.check import Check, Outcome, absent_nodes_note
 from provision.node import Node, find_error_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
@@ -28,34 +28,25 @@ def run(site: Site, target: Target) -> Outcome:
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
     (controller,) = site.list_with_role("controller")
-    workers = sorted(
-        worker.node.name for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node
-    )
-    controller_node = controller.node
-    if controller_node.name in site.skip_reason_by_node or not workers:
-        return Outcome(None, f"the controller or all workers do not answer{describe_absent_nodes(site)}")
+    workers = sorted(worker.node.name for worker in site.list_with_role("worker") if worker.node.name not in site.skipped)
+    node = controller.node
+    if node.name in site.skipped or not workers:
+        return Outcome(None, f"the controller or all workers do not answer{absent_nodes_note(site)}")
     slurm_options = _make_slurm_options(site)
     srun_words = ["srun", *slurm_options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
-    spread_output = controller_node.run([*srun_words, "hostname"], timeout_s=LIMIT_S)
-    if (fault_clause := _describe_fault(spread_output)) or sorted(spread_output.stdout.split()) != workers:
-        sentence = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_output.stdout.split())) or 'none'}{fault_clause}"
-        return Outcome(
-            False, sentence, f"on {controller_node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_output.stderr
-        )
-    if (gpu_failure := _check_gpu_job(site, controller_node, workers[0])) is not None:
+    spread_output = node.run([*srun_words, "hostname"], timeout_s=LIMIT_S)
+    if (fault := _describe_fault(spread_output)) or sorted(spread_output.stdout.split()) != workers:
+        text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_output.stdout.split())) or 'none'}{fault}"
+        return Outcome(False, text, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_output.stderr)
+    if (gpu_failure := _check_gpu_job(site, node, workers[0])) is not None:
         return gpu_failure
-    canary_output = controller_node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *slurm_options], timeout_s=LIMIT_S)
-    if (fault_clause := _describe_fault(canary_output)) or canary_output.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
-        sentence = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary_output.stdout.strip() or 'nothing'}{fault_clause}"
-        return Outcome(
-            False,
-            sentence,
-            f"on {controller_node.name}: sacctmgr show cluster; journalctl -u slurmdbd",
-            transcript=canary_output.stderr,
-        )
+    canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *slurm_options], timeout_s=LIMIT_S)
+    if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
+        text = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
+        return Outcome(False, text, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
     gpu_clause = "; a job that requests one GPU sees one" if site.cluster.gpus and site.cluster.gpus.per_node else ""
-    sentence = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{describe_absent_nodes(site)}"
-    return Outcome(True, sentence)
+    text = f"a job ran on {', '.join(workers)}{gpu_clause}; sacct reports exit codes{absent_nodes_note(site)}"
+    return Outcome(True, text)
 
 
 def _check_gpu_job(site: Site, controller_node: Node, worker: str) -> Outcome | None:
@@ -108,4 +99,4 @@ def _describe_fault(job_output: CommandOutput) -> str:
     return f"; {find_error_line(job_output)}" if job_output.code else ""
 
 
-SLURM = Check("slurm", run, runs_once=True)
+SLURM = Check("slurm", run, once=True)

@@ -20,25 +20,22 @@ def run(site: Site, target: Target) -> Outcome:
     return judge_torch(trial.run_trial(target).torch, is_this_machine=target.node_entry is None)
 
 
-def judge_torch(torch_properties: Torch, *, is_this_machine: bool = False) -> Outcome:
+def judge_torch(torch: Torch, *, is_this_machine: bool = False) -> Outcome:
     """Returns a passed Outcome if torch can be imported, is not too old, and has a backend with which ranks communicate.
 
     is_this_machine: whether the node is this machine, for which the advice is a command.
     """
-    if torch_properties.version is None:
-        return Outcome(
-            False, f"torch cannot be imported ({torch_properties.why_absent})", _advise_pip(is_this_machine=is_this_machine)
-        )
-    if (major_minor := _parse_release(torch_properties.version)) is not None and major_minor < OLDEST_TRIED:
-        sentence = f"torch {torch_properties.version} is too old: shardlab was tried with torch {TRIED_RELEASES}"
+    if torch.version is None:
+        return Outcome(False, f"torch cannot be imported ({torch.why_absent})", _advise_pip(is_this_machine=is_this_machine))
+    if (major_minor := _parse_release(torch.version)) is not None and major_minor < OLDEST_TRIED:
+        sentence = f"torch {torch.version} is too old: shardlab was tried with torch {TRIED_RELEASES}"
         return Outcome(False, sentence, _advise_pip("--upgrade", is_this_machine=is_this_machine))
-    if not torch_properties.backends:
-        sentence = f"torch {torch_properties.version} is built without distributed training"
+    if not torch.backends:
+        sentence = f"torch {torch.version} is built without distributed training"
         return Outcome(False, sentence, _advise_pip("--force-reinstall", is_this_machine=is_this_machine))
-    backend_names = ", ".join(torch_properties.backends)
+    backend_names = ", ".join(torch.backends)
     return Outcome(
-        True,
-        f"torch {torch_properties.version} can be imported; backends: {backend_names}{describe_untried_release(torch_properties.version)}",
+        True, f"torch {torch.version} can be imported; backends: {backend_names}{describe_untried_release(torch.version)}"
     )
 
 
@@ -50,12 +47,8 @@ def _advise_pip(*options: str, is_this_machine: bool) -> str:
 
 def describe_untried_release(torch_version: str) -> str:
     """The end of a sentence about a torch that is newer than those that shardlab was tried with; '' for another torch."""
-    major_minor = _parse_release(torch_version)
-    return (
-        f"; shardlab was tried with torch {TRIED_RELEASES} only"
-        if major_minor is not None and major_minor > NEWEST_TRIED
-        else ""
-    )
+    release = _parse_release(torch_version)
+    return f"; shardlab was tried with torch {TRIED_RELEASES} only" if release is not None and release > NEWEST_TRIED else ""
 
 
 def _parse_release(torch_version: str) -> tuple[int, ...] | None:

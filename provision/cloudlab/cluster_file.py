@@ -100,24 +100,16 @@ def _describe_nodes(nodes: Sequence[ExperimentNode], hardware_types: Sequence[Ha
     ]
 
 
-def _describe_gpus(hardware_type: HardwareType) -> str:
-    return (
-        f"{hardware_type.gpus} x {hardware_type.gpu}"
-        if hardware_type.gpus is not None and hardware_type.gpu is not None
-        else "GPUs not known"
-    )
+def _describe_gpus(entry: HardwareType) -> str:
+    return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
 def _propose_gpus(hardware_types: Sequence[HardwareType | None]) -> ProposedGpus | None:
     """The GPUs of each node; None if the catalogue does not know the number of GPUs of a node."""
-    gpu_counts = [
-        hardware_type.gpus for hardware_type in hardware_types if hardware_type is not None and hardware_type.gpus is not None
-    ]
+    gpu_counts = [entry.gpus for entry in hardware_types if entry is not None and entry.gpus is not None]
     if len(gpu_counts) < len(hardware_types):
         return None
-    models_with_memory = {
-        (hardware_type.gpu, hardware_type.gpu_memory_gib) for hardware_type in hardware_types if hardware_type is not None
-    }
+    models_with_memory = {(entry.gpu, entry.gpu_memory_gib) for entry in hardware_types if entry is not None}
     model_name, memory_gib = next(iter(models_with_memory)) if len(models_with_memory) == 1 else (None, None)
     return ProposedGpus(min(gpu_counts), model_name.lower().replace(" ", "-") if model_name is not None else None, memory_gib)
 
@@ -125,15 +117,11 @@ def _propose_gpus(hardware_types: Sequence[HardwareType | None]) -> ProposedGpus
 def _describe_wheels(hardware_types: Sequence[HardwareType | None]) -> list[str]:
     """For each hardware type that the usual build of torch does not support, a sentence with the builds that support it."""
     sentences = []
-    for hardware_type in {
-        hardware_type.name: hardware_type for hardware_type in hardware_types if hardware_type is not None
-    }.values():
-        cuda_releases = hardware.list_cuda_builds(hardware_type)
-        if cuda_releases is None or gpu_generations.USUAL_CUDA in cuda_releases:
+    for type_entry in {type_entry.name: type_entry for type_entry in hardware_types if type_entry is not None}.values():
+        releases = hardware.list_cuda_builds(type_entry)
+        if releases is None or gpu_generations.USUAL_CUDA in releases:
             continue
         usual_build = f"torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs"
-        needed_clause = (
-            f"it needs wheels of torch for CUDA {' or '.join(cuda_releases)}" if cuda_releases else "and no other build does"
-        )
-        sentences.append(f"{hardware_type.name}: {usual_build}, does not support its {hardware_type.gpu} GPUs; {needed_clause}")
+        needed_clause = f"it needs wheels of torch for CUDA {' or '.join(releases)}" if releases else "and no other build does"
+        sentences.append(f"{type_entry.name}: {usual_build}, does not support its {type_entry.gpu} GPUs; {needed_clause}")
     return sentences

@@ -58,20 +58,16 @@ def obtain_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, ou
     store_experiment_end(workspace, portal, experiment)
 
 
-def _describe_short_grant(experiment_request: ProfileRequest, experiment: PortalExperiment) -> str:
+def _describe_short_grant(request: ProfileRequest, experiment: PortalExperiment) -> str:
     """A warning if the experiment got fewer hours than the cluster file requests; '' if it got all hours, or if this is not
     known."""
-    created_at, ends_at = parse_portal_time(experiment.created_at), parse_portal_time(experiment.expires_at)
-    if (
-        created_at is None
-        or ends_at is None
-        or ends_at - created_at >= timedelta(hours=experiment_request.duration, seconds=-CLOCK_S)
-    ):
+    created_at, end = parse_portal_time(experiment.created_at), parse_portal_time(experiment.expires_at)
+    if created_at is None or end is None or end - created_at >= timedelta(hours=request.duration, seconds=-CLOCK_S):
         return ""
     return (
-        f"the portal granted {moments.format_duration((ends_at - created_at).total_seconds())} for the experiment "
-        f"{experiment_request.name}, and the "
-        f"cluster file asks for {experiment_request.duration} h: it ends at {moments.format_time(ends_at)}. To ask for more hours: provision "
+        f"the portal granted {moments.format_duration((end - created_at).total_seconds())} for the experiment "
+        f"{request.name}, and the "
+        f"cluster file asks for {request.duration} h: it ends at {moments.format_time(end)}. To ask for more hours: provision "
         "CLUSTER.yaml extend --hours N --reason TEXT"
     )
 
@@ -101,17 +97,17 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
     """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
     cloudlab_keys = cluster.cloudlab
     assert cloudlab_keys is not None
-    note_path = cloudlab_experiment.find_note_path(workspace.shardlab_folder)
+    path = cloudlab_experiment.find_note_path(workspace.shardlab_folder)
     if note.name != cluster.name or (note.project and cloudlab_keys.project and note.project != cloudlab_keys.project):
         raise InputError(
-            f"{note_path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
+            f"{path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
             f"for {cluster.name} of {cloudlab_keys.project}. Allowed: the same names, or another workspace. To end the first "
             f"experiment, run with its cluster file: {DOWN_COMMAND}."
         )
     cluster_portal_host = urlsplit(cloudlab_keys.portal_url or DEFAULT_URL).netloc
     if note.portal_url and (note_host := urlsplit(note.portal_url).netloc) != cluster_portal_host:
         raise InputError(
-            f"{note_path}: the experiment {note.name} was created at the portal {note_host}, and the cluster file names "
+            f"{path}: the experiment {note.name} was created at the portal {note_host}, and the cluster file names "
             f"{cluster_portal_host}, which does not have it. Allowed: cloudlab.portal_url: {note.portal_url}"
         )
 
@@ -122,35 +118,33 @@ def _store_experiment(workspace: Workspace, note: ExperimentNote, experiment: Po
     return cloudlab_experiment.write_note(workspace.shardlab_folder, msgspec.structs.replace(note, **note_changes))
 
 
-def find_created_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
+def find_created(note: ExperimentNote, workspace: Workspace, portal: Portal) -> PortalExperiment | None:
     """The experiment that an earlier, interrupted command created; None if no experiment of this name exists.
 
     Raises InputError if the experiment of this name does not match the note; the note is then removed.
     """
-    existing_experiment = portal.find_experiment(f"{note.project},{note.name}")
-    if existing_experiment is None:
+    existing = portal.find_experiment(f"{note.project},{note.name}")
+    if existing is None:
         return None
-    created_at, requested_at = parse_portal_time(existing_experiment.created_at), parse_portal_time(note.asked_at)
+    created_at, requested_at = parse_portal_time(existing.created_at), parse_portal_time(note.asked_at)
     contradictions = [
-        f"its creator is {existing_experiment.creator}"
-        if existing_experiment.creator and note.user and existing_experiment.creator != note.user
-        else "",
-        _describe_other_profile(note, existing_experiment),
+        f"its creator is {existing.creator}" if existing.creator and note.user and existing.creator != note.user else "",
+        _describe_other_profile(note, existing),
         ""
-        if (existing_experiment.creator and note.user) or (created_at and requested_at)
+        if (existing.creator and note.user) or (created_at and requested_at)
         else "neither its creator nor when it was created is known",
-        f"it was created at {existing_experiment.created_at}"
+        f"it was created at {existing.created_at}"
         if created_at and requested_at and created_at < requested_at - timedelta(seconds=CLOCK_S)
         else "",
     ]
     if any(contradictions):
         _remove_note(workspace)
         raise _make_name_taken_error(note.project, note.name, ", ".join(filter(None, contradictions)))
-    return existing_experiment
+    return existing
 
 
 def _create_or_adopt(
-    experiment_request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
+    api_request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
 ) -> ExperimentNote:
     """Create or adopt the experiment. Returns its note; the nodes may not be ready yet.
 
@@ -158,34 +152,28 @@ def _create_or_adopt(
     """
     was_requested_before = note is not None
     if note is None:
-        planned_note = _plan_note(experiment_request, portal)
-        if (
-            existing_experiment := portal.find_experiment(f"{experiment_request.project},{experiment_request.name}")
-        ) is not None:
+        planned_note = _plan_note(api_request, portal)
+        if (existing_experiment := portal.find_experiment(f"{api_request.project},{api_request.name}")) is not None:
             return _adopt_experiment(planned_note, existing_experiment, workspace, output)
         note = cloudlab_experiment.write_note(workspace.shardlab_folder, planned_note)
-    elif (experiment := find_created_experiment(note, workspace, portal)) is not None:
+    elif (experiment := find_created(note, workspace, portal)) is not None:
         output.print_remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
         return _store_experiment(workspace, note, experiment)
-    output.print_remark(
-        f"creating the experiment {experiment_request.name} in the project {experiment_request.project} at {portal.url}."
-    )
+    output.print_remark(f"creating the experiment {api_request.name} in the project {api_request.project} at {portal.url}.")
     try:
-        return _store_experiment(workspace, note, portal.create_experiment(experiment_request.body))
+        return _store_experiment(workspace, note, portal.create_experiment(api_request.body))
     except OutcomeUnknown as error:
         output.print_remark(f"{error} Looking for the experiment by its name.")
-        if (experiment := find_created_experiment(note, workspace, portal)) is None:
+        if (experiment := find_created(note, workspace, portal)) is None:
             raise ShardlabError(f"{error} The experiment {note.name} is not there. {AGAIN_ADVICE}") from None
         return _store_experiment(workspace, note, experiment)
     except NoConnection:  # the note is kept: a request of an earlier command may have created the experiment
         raise
     except PortalError:
-        if was_requested_before and (experiment := find_created_experiment(note, workspace, portal)) is not None:
+        if was_requested_before and (experiment := find_created(note, workspace, portal)) is not None:
             return _store_experiment(workspace, note, experiment)  # an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
-        if (
-            existing_experiment := portal.find_experiment(f"{experiment_request.project},{experiment_request.name}")
-        ) is not None:
+        if (existing_experiment := portal.find_experiment(f"{api_request.project},{api_request.name}")) is not None:
             return _adopt_experiment(note, existing_experiment, workspace, output)  # it was created during this command
         raise
 
@@ -199,24 +187,22 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     return f"its profile is {profile_path}" if profile_path.lower() != note.profile.lower() else ""
 
 
-def _adopt_experiment(
-    note: ExperimentNote, existing_experiment: PortalExperiment, workspace: Workspace, output: Output
-) -> ExperimentNote:
+def _adopt_experiment(note: ExperimentNote, existing: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
     """Adopt an experiment, which no command of this workspace created. Returns the note about the experiment.
 
     note: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
     create the experiment, or created the experiment from another profile than the cluster file names: the nodes then have
     another purpose.
     """
-    if existing_experiment.creator is None or existing_experiment.creator != note.user:
-        raise _make_name_taken_error(note.project, note.name, f"its creator is {existing_experiment.creator or 'unknown'}")
-    if other_profile := _describe_other_profile(note, existing_experiment):
+    if existing.creator is None or existing.creator != note.user:
+        raise _make_name_taken_error(note.project, note.name, f"its creator is {existing.creator or 'unknown'}")
+    if other_profile := _describe_other_profile(note, existing):
         raise _make_name_taken_error(note.project, note.name, other_profile)
     output.print_remark(
         f"the project {note.project} already has your experiment {note.name}: this command uses it as it is, and "
         "`provision CLUSTER.yaml down` will not terminate it."
     )
-    return _store_experiment(workspace, msgspec.structs.replace(note, created_by_us=False, profile=None), existing_experiment)
+    return _store_experiment(workspace, msgspec.structs.replace(note, created_by_us=False, profile=None), existing)
 
 
 def _plan_note(experiment_request: ProfileRequest, portal: Portal) -> ExperimentNote:
@@ -243,39 +229,36 @@ def _check_manifests(cluster: Cluster, manifest_by_urn: dict[str, str]) -> dict[
     manifest_by_urn: the manifests by URN of the aggregate.
     Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
     """
-    manifest_by_aggregate: dict[str, bytes] = {}
+    manifests: dict[str, bytes] = {}
     for urn, manifest_text in manifest_by_urn.items():
-        manifest_by_aggregate[cloudlab_manifest.parse_aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = (
-            manifest_text.encode()
-        )
+        manifests[cloudlab_manifest.aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = manifest_text.encode()
     experiment = cloudlab_manifest.parse_manifests(
-        (f"the portal's manifest of {aggregate_name}", manifest_text)
-        for aggregate_name, manifest_text in manifest_by_aggregate.items()
+        (f"the portal's manifest of {aggregate_name}", manifest_text) for aggregate_name, manifest_text in manifests.items()
     )
     _check_nodes(cluster, experiment)
-    return manifest_by_aggregate
+    return manifests
 
 
 def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
     """Raises ShardlabError if the nodes are at another site than the cluster file says, or if there are too few nodes."""
-    cloudlab_keys = cluster.cloudlab
-    assert cloudlab_keys is not None
+    keys = cluster.cloudlab
+    assert keys is not None
     sites = {node.site for node in experiment.nodes}
-    if cloudlab_keys.site is not None and any(site.split(".")[0] != cloudlab_keys.site.split(".")[0] for site in sites):
+    if keys.site is not None and any(site.split(".")[0] != keys.site.split(".")[0] for site in sites):
         raise ShardlabError(
-            f"the nodes are at {', '.join(sorted(sites))}, and the cluster file says cloudlab.site: {cloudlab_keys.site}. The profile "
-            f"{cloudlab_keys.profile} cannot choose the site. To end the experiment: {DOWN_COMMAND}"
+            f"the nodes are at {', '.join(sorted(sites))}, and the cluster file says cloudlab.site: {keys.site}. The profile "
+            f"{keys.profile} cannot choose the site. To end the experiment: {DOWN_COMMAND}"
         )
-    if len(experiment.nodes) < cloudlab_keys.nodes:
+    if len(experiment.nodes) < keys.nodes:
         raise ShardlabError(
-            f"the manifests have {len(experiment.nodes)} node(s), and the cluster file asks for {cloudlab_keys.nodes}. {AGAIN_ADVICE} "
+            f"the manifests have {len(experiment.nodes)} node(s), and the cluster file asks for {keys.nodes}. {AGAIN_ADVICE} "
             f"To use them as they are, set cloudlab.nodes to {len(experiment.nodes)}; to end the experiment: {DOWN_COMMAND}"
         )
 
 
-def _make_name_taken_error(project: str | None, name: str, contradiction: str) -> InputError:
+def _make_name_taken_error(project: str | None, name: str, conflict: str) -> InputError:
     return InputError(
-        f"the project {project} already has an experiment {name}, which this workspace did not create ({contradiction}). Allowed: "
+        f"the project {project} already has an experiment {name}, which this workspace did not create ({conflict}). Allowed: "
         "another name in the cluster file, or the nodes of that experiment, with cloudlab.manifest. Nothing was created."
     )
 
@@ -294,9 +277,7 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
     with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show_text:
         while True:
             experiment = fetch_experiment(note, workspace, portal)
-            missing_by_node = {
-                node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing
-            }
+            not_ready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
             failed_names = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
             if experiment.status in ENDED_STATES or failed_names:
                 raise ShardlabError(
@@ -305,15 +286,15 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
                     + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, "
                     f"or no such image. To end it: {DOWN_COMMAND}"
                 )
-            if experiment.status == "ready" and experiment.nodes and not missing_by_node:
+            if experiment.status == "ready" and experiment.nodes and not not_ready:
                 return experiment
             if time.monotonic() > deadline:
-                state_text = _describe_state(experiment, missing_by_node)
+                state_text = _describe_state(experiment, not_ready)
                 raise ShardlabError(
                     f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {state_text}. It still exists. "
                     f" To wait on, run the same command again; to end it: {DOWN_COMMAND}"
                 )
-            show_text(_describe_state(experiment, missing_by_node))
+            show_text(_describe_state(experiment, not_ready))
             portal.pause(POLL_S)
 
 
@@ -323,22 +304,20 @@ def fetch_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal)
     experiment = portal.find_experiment(note.uuid)
     if experiment is None:
         last_lease = lease.read_newest_lease(workspace.shardlab_folder, [])
-        end_sentence = f" It was to end at {moments.format_time(last_lease.expires)}." if last_lease is not None else ""
+        end_text = f" It was to end at {moments.format_time(last_lease.expires)}." if last_lease is not None else ""
         raise ShardlabError(
-            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end_sentence} To remove its note and its "
+            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end_text} To remove its note and its "
             f"manifests from this workspace: {DOWN_COMMAND}"
         )
     return experiment
 
 
-def _describe_state(experiment: PortalExperiment, missing_by_node: dict[str, str]) -> str:
+def _describe_state(experiment: PortalExperiment, unready: dict[str, str]) -> str:
     """The state of the experiment in a line, such as `experiment provisioning, 1 of 2 nodes ready; gpu1: rawstate BOOTING`.
 
-    missing_by_node: for each node that is not ready, by name, the states that are not ready yet.
+    unready: for each node that is not ready, by name, the states that are not ready yet.
     """
-    node_texts = [f"{name}: {missing}" for name, missing in list(missing_by_node.items())[:3]] + (
-        ["..."] if len(missing_by_node) > 3 else []
-    )
+    node_texts = [f"{name}: {missing}" for name, missing in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
     node_count = len(experiment.nodes)
-    ready_text = f"{node_count - len(missing_by_node)} of {node_count} nodes ready" if node_count else "no nodes yet"
+    ready_text = f"{node_count - len(unready)} of {node_count} nodes ready" if node_count else "no nodes yet"
     return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

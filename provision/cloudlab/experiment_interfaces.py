@@ -31,7 +31,8 @@ class ExperimentInterfaces(msgspec.Struct, frozen=True):
 
 
 def find_interface_name(addresses_by_nic: dict[str, list[str]], address: str | None) -> str | None:
-    """The name of the interface that has this address; None if no interface has it. addresses_by_nic: by name of the interface."""
+    """The name of the interface that has this address; None if no interface has it. addresses_by_nic: by name of the
+    interface."""
     return next((name for name, interface_addresses in addresses_by_nic.items() if address in interface_addresses), None)
 
 

@@ -36,25 +36,25 @@ def extend_experiment(workspace: Workspace, portal: Portal, hours: int, reason: 
             "experiment of a manifest on its page at the portal."
         )
     old_end = parse_portal_time(experiment.expires_at)
-    doubt_sentence = ""
+    doubt_text = ""
     try:
         with refusal_as_input_error():
             portal.request_extension(experiment.id, hours, reason)
     except OutcomeUnknown as error:  # the request is not repeated: that could add the hours twice
-        doubt_sentence = f" {error}"
+        doubt_text = f" {error}"
     extended_experiment = creation.refresh_experiment(workspace, portal) or experiment
     new_end = parse_portal_time(extended_experiment.expires_at)
     experiment_text = f"the experiment {experiment.name or experiment.id}"
     if old_end is None or new_end is None:
         end_text = f"ends at {moments.format_time(new_end)}" if new_end else "has no end that the portal states"
-        raise PartialGrant(f"{experiment_text} {end_text}; what was granted is not known.{doubt_sentence}")
+        raise PartialGrant(f"{experiment_text} {end_text}; what was granted is not known.{doubt_text}")
     granted_time = new_end - old_end
     end_text = f"it ends at {moments.format_time(new_end)}"
     if granted_time >= timedelta(hours=hours) - CLOCK_TOLERANCE:
         return f"the portal granted {_format_hours(granted_time)} h for {experiment_text}: {end_text}."
     granted_text = f"{_format_hours(granted_time)} of {hours} h" if granted_time > CLOCK_TOLERANCE else f"none of {hours} h"
     raise PartialGrant(
-        f"the portal granted {granted_text} for {experiment_text}: {end_text}.{doubt_sentence} An administrator may grant the rest "
+        f"the portal granted {granted_text} for {experiment_text}: {end_text}.{doubt_text} An administrator may grant the rest "
         "later, which the portal tells by email."
     )
 

@@ -61,14 +61,7 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def find_type(self, site: str, type_name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next(
-            (
-                hardware_type
-                for hardware_type in self.find_types(type_name)
-                if site in (hardware_type.site, self.sites[hardware_type.site])
-            ),
-            None,
-        )
+        return next((entry for entry in self.find_types(type_name) if site in (entry.site, self.sites[entry.site])), None)
 
     def find_aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
@@ -130,11 +123,11 @@ def make_catalogue_rows() -> list[list[str]]:
         [
             _format_catalogue_value(catalogue_value)
             for catalogue_value in (
-                hardware_type.site, hardware_type.type, hardware_type.nodes, hardware_type.gpus, hardware_type.gpu, hardware_type.gpu_memory_gib, _format_builds(hardware_type),
-                hardware_type.arch, hardware_type.processors, hardware_type.memory_gb, hardware_type.network, hardware_type.disks, hardware_type.source,
+                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _format_builds(entry),
+                entry.arch, entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
             )
         ]
-        for hardware_type in load_catalogue().types
+        for entry in load_catalogue().types
     ]  # fmt: skip
 
 
@@ -143,10 +136,7 @@ def make_catalogue_document() -> dict[str, object]:
     return {
         "schema": 1,
         "sites": load_catalogue().sites,
-        "types": [
-            {**msgspec.to_builtins(hardware_type), "cuda_builds": list_cuda_builds(hardware_type)}
-            for hardware_type in load_catalogue().types
-        ],
+        "types": [{**msgspec.to_builtins(entry), "cuda_builds": list_cuda_builds(entry)} for entry in load_catalogue().types],
     }
 
 

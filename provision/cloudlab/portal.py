@@ -84,13 +84,11 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 class Portal:
     """A connection to the portal for one user. Use it as a context manager, which closes the connection."""
 
-    def __init__(
-        self, url: str | None, token: Token, print_sentence: PrintSentence, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, url: str | None, token: Token, say: PrintSentence, sleep: Callable[[float], None] = time.sleep) -> None:
         """Check the URL and prepare the connection; nothing is sent.
 
         url: the URL of the portal; None: the URL of CloudLab. If the URL has a path, all requests begin with this path.
-        print_sentence: is called with a sentence for each repeated request. sleep: waits for a number of seconds.
+        say: is called with a sentence for each repeated request. sleep: waits for a number of seconds.
         Raises InputError if the URL is not https, and MissingExtra if httpx is not installed.
         """
         try:
@@ -110,7 +108,7 @@ class Portal:
                 f"{DEFAULT_URL}."
             ) from None
         self._path_prefix = "" if url_parts.path else None  # the prefix of all paths; None: not known yet
-        self._token, self._print_sentence, self._sleep = token, print_sentence, sleep
+        self._token, self._print_sentence, self._sleep = token, say, sleep
         self.last_date_header: str | None = None
         self._clocks_differ = False  # whether a difference of the clocks was already reported
         # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates. Redirects are not followed: they would get the token.
@@ -137,9 +135,9 @@ class Portal:
         if portal_time is not None and abs(own_time - portal_time) > CLOCK_TOLERANCE and not self._clocks_differ:
             self._clocks_differ = True
             direction = "behind" if own_time < portal_time else "ahead of"
-            difference_text = moments.format_duration(abs(own_time - portal_time).total_seconds())
+            gap_text = moments.format_duration(abs(own_time - portal_time).total_seconds())
             self._print_sentence(
-                f"warning: the clock of this machine is {difference_text} {direction} that of {self._host}, so the time until the "
+                f"warning: the clock of this machine is {gap_text} {direction} that of {self._host}, so the time until the "
                 "end of the lease is wrong by as much. Set the clock."
             )
 
@@ -204,16 +202,14 @@ class Portal:
             f"{self.url}: is no portal that we know: it has none of {tried_paths}. Set cloudlab.portal_url with its path."
         )
 
-    def _send_with_retries(
-        self, method: str, path: str, request_name: str, request_body: Mapping[str, Any] | None
-    ) -> PortalAnswer:
+    def _send_with_retries(self, method: str, path: str, request_name: str, payload: Mapping[str, Any] | None) -> PortalAnswer:
         """Send a request, and repeat it where the docstring of this file allows it. Returns the successful answer.
 
         Raises PortalError.
         """
         for pause_s in (*BACKOFF_S, None):
             try:
-                portal_answer = self._send_once(method, path, request_name, request_body)
+                answer = self._send_once(method, path, request_name, payload)
             except (NoConnection, OutcomeUnknown) as error:
                 was_reached = self.last_date_header is not None
                 may_repeat = was_reached if isinstance(error, NoConnection) else method == "GET"
@@ -221,13 +217,11 @@ class Portal:
                     raise
                 failure_reason = str(error)
             else:
-                is_overloaded = portal_answer.status == 429 or (portal_answer.status >= 500 and method == "GET")
+                is_overloaded = answer.status == 429 or (answer.status >= 500 and method == "GET")
                 if not is_overloaded or pause_s is None:
-                    return (
-                        portal_answer if 200 <= portal_answer.status < 300 else self._raise_refusal(portal_answer, request_name)
-                    )
-                failure_reason = f"{self._host} is overloaded (HTTP {portal_answer.status})."
-                pause_s = _choose_pause_s(portal_answer, pause_s)
+                    return answer if 200 <= answer.status < 300 else self._raise_refusal(answer, request_name)
+                failure_reason = f"{self._host} is overloaded (HTTP {answer.status})."
+                pause_s = _choose_pause_s(answer, pause_s)
             self._print_sentence(f"{failure_reason} Asking again for {request_name} in {pause_s:g} s.")
             self._sleep(pause_s)
         raise AssertionError("the last turn returns or raises")
@@ -276,36 +270,36 @@ class Portal:
     def _raise_refusal(self, portal_answer: PortalAnswer, request_name: str) -> NoReturn:
         """Raise PortalError for an answer whose status is not a success. request_name: names the request in the error."""
         error_text = self._extract_error_text(portal_answer.body)
-        http_status = portal_answer.status
-        if http_status == 401:
+        status = portal_answer.status
+        if status == 401:
             raise PortalError(
                 f"{self._host}: does not accept the token of {self._token.source} (HTTP 401{error_text}). A token is valid for "
                 f"two months, and a new one revokes it. {TOKEN_HELP}",
-                http_status,
+                status,
             )
-        if http_status == 403:
+        if status == 403:
             raise PortalError(
                 f"{self._host}: the user of the token may not do this: {request_name} (HTTP 403{error_text}). Allowed: a "
                 "member of the project.",
-                http_status,
+                status,
             )
-        if http_status == 404 and request_name != CREATION_REQUEST:
-            raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{error_text}).", http_status)
-        if http_status == 429:
+        if status == 404 and request_name != CREATION_REQUEST:
+            raise NoExperiment(f"{self._host}: has no such experiment (HTTP 404{error_text}).", status)
+        if status == 429:
             raise PortalError(
                 f"{self._host}: is overloaded (HTTP 429{error_text}), also after {len(BACKOFF_S)} repetitions. Nothing was "
                 "changed by this request; run the same command again later.",
-                http_status,
+                status,
             )
-        if http_status >= 500:
-            raise OutcomeUnknown(f"{self._host}: failed with {request_name} (HTTP {http_status}{error_text}).", http_status)
-        if http_status < 400:
+        if status >= 500:
+            raise OutcomeUnknown(f"{self._host}: failed with {request_name} (HTTP {status}{error_text}).", status)
+        if status < 400:
             raise PortalError(
-                f"{self._host}: answers with HTTP {http_status}, which is no answer of the API, and redirects are not followed. Set "
+                f"{self._host}: answers with HTTP {status}, which is no answer of the API, and redirects are not followed. Set "
                 "cloudlab.portal_url to the address of the API.",
-                http_status,
+                status,
             )
-        raise PortalError(f"{self._host}: refuses {request_name} (HTTP {http_status}{error_text}).", http_status)
+        raise PortalError(f"{self._host}: refuses {request_name} (HTTP {status}{error_text}).", status)
 
     def _extract_error_text(self, answer_body: bytes) -> str:
         try:
@@ -332,17 +326,15 @@ class Portal:
 NOTHING_SENT = "Nothing was sent."
 
 
-def _choose_pause_s(portal_answer: PortalAnswer, min_pause_s: float) -> float:
+def _choose_pause_s(answer: PortalAnswer, min_pause_s: float) -> float:
     """The seconds to wait before the request is repeated, from the answer's header Retry-After.
 
     The header has a number or a date of the portal's clock. The result is at least `min_pause_s`, at most MOST_RETRY_AFTER_S.
     """
-    retry_header = portal_answer.retry_after or ""
+    retry_header = answer.retry_after or ""
     if retry_header.isascii() and retry_header.isdigit():
         requested_s = float(retry_header[:9])
-    elif (retry_at := parse_http_date(retry_header)) is not None and (
-        answered_at := parse_http_date(portal_answer.date)
-    ) is not None:
+    elif (retry_at := parse_http_date(retry_header)) is not None and (answered_at := parse_http_date(answer.date)) is not None:
         requested_s = (retry_at - answered_at).total_seconds()
     else:
         requested_s = 0.0

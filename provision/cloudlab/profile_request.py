@@ -92,10 +92,7 @@ def plan_profile_request(cluster: Cluster) -> ProfilePlan:
     )
     return ProfilePlan(
         profile_request,
-        [
-            *(experiment.unchecked_sentences if experiment is not None else ()),
-            *_list_unsent_keys(cloudlab_keys, profile_request),
-        ],
+        [*(experiment.unchecked if experiment is not None else ()), *_list_unsent_keys(cloudlab_keys, profile_request)],
     )
 
 

@@ -50,7 +50,7 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     """The rate of the experiment network in kbit/s; None: the best that the nodes have."""
     blockstore_gb: int | None
     """The size of the disk at /mydata in units of 1e9 bytes; 0: all free space; None: no disk is requested."""
-    unchecked_sentences: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
     """Sentences about values that were not checked, because the hardware catalogue does not contain them."""
 
     @property
@@ -61,38 +61,33 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
 
 def plan_experiment(cluster: Cluster) -> ExperimentRequest:
     """The request that a cluster file with the key `cloudlab` describes. Raises InputError if its experiment could not work."""
-    cloudlab_keys = cluster.cloudlab
-    if cloudlab_keys is None or cloudlab_keys.hardware is None:
+    keys = cluster.cloudlab
+    if keys is None or keys.hardware is None:
         raise InputError(
             f"{cluster.name}: cloudlab.hardware is missing. Allowed: a type; `provision hardware` lists types with GPUs."
         )
-    hardware_type, site = _find_hardware(cloudlab_keys, cloudlab_keys.hardware)
-    unchecked_sentences = [
-        f"the hardware catalogue does not list {cloudlab_keys.hardware} at {site}, so nothing of it was checked"
-    ]
+    hardware_type, site = _find_hardware(keys, keys.hardware)
+    unchecked_sentences = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
     if hardware_type is not None:
-        unchecked_sentences = _check_hardware(hardware_type, cloudlab_keys.nodes, cluster.environment.wheelhouse is not None)
-    if (ubuntu_match := UBUNTU_IMAGE.search(cloudlab_keys.image)) is not None and int(ubuntu_match[1]) < OLDEST_UBUNTU:
+        unchecked_sentences = _check_hardware(hardware_type, keys.nodes, cluster.environment.wheelhouse is not None)
+    if (ubuntu_match := UBUNTU_IMAGE.search(keys.image)) is not None and int(ubuntu_match[1]) < OLDEST_UBUNTU:
         raise InputError(
-            f"cloudlab.image: {cloudlab_keys.image} is Ubuntu {ubuntu_match[1]}.04, whose Python is older than 3.11. Allowed: "
+            f"cloudlab.image: {keys.image} is Ubuntu {ubuntu_match[1]}.04, whose Python is older than 3.11. Allowed: "
             f"UBUNTU{OLDEST_UBUNTU}-64-STD, or a newer one."
         )
-    if cloudlab_keys.lan_mbps is not None and cloudlab_keys.nodes > RATED_NODES:
+    if keys.lan_mbps is not None and keys.nodes > RATED_NODES:
         raise InputError(
-            f"cloudlab.lan_mbps is set for {cloudlab_keys.nodes} nodes. Allowed: up to {RATED_NODES} nodes, or null, which is the best "
+            f"cloudlab.lan_mbps is set for {keys.nodes} nodes. Allowed: up to {RATED_NODES} nodes, or null, which is the best "
             "rate that the nodes have."
         )
     return ExperimentRequest(
         aggregate=hardware.load_catalogue().find_aggregate(site),
-        hardware=cloudlab_keys.hardware,
-        image=resolve_image_urn(cloudlab_keys.image),
-        nodes=tuple(
-            NodeRequest(f"node{i}", _assign_node_address(i) if cloudlab_keys.nodes > 1 else None)
-            for i in range(cloudlab_keys.nodes)
-        ),
-        lan_kbps=cloudlab_keys.lan_mbps * 1000 if cloudlab_keys.lan_mbps is not None and cloudlab_keys.nodes > 1 else None,
-        blockstore_gb=None if cloudlab_keys.blockstore_gib is None else math.ceil(cloudlab_keys.blockstore_gib * 2**30 / 1e9),
-        unchecked_sentences=tuple(unchecked_sentences),
+        hardware=keys.hardware,
+        image=resolve_image_urn(keys.image),
+        nodes=tuple(NodeRequest(f"node{i}", _assign_node_address(i) if keys.nodes > 1 else None) for i in range(keys.nodes)),
+        lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
+        blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
+        unchecked=tuple(unchecked_sentences),
     )
 
 
@@ -134,41 +129,37 @@ def _find_hardware(cloudlab_keys: Cloudlab, type_name: str) -> tuple[HardwareTyp
     return types_at_sites[0], types_at_sites[0].site
 
 
-def _check_hardware(hardware_type: HardwareType, node_count: int, has_wheelhouse: bool) -> list[str]:
+def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
     """Check that the hardware type can be used. Returns a sentence for each property that could not be checked.
 
-    Raises InputError if shardlab or its torch does not support the type, or if the site has fewer machines than `node_count`.
+    Raises InputError if shardlab or its torch does not support the type, or if the site has fewer machines than `nodes`.
     has_wheelhouse: whether the cluster file names a folder with its own wheels of torch.
     """
-    if hardware_type.arch == "ppc64le":
+    if entry.arch == "ppc64le":
+        raise InputError(f"{entry.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64.")
+    if entry.arch is not None and entry.arch != "x86_64":
         raise InputError(
-            f"{hardware_type.name}: its processors are POWER (ppc64le), for which torch has no build. Allowed: x86_64."
-        )
-    if hardware_type.arch is not None and hardware_type.arch != "x86_64":
-        raise InputError(
-            f"{hardware_type.name}: its processors are {hardware_type.arch}, on which shardlab was never run. Allowed: x86_64. "
+            f"{entry.name}: its processors are {entry.arch}, on which shardlab was never run. Allowed: x86_64. "
             f"{BY_HAND_ADVICE}."
         )
-    if hardware_type.nodes is not None and node_count > hardware_type.nodes:
+    if entry.nodes is not None and nodes > entry.nodes:
         raise InputError(
-            f"{hardware_type.name}: {node_count} nodes are requested, but the site has {hardware_type.nodes} ({hardware_type.source}). Allowed: at most "
-            f"{hardware_type.nodes}. {BY_HAND_ADVICE}."
+            f"{entry.name}: {nodes} nodes are requested, but the site has {entry.nodes} ({entry.source}). Allowed: at most "
+            f"{entry.nodes}. {BY_HAND_ADVICE}."
         )
-    cuda_releases = hardware.list_cuda_builds(hardware_type)
+    cuda_releases = hardware.list_cuda_builds(entry)
     if cuda_releases is None:
         return [
-            f"the hardware catalogue does not know the GPUs of {hardware_type.name}, so it was not checked whether torch supports them"
+            f"the hardware catalogue does not know the GPUs of {entry.name}, so it was not checked whether torch supports them"
         ]
-    gpu_text = f"its {hardware_type.gpu} GPUs ({hardware_type.generation})"
+    gpu = f"its {entry.gpu} GPUs ({entry.generation})"
     if not cuda_releases:
-        supported_types = _list_supported_types()
-        raise InputError(
-            f"{hardware_type.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu_text}. Allowed: {supported_types}."
-        )
+        supported = _list_supported_types()
+        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {supported}.")
     if gpu_generations.USUAL_CUDA not in cuda_releases and not has_wheelhouse:
         raise InputError(
-            f"{hardware_type.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, "
-            f"does not support {gpu_text}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
+            f"{entry.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, "
+            f"does not support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
             f"{' or '.join(cuda_releases)}; or another type: {_list_supported_types()}."
         )
     return []
@@ -184,15 +175,11 @@ def _list_supported_types() -> str:
     )
 
 
-def _describe_gpus(hardware_type: HardwareType) -> str:
-    return (
-        f"{hardware_type.gpus} x {hardware_type.gpu}"
-        if hardware_type.gpus is not None and hardware_type.gpu is not None
-        else "GPUs not known"
-    )
+def _describe_gpus(entry: HardwareType) -> str:
+    return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
-def render_rspec(experiment_request: ExperimentRequest) -> str:
+def render_rspec(request: ExperimentRequest) -> str:
     """The request as an RSpec of version 3, in XML."""
     rspec_element = ElementTree.Element(
         "rspec",
@@ -204,36 +191,28 @@ def render_rspec(experiment_request: ExperimentRequest) -> str:
             "type": "request",
         },
     )
-    for node in experiment_request.nodes:
+    for node in request.nodes:
         node_element = ElementTree.SubElement(
-            rspec_element, "node", client_id=node.name, exclusive="true", component_manager_id=experiment_request.manager_urn
+            rspec_element, "node", client_id=node.name, exclusive="true", component_manager_id=request.manager_urn
         )
         sliver_element = ElementTree.SubElement(node_element, "sliver_type", name="raw-pc")
-        ElementTree.SubElement(sliver_element, "disk_image", name=experiment_request.image)
-        ElementTree.SubElement(node_element, "hardware_type", name=experiment_request.hardware)
+        ElementTree.SubElement(sliver_element, "disk_image", name=request.image)
+        ElementTree.SubElement(node_element, "hardware_type", name=request.hardware)
         if node.address is not None:
             interface_element = ElementTree.SubElement(node_element, "interface", client_id=_make_interface_id(node))
             ElementTree.SubElement(interface_element, "ip", address=node.address, netmask=str(LAN_NETWORK.netmask), type="ipv4")
-        if experiment_request.blockstore_gb is not None:
+        if request.blockstore_gb is not None:
             blockstore_attributes = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
-            ElementTree.SubElement(
-                node_element, "emulab:blockstore", blockstore_attributes, size=f"{experiment_request.blockstore_gb}GB"
-            )
-    linked_nodes = [node for node in experiment_request.nodes if node.address is not None]
+            ElementTree.SubElement(node_element, "emulab:blockstore", blockstore_attributes, size=f"{request.blockstore_gb}GB")
+    linked_nodes = [node for node in request.nodes if node.address is not None]
     if linked_nodes:
         link_element = ElementTree.SubElement(rspec_element, "link", client_id="lan0")
         for node in linked_nodes:
             ElementTree.SubElement(link_element, "interface_ref", client_id=_make_interface_id(node))
         ElementTree.SubElement(link_element, "link_type", name="lan")
-        for source_interface, target_interface in (
-            _list_interface_pairs(linked_nodes) if experiment_request.lan_kbps is not None else ()
-        ):
+        for source_interface, target_interface in _list_interface_pairs(linked_nodes) if request.lan_kbps is not None else ():
             ElementTree.SubElement(
-                link_element,
-                "property",
-                source_id=source_interface,
-                dest_id=target_interface,
-                capacity=str(experiment_request.lan_kbps),
+                link_element, "property", source_id=source_interface, dest_id=target_interface, capacity=str(request.lan_kbps)
             )
     ElementTree.indent(rspec_element)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(rspec_element, encoding="unicode")}\n'
@@ -257,9 +236,4 @@ def _make_interface_id(node: NodeRequest) -> str:
 
 
 def _list_interface_pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
-    return [
-        (_make_interface_id(node), _make_interface_id(other_node))
-        for node in nodes
-        for other_node in nodes
-        if node is not other_node
-    ]
+    return [(_make_interface_id(node), _make_interface_id(other)) for node in nodes for other in nodes if node is not other]

@@ -58,11 +58,7 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
     assert note is not None  # the caller has read the note and asked the user for a confirmation
     assert note.created_by_us
     with refusal_as_input_error():
-        experiment = (
-            creation.find_created_experiment(note, workspace, portal)
-            if note.uuid is None
-            else portal.find_experiment(note.uuid)
-        )
+        experiment = creation.find_created(note, workspace, portal) if note.uuid is None else portal.find_experiment(note.uuid)
     if experiment is None:
         _forget_experiment(cluster, workspace)
         return (
@@ -117,10 +113,8 @@ def describe_unfetched_runs(workspace: Workspace) -> str:
     run_ids = sorted(run.id for run in cluster_runs if run.may_have_results and not _is_fetched(workspace, run.id))
     if not run_ids:
         return ""
-    run_ids_text = ", ".join(run_ids[:MOST_RUNS]) + (
-        f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else ""
-    )
-    return f"{len(run_ids)} run(s) were not fetched and would be lost: {run_ids_text}. To fetch them, run: collect fetch"
+    runs_text = ", ".join(run_ids[:MOST_RUNS]) + (f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else "")
+    return f"{len(run_ids)} run(s) were not fetched and would be lost: {runs_text}. To fetch them, run: collect fetch"
 
 
 def _is_fetched(workspace: Workspace, run_id: str) -> bool:
@@ -137,9 +131,7 @@ def _forget_experiment(cluster: Cluster, workspace: Workspace) -> None:
     if known_hosts.exists():
         removed_hosts = {_format_known_hosts_name(node) for node in cluster.nodes}
         known_hosts_lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
-        kept_lines = [
-            known_hosts_line for known_hosts_line in known_hosts_lines if known_hosts_line.split(" ")[0] not in removed_hosts
-        ]
+        kept_lines = [host_line for host_line in known_hosts_lines if host_line.split(" ")[0] not in removed_hosts]
         files.write_atomic(known_hosts, "".join(kept_lines).encode())
     cloudlab_experiment.put_experiment_aside(workspace.shardlab_folder)
 

@@ -71,25 +71,21 @@ class ProvisionParser(CommandParser):
         file_word = free_words.pop(0) if free_words and free_words[0] not in self.verb_parsers else None
         if file_word is not None and not free_words and not may_be_file(file_word):
             self.error(str(UnknownName("cluster file or verb", file_word, self.verb_parsers)))
-        verb_name = free_words.pop(0) if free_words else "plan" if "--check" in option_words else DEFAULT_VERB
-        if verb_name not in self.verb_parsers:
-            self.error(str(UnknownName("verb", verb_name, self.verb_parsers)))
-        if file_word is not None and verb_name in VERBS_WITHOUT_FILE:
-            self.error(f"{verb_name} takes no cluster file: found {file_word}")
+        verb = free_words.pop(0) if free_words else "plan" if "--check" in option_words else DEFAULT_VERB
+        if verb not in self.verb_parsers:
+            self.error(str(UnknownName("verb", verb, self.verb_parsers)))
+        if file_word is not None and verb in VERBS_WITHOUT_FILE:
+            self.error(f"{verb} takes no cluster file: found {file_word}")
         if free_words and free_words[0] in self.verb_parsers:
-            self.error(
-                f"found two verbs, {verb_name} and {free_words[0]}. Allowed: one; write a cluster file {verb_name} as ./{verb_name}"
-            )
-        if free_words and file_word is None and verb_name not in VERBS_WITHOUT_FILE and may_be_file(free_words[0]):
-            self.error(f"the cluster file comes before the verb: provision {free_words[0]} {verb_name}")
+            self.error(f"found two verbs, {verb} and {free_words[0]}. Allowed: one; write a cluster file {verb} as ./{verb}")
+        if free_words and file_word is None and verb not in VERBS_WITHOUT_FILE and may_be_file(free_words[0]):
+            self.error(f"the cluster file comes before the verb: provision {free_words[0]} {verb}")
         if free_words:
-            self.error(f"found the word {free_words[0]} after the verb {verb_name}, which takes none")
-        return [*([] if file_word is None else [file_word]), verb_name, *option_words]
+            self.error(f"found the word {free_words[0]} after the verb {verb}, which takes none")
+        return [*([] if file_word is None else [file_word]), verb, *option_words]
 
-    def _split_words(
-        self, command_words: Sequence[str], action_by_option: Mapping[str, argparse.Action]
-    ) -> tuple[list[str], list[str]]:
-        """Returns (the words that are no options and no values of options, the other words). action_by_option: of all verbs, by
+    def _split_words(self, command_words: Sequence[str], actions: Mapping[str, argparse.Action]) -> tuple[list[str], list[str]]:
+        """Returns (the words that are no options and no values of options, the other words). actions: of all verbs, by
         option."""
         free_words: list[str] = []
         option_words: list[str] = []
@@ -100,7 +96,7 @@ class ProvisionParser(CommandParser):
                 free_words += remaining_words
             elif word.startswith("-"):
                 option_words.append(word)
-                is_option_value = word in action_by_option and action_by_option[word].nargs != 0
+                is_option_value = word in actions and actions[word].nargs != 0
             else:
                 (option_words if is_option_value else free_words).append(word)
                 is_option_value = False

@@ -26,7 +26,7 @@ STYLE_BY_STATE = {"changed": "green", "would change": "yellow", "administrator":
 DETAILED_STATES = ("changed", "would change", "administrator", "failed")  # their details are shown also for several nodes
 
 
-def make_result_document(
+def result_document(
     verb: str,
     site: Site,
     targets: Sequence[Target],
@@ -44,13 +44,10 @@ def make_result_document(
         "cluster": site.cluster.name,
         "provider": site.cluster.provider,
         "verb": verb,
-        "changes": sum(step.change_count for step in steps),
+        "changes": sum(step.changes for step in steps),
         "nodes": [_make_node_document(target, steps) for target in targets],
         "verified": is_verified(findings),
-        "checks": [
-            {"node": finding.node_name, "check": finding.check_name, **msgspec.to_builtins(finding.outcome)}
-            for finding in findings
-        ],
+        "checks": [{"node": row.node, "check": row.check, **msgspec.to_builtins(row.outcome)} for row in findings],
         **({"lease": lease} if lease is not None else {}),
     }
 
@@ -68,10 +65,10 @@ def _make_node_document(target: Target, steps: Sequence[OperationStep]) -> dict[
         "facts": msgspec.to_builtins(answer_by_fact),
         "unanswered": {name: str(answer) for name, answer in answers.items() if isinstance(answer, Unanswered)},
         "operations": [
-            {"name": step.operation_name, "state": step.state, "changes": step.change_count, "says": step.sentences}
+            {"name": step.operation, "state": step.state, "changes": step.changes, "says": step.says}
             | ({"administrator": step.commands} if step.state == "administrator" else {})
             for step in steps
-            if step.node_name == node.name
+            if step.node == node.name
         ],
     }
 
@@ -103,15 +100,13 @@ def _make_machine_rows(target: Target) -> list[tuple[str, str]]:
             ("NICs", ", ".join(" ".join([nic, *addresses_by_nic.get(nic, ())]) for nic in nic_names) or "none but loopback"),
             ("Python", host_facts.python),
         ]
-        torch_answer = answer_by_fact.get(TORCH.name)
-        if torch_answer is None or isinstance(torch_answer, Unanswered):
+        torch = answer_by_fact.get(TORCH.name)
+        if torch is None or isinstance(torch, Unanswered):
             machine_rows.append(("torch", host_facts.packages.get("torch", "not installed")))
-        elif torch_answer.version is None:
-            machine_rows.append(("torch", f"does not import ({torch_answer.why_absent})"))
+        elif torch.version is None:
+            machine_rows.append(("torch", f"does not import ({torch.why_absent})"))
         else:
-            machine_rows.append(
-                ("torch", f"{torch_answer.version} ({', '.join(torch_answer.backends) or 'without distributed training'})")
-            )
+            machine_rows.append(("torch", f"{torch.version} ({', '.join(torch.backends) or 'without distributed training'})"))
     return machine_rows
 
 
@@ -134,14 +129,14 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     For one node, or with --verbose, the details of all operations are listed; otherwise only the details of operations whose
     state is in DETAILED_STATES.
     """
-    node_names = list(dict.fromkeys(step.node_name for step in steps))
+    node_names = list(dict.fromkeys(step.node for step in steps))
     listed_steps = [step for step in steps if len(node_names) == 1 or output.verbose or step.state in DETAILED_STATES]
     if len(node_names) > 1:
-        state_by_step = {(step.operation_name, step.node_name): step.state for step in steps}
-        operation_names = list(dict.fromkeys(step.operation_name for step in steps))
-        state_rows = [[name, *(state_by_step.get((name, node), "") for node in node_names)] for name in operation_names]
+        state_by_step = {(step.operation, step.node): step.state for step in steps}
+        operations = list(dict.fromkeys(step.operation for step in steps))
+        state_rows = [[name, *(state_by_step.get((name, node), "") for node in node_names)] for name in operations]
         output.print_table("operations", ("operation", *node_names), state_rows)
-    state_rows = [[step.node_name, step.operation_name, step.state, "\n".join(step.sentences)] for step in listed_steps]
+    state_rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in listed_steps]
     if state_rows:
         table_title = (
             "operations"
@@ -157,14 +152,12 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
             [STYLE_BY_STATE.get(step.state, "") for step in listed_steps],
         )
     show_administrator_commands(output, steps)
-    change_count = sum(step.change_count for step in steps)
+    change_count = sum(step.changes for step in steps)
     is_planned = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
         output.print_line(f"changes: {change_count}; some failed or could not be planned", "red")
     elif operations_by_node := find_administrator_operations(steps):
-        node_phrases = "; ".join(
-            f"{node}: {', '.join(operation_names)}" for node, operation_names in operations_by_node.items()
-        )
+        node_phrases = "; ".join(f"{node}: {', '.join(operations)}" for node, operations in operations_by_node.items())
         output.print_line(
             f"changes: {change_count}{' planned' if is_planned else ''}; an administrator has to do: {node_phrases}", "red"
         )
@@ -179,7 +172,7 @@ def find_administrator_operations(steps: Sequence[OperationStep]) -> dict[str, l
     operations_by_node: dict[str, list[str]] = {}
     for step in steps:
         if step.state == "administrator":
-            operations_by_node.setdefault(step.node_name, []).append(step.operation_name)
+            operations_by_node.setdefault(step.node, []).append(step.operation)
     return operations_by_node
 
 
@@ -188,10 +181,10 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
     for node in find_administrator_operations(steps):
         output.print_line(f"# for an administrator: to be run as root on {node}", "bold")
         for step in steps:
-            if step.node_name != node or step.state != "administrator":
+            if step.node != node or step.state != "administrator":
                 continue
-            for description, script in zip(step.sentences, step.commands, strict=True):
-                script_heading = f"# {step.operation_name}: {printable.clean_to_one_line(description)}"
+            for description, script in zip(step.says, step.commands, strict=True):
+                script_heading = f"# {step.operation}: {printable.clean_to_one_line(description)}"
                 if not output.print_script(f"{script_heading}\n{script}"):
                     output.print_script(
                         f"{script_heading}\n# not shown: a character of its commands would steer the terminal; use --json"
@@ -201,26 +194,20 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
 
 def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
-    result_style_by_passed = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
-    check_rows = [
-        (finding.node_name, finding.check_name, result_style_by_passed[finding.outcome.passed][0], finding.outcome.says)
-        for finding in findings
-    ]
+    style_by_passed = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
+    check_rows = [(f.node, f.check, style_by_passed[f.outcome.passed][0], f.outcome.says) for f in findings]
     output.print_table(
-        "checks",
-        ("node", "check", "result", "what"),
-        check_rows,
-        [result_style_by_passed[finding.outcome.passed][1] for finding in findings],
+        "checks", ("node", "check", "result", "what"), check_rows, [style_by_passed[f.outcome.passed][1] for f in findings]
     )
-    for finding in findings:
-        if finding.outcome.passed and finding.outcome.advice is not None:
-            output.print_line(f"{finding.node_name}: {finding.check_name}: {finding.outcome.advice}.", "yellow")
-    failed_findings = [finding for finding in findings if finding.outcome.passed is False]
-    for finding in failed_findings:
-        output.print_detail(finding.outcome.transcript)
-        sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
+    for f in findings:
+        if f.outcome.passed and f.outcome.advice is not None:
+            output.print_line(f"{f.node}: {f.check}: {f.outcome.advice}.", "yellow")
+    failed_findings = [f for f in findings if f.outcome.passed is False]
+    for f in failed_findings:
+        output.print_detail(f.outcome.transcript)
+        sentence, advice = f.outcome.says.rstrip("."), f.outcome.advice or ""
         sentence_end = "" if advice.endswith("?") else "."
-        output.print_line(f"{finding.node_name}: {finding.check_name}: {sentence}. Advice: {advice}{sentence_end}", "red")
+        output.print_line(f"{f.node}: {f.check}: {sentence}. Advice: {advice}{sentence_end}", "red")
     if failed_findings:
         output.print_line(f"not verified: {len(failed_findings)} of {len(findings)} checks failed", "red")
     elif is_verified(findings):

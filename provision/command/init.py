@@ -12,7 +12,7 @@ import msgspec
 
 import templates
 from provision.cloudlab import cluster_file
-from provision.fact import FactQuery, NodeFacts
+from provision.fact import FactAnswers, FactQuery
 from provision.facts.nvidia import NVIDIA
 from provision.facts.partitions import SitePartition
 from provision.facts.pythons import OLDEST_PYTHON
@@ -48,28 +48,24 @@ _NVIDIA = FactQuery("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
 def print_cluster_file(
-    output: Output,
-    workspace: Workspace,
-    site_login: str | None,
-    host_logins: Sequence[str],
-    manifest_paths: Sequence[Path] | None = None,
+    output: Output, workspace: Workspace, site_login: str | None, logins: Sequence[str], manifests: Sequence[Path] | None = None
 ) -> int:
     """Print a commented cluster file for the cluster that the arguments describe.
 
     Without arguments, the cluster is this machine, or the Slurm site of which this machine is a login node.
     site_login: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no Slurm site is described.
-    host_logins: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
-    manifest_paths: the manifest files of a CloudLab experiment; empty if this machine is a node of the experiment; None if no
+    logins: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
+    manifests: the manifest files of a CloudLab experiment; empty if this machine is a node of the experiment; None if no
     experiment is described.
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if sum((site_login is not None, bool(host_logins), manifest_paths is not None)) > 1:
+    if sum((site_login is not None, bool(logins), manifests is not None)) > 1:
         raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
-    if manifest_paths is not None:
-        file_text = cluster_file.propose_cluster_file(manifest_paths)
-    elif host_logins:
-        file_text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in host_logins])
+    if manifests is not None:
+        file_text = cluster_file.propose_cluster_file(manifests)
+    elif logins:
+        file_text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in logins])
     elif site_login is not None or is_login_node():
         login = _parse_login(site_login, "--site") if site_login else None
         file_text = _make_site_file(output, login)
@@ -95,25 +91,19 @@ def _make_site_file(output: Output, login: Login | None) -> str:
     output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
     slurm_clusters = survey.list_chosen_clusters(node)
     node.variables = requests.list_cluster_variables(next(iter(slurm_clusters), None))
-    site_survey = msgspec.structs.replace(survey.survey_site(node), clusters=slurm_clusters)
-    for sentence in site_survey.unknown.values():
+    answers = msgspec.structs.replace(survey.survey_site(node), clusters=slurm_clusters)
+    for sentence in answers.unknown.values():
         output.print_remark(sentence, style="yellow")
-    if not site_survey.partitions:
+    if not answers.partitions:
         raise InputError(
             f"{machine_name}: Slurm shows no partition "
-            f"({site_survey.unknown.get('partitions', 'none is visible to this user')}). Allowed: a login node of a Slurm cluster."
+            f"({answers.unknown.get('partitions', 'none is visible to this user')}). Allowed: a login node of a Slurm cluster."
         )
-    site_proposal = proposal.propose_partition(site_survey)
-    node_type = site_proposal.node_type
-    if (
-        node_type is not None
-        and (job_cpus := survey.count_job_cpus(node, node_type.names)) is not None
-        and 0 < job_cpus < node_type.cpus
-    ):
-        site_proposal = msgspec.structs.replace(site_proposal, node_type=msgspec.structs.replace(node_type, cpus=job_cpus))
-    return render_site_file(
-        login, site_survey, site_proposal, survey.find_rejections(node, proposal.propose_requests(site_proposal))
-    )
+    proposed = proposal.propose_partition(answers)
+    kind = proposed.node_type
+    if kind is not None and (job_cpus := survey.count_job_cpus(node, kind.names)) is not None and 0 < job_cpus < kind.cpus:
+        proposed = msgspec.structs.replace(proposed, node_type=msgspec.structs.replace(kind, cpus=job_cpus))
+    return render_site_file(login, answers, proposed, survey.find_rejections(node, proposal.propose_requests(proposed)))
 
 
 def render_site_file(
@@ -122,11 +112,9 @@ def render_site_file(
     """The cluster file of a Slurm site. rejection_by_request: for each request that was tried, why Slurm would reject it, or
     None."""
     partition, node_type = proposal_values.partition, proposal_values.node_type
-    accepted_requests = [request for request, rejection in rejection_by_request.items() if rejection is None]
+    accepted_requests = [request for request, why in rejection_by_request.items() if why is None]
     undecided_requests = [
-        request
-        for request, rejection in rejection_by_request.items()
-        if rejection is not None and survey.UNDECIDED_ANSWER.search(rejection)
+        request for request, why in rejection_by_request.items() if why is not None and survey.UNDECIDED_ANSWER.search(why)
     ]
     request_keys = next(iter([*accepted_requests, *undecided_requests]), None)
     gpus = proposal.choose_gpus(node_type) if node_type is not None else None
@@ -144,7 +132,7 @@ def render_site_file(
         gpu_request=request_keys.gpu_request if request_keys is not None else None,
         omit=request_keys.omit if request_keys is not None else (),
         has_slices=gpus is not None and is_slice(gpus.type or ""),
-        request_table=[f"{request}: {_describe_answer(rejection)}" for request, rejection in rejection_by_request.items()],
+        request_table=[f"{request}: {_describe_answer(why)}" for request, why in rejection_by_request.items()],
         time=format_seconds(proposal.propose_time_s(partition)),
         limits=_list_partition_limits(partition) if partition is not None else {},
         typed_partitions=_make_typed_partition_entries(proposal.propose_typed_partitions(site_survey, proposal_values)),
@@ -222,7 +210,7 @@ def _describe_folder(shared_folder: SharedFolder) -> str:
 
 
 def _make_local_file() -> str:
-    facts = NodeFacts(LocalNode())
+    facts = FactAnswers(LocalNode())
     system_facts = facts[_SYSTEM]
     return templates.render(
         "cluster/local.yaml.j2",
@@ -232,38 +220,33 @@ def _make_local_file() -> str:
     )
 
 
-def _describe_answer(rejection: str | None) -> str:
-    """Slurm's answer to one way to request GPUs, as text. rejection: why Slurm would reject the job; None if it would accept it."""
-    if rejection is None:
+def _describe_answer(refusal: str | None) -> str:
+    """Slurm's answer to one way to request GPUs, as text. refusal: why Slurm would reject the job; None if it would accept
+    it."""
+    if refusal is None:
         return "accepted"
-    return (
-        f"ask: {rejection}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(rejection) else f"rejected: {rejection}"
-    )
+    return f"ask: {refusal}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(refusal) else f"rejected: {refusal}"
 
 
 def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
-    node_entries: list[dict[str, object]] = []
+    nodes: list[dict[str, object]] = []
     gpu_names_by_node: list[list[str]] = []
-    network_folders_by_node: list[set[str]] = []
+    folders_by_node: list[set[str]] = []
     links_by_node: list[list[RdmaLink]] = []
     for index, login in enumerate(logins):
         output.print_remark(f"asking {login.host}", style="dim")
-        facts = NodeFacts(_make_ssh_node(workspace, login))
+        facts = FactAnswers(_make_ssh_node(workspace, login))
         system_facts = facts[_SYSTEM]
         gpu_names_by_node.append(_list_gpu_names(facts))
         links_by_node.append(facts[RDMA])
-        network_folders_by_node.append(
-            {shared_folder.path for shared_folder in facts[SHARED_FOLDERS] if shared_folder.is_network}
-        )
-        node_remark = ", ".join([_describe_machine(system_facts), *gpu_names_by_node[-1]])
-        node_entries.append(
-            {"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": node_remark}
-        )
-    common_folders = sorted(set.intersection(*network_folders_by_node))
+        folders_by_node.append({shared_folder.path for shared_folder in facts[SHARED_FOLDERS] if shared_folder.is_network})
+        remark = ", ".join([_describe_machine(system_facts), *gpu_names_by_node[-1]])
+        nodes.append({"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
+    common_folders = sorted(set.intersection(*folders_by_node))
     return templates.render(
         "cluster/ssh.yaml.j2",
         cluster_name=_make_cluster_name(logins[0].host.partition(".")[0]),
-        nodes=node_entries,
+        nodes=nodes,
         gpus=min(map(len, gpu_names_by_node)),
         network=propose_network(links_by_node),
         shared=f"{common_folders[0]}/shardlab" if common_folders else None,
@@ -276,11 +259,9 @@ def propose_network(links_by_node: Sequence[Sequence[RdmaLink]]) -> str | None:
     A node uses its fastest links together. Slower ones, such as those of a storage network, are left out."""
     node_networks = set()
     for rdma_links in links_by_node:
-        active_link_rates = [
-            (link.gbit_per_s, link.layer) for link in rdma_links if link.state == "ACTIVE" and link.gbit_per_s is not None
-        ]
-        fastest_network = max(active_link_rates, default=None)
-        node_networks.add(None if fastest_network is None else (*fastest_network, active_link_rates.count(fastest_network)))
+        rated = [(link.gbit_per_s, link.layer) for link in rdma_links if link.state == "ACTIVE" and link.gbit_per_s is not None]
+        fastest_network = max(rated, default=None)
+        node_networks.add(None if fastest_network is None else (*fastest_network, rated.count(fastest_network)))
     if len(node_networks) != 1 or (node_network := node_networks.pop()) is None:
         return None
     gbit_per_s, link_layer, card_count = node_network
@@ -294,7 +275,7 @@ def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:
     return SshNode(login.host, login.host, login.port, login.user, None, "python3", remote=Remote(ssh_address))
 
 
-def _list_gpu_names(facts: NodeFacts) -> list[str]:
+def _list_gpu_names(facts: FactAnswers) -> list[str]:
     """A text for each GPU of a node, even if the driver is not installed there."""
     nvidia = facts[_NVIDIA]
     if nvidia.seen:
@@ -315,14 +296,10 @@ def _describe_free_space(shared_folder: SharedFolder) -> str:
 
 def _describe_quota(quota: Quota) -> str:
     """A quota in one line, such as `/scratch: 120 of 1,000 GiB used, 40,000 of 1,000,000 files`."""
-    used_text, limit_text = (
-        None if quota_bytes is None else f"{quota_bytes / GIB:,.0f}" for quota_bytes in (quota.used_bytes, quota.most_bytes)
-    )
-    used_files_text, file_limit_text = (
-        None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files)
-    )
+    used_text, limit_text = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
+    used_files_text, file_limit = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
     size_text = f"{used_text or 'unknown'} of {limit_text} GiB used" if limit_text else "no limit of bytes"
-    count_text = f"{used_files_text or 'unknown'} of {file_limit_text} files" if file_limit_text else "no limit of files"
+    count_text = f"{used_files_text or 'unknown'} of {file_limit} files" if file_limit else "no limit of files"
     return f"{quota.place}: {size_text}, {count_text}"
 
 

@@ -35,9 +35,9 @@ class NodeRow(msgspec.Struct):
     operation began."""
 
     finished_states: list[State] = []
-    running_operation: str | None = None
+    running: str | None = None
     current_change: str = ""
-    operation_start_s: float = 0.0
+    since: float = 0.0
     change_count: int = 0
 
     def render_cells(self, operation_count: int, now_s: float) -> tuple[Text, str, str]:
@@ -50,45 +50,33 @@ class NodeRow(msgspec.Struct):
         for state in self.finished_states:
             state_letters.append(*LETTER_AND_STYLE[state])
         state_letters.append("." * (operation_count - len(self.finished_states)), "dim")
-        running_text = (
-            f"{self.running_operation}  {now_s - self.operation_start_s:.0f} s  {self.current_change}".rstrip()
-            if self.running_operation
-            else ""
-        )
+        running_text = f"{self.running}  {now_s - self.since:.0f} s  {self.current_change}".rstrip() if self.running else ""
         return state_letters, str(self.change_count or ""), running_text
 
 
 class ProgressTable(PlanObserver):
     """A live table of the progress, with a row for each node."""
 
-    def __init__(
-        self, node_names: Sequence[str], operation_count: int, read_clock_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.row_by_node = {name: NodeRow() for name in node_names}
+    def __init__(self, node_names: Sequence[str], operation_count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows = {name: NodeRow() for name in node_names}
         self.operation_count = operation_count
-        self._read_clock_s = read_clock_s
+        self._read_clock_s = clock
         self._lock = threading.Lock()
 
     def record_start(self, node: str, operation: str) -> None:
         with self._lock:
-            (
-                self.row_by_node[node].running_operation,
-                self.row_by_node[node].operation_start_s,
-                self.row_by_node[node].current_change,
-            ) = operation, self._read_clock_s(), ""
+            self.rows[node].running, self.rows[node].since, self.rows[node].current_change = operation, self._read_clock_s(), ""
 
     def record_change(self, node: str, description: str) -> None:
         with self._lock:
-            self.row_by_node[node].current_change = description
+            self.rows[node].current_change = description
 
     def record_end(self, step: OperationStep) -> None:
         with self._lock:
-            node_row = self.row_by_node.get(
-                step.node_name, NodeRow()
-            )  # no row: --limit left out this node, but another node needs it
-            node_row.running_operation = None
+            node_row = self.rows.get(step.node, NodeRow())  # no row: --limit left out this node, but another node needs it
+            node_row.running = None
             node_row.finished_states.append(step.state)
-            node_row.change_count += step.change_count
+            node_row.change_count += step.changes
 
     def __rich__(self) -> Group:
         progress_table = Table(box=None, pad_edge=False)
@@ -97,7 +85,7 @@ class ProgressTable(PlanObserver):
         progress_table.add_column("changes", justify="right")
         progress_table.add_column("now", no_wrap=True, overflow="ellipsis")
         with self._lock:
-            for node_name, node_row in self.row_by_node.items():
+            for node_name, node_row in self.rows.items():
                 progress_table.add_row(Text(node_name), *node_row.render_cells(self.operation_count, self._read_clock_s()))
         return Group(progress_table, Text(LEGEND, "dim"))
 
@@ -110,9 +98,9 @@ class ProgressLinePrinter(PlanObserver):
 
     def record_end(self, step: OperationStep) -> None:
         if step.state in ("changed", "failed"):
-            self._output.print_remark(f"{step.node_name}: {step.operation_name}: {step.state}")
+            self._output.print_remark(f"{step.node}: {step.operation}: {step.state}")
         elif step.state == "administrator":
-            self._output.print_remark(f"{step.node_name}: {step.operation_name}: needs an administrator")
+            self._output.print_remark(f"{step.node}: {step.operation}: needs an administrator")
 
 
 @contextmanager

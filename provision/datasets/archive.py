@@ -30,10 +30,10 @@ class ArchiveMember(NamedTuple):
     """A plain file in an archive, and the tar file from which it can be read until the next member is asked for."""
 
     tar_file: tarfile.TarFile
-    tar_info: tarfile.TarInfo
+    header: tarfile.TarInfo
 
     def open(self) -> IO[bytes]:
-        member_stream = self.tar_file.extractfile(self.tar_info)
+        member_stream = self.tar_file.extractfile(self.header)
         assert member_stream is not None  # extractfile returns None only for a member that is not a plain file
         return member_stream
 
@@ -47,13 +47,11 @@ def unpack_archive(archive_path: Path, data_format: DataSetFormat, folder: Path,
     written_bytes = 0
     with archive_path.open("rb") as archive_stream, raise_damage_as_input_error(archive_path):
         for member in read_members(archive_path, archive_stream, data_format.most_files, data_format.most_bytes):
-            member_name = member.tar_info.name
-            name_match = data_format.member_pattern.fullmatch(
-                name_prefix + member_name.removeprefix("./").removeprefix(name_prefix)
-            )
+            member_name = member.header.name
+            name_match = data_format.member_re.fullmatch(name_prefix + member_name.removeprefix("./").removeprefix(name_prefix))
             if name_match is None:
                 raise make_foreign_member_error(archive_path, member_name, data_format.allowed_members)
-            written_bytes += member.tar_info.size
+            written_bytes += member.header.size
             write_member(archive_path, member, folder / name_match["kept"], must_be_image=data_format.is_linked)
     if not written_bytes:
         raise InputError(f"{archive_path}: contains no data. Allowed: {data_format.allowed_members}.")
@@ -65,7 +63,8 @@ def read_members(
     """The plain files of a tar file, in the order of the tar file; folders are skipped. Each file is checked before it is
     yielded. Iterate inside `with damage_as_input_error(archive)`, which turns errors of a damaged archive into InputError.
 
-    archive_name: the name of the archive in messages. archive_stream: its bytes, which are read once, from the start to the end.
+    archive_name: the name of the archive in messages. archive_stream: its bytes, which are read once, from the start to the
+    end.
     most_files, most_bytes: the largest number of members, and the largest sum of their sizes.
     may_be_zipped: whether the archive may be gzipped; `archive_stream` must then support seek.
 
@@ -98,14 +97,12 @@ def make_foreign_member_error(archive_name: Path | str, member_name: str, allowe
     return InputError(f"{archive_name}: the member {member_name!r} does not belong to this set. Allowed: {allowed_members}.")
 
 
-def _check_member_path(archive_name: Path | str, member_name: str) -> None:
+def _check_member_path(archive: Path | str, member_name: str) -> None:
     """Check the path of a member. Raises InputError if the path leads out of the folder into which the archive is unpacked."""
     if member_name.startswith("/"):
-        raise InputError(f"{archive_name}: the member {member_name!r} has an absolute path. Allowed: paths within the archive.")
+        raise InputError(f"{archive}: the member {member_name!r} has an absolute path. Allowed: paths within the archive.")
     if ".." in member_name.split("/"):
-        raise InputError(
-            f"{archive_name}: the member {member_name!r} leads out of its folder. Allowed: paths within the archive."
-        )
+        raise InputError(f"{archive}: the member {member_name!r} leads out of its folder. Allowed: paths within the archive.")
 
 
 def _check_member_kind(archive_name: Path | str, member: tarfile.TarInfo) -> None:
@@ -123,14 +120,14 @@ def write_member(archive_name: Path | str, member: ArchiveMember, target_path: P
 
     Raises InputError if the member occurs twice or is truncated.
     """
-    member_stream, member_name = member.open(), member.tar_info.name
+    member_stream, member_name = member.open(), member.header.name
     target_path.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(target_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         raise InputError(f"{archive_name}: the member {member_name!r} occurs twice. Allowed: once.") from None
     with os.fdopen(descriptor, "wb") as target_file:
-        bytes_left = member_bytes = member.tar_info.size
+        bytes_left = member_bytes = member.header.size
         while bytes_left:
             chunk = member_stream.read(min(CHUNK_BYTES, bytes_left))
             if not chunk:
@@ -141,8 +138,9 @@ def write_member(archive_name: Path | str, member: ArchiveMember, target_path: P
             bytes_left -= len(chunk)
 
 
-class _LimitedReader:
-    """A file from which at most `bytes_left` more bytes can be read, so that a malicious header cannot make tarfile read forever."""
+class _Limiter:
+    """A file from which at most `bytes_left` more bytes can be read, so that a malicious header cannot make tarfile read
+    forever."""
 
     def __init__(self, archive_file: IO[bytes], archive_name: Path | str) -> None:
         self._file, self._archive_name = archive_file, archive_name
@@ -166,16 +164,12 @@ def raise_damage_as_input_error(archive_name: Path | str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _open_archive(
-    archive_name: Path | str, archive_stream: IO[bytes], *, may_be_zipped: bool
-) -> Iterator[tuple[tarfile.TarFile, _LimitedReader]]:
+def _open_archive(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Limiter]]:
     """Open an archive as a stream that is read once. Yields (the open tar file, the meter that limits how many bytes are read
     from it)."""
     with contextlib.ExitStack() as open_files:
-        is_zipped = may_be_zipped and archive_stream.read(2) == b"\x1f\x8b"
+        is_zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"
         if may_be_zipped:
-            archive_stream.seek(0)
-        limited_reader = _LimitedReader(
-            open_files.enter_context(gzip.open(archive_stream)) if is_zipped else archive_stream, archive_name
-        )  # type: ignore[arg-type]
-        yield open_files.enter_context(tarfile.open(fileobj=limited_reader, mode="r|", errorlevel=2)), limited_reader  # type: ignore[call-overload]
+            raw.seek(0)
+        limiter = _Limiter(open_files.enter_context(gzip.open(raw)) if is_zipped else raw, archive)  # type: ignore[arg-type]
+        yield open_files.enter_context(tarfile.open(fileobj=limiter, mode="r|", errorlevel=2)), limiter  # type: ignore[call-overload]

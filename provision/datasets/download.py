@@ -61,7 +61,7 @@ def fetch_file(url: str, partial_path: Path, sha256: str, most_bytes: int) -> Pa
 def delete_partial(partial_path: Path) -> None:
     """Delete a partial file and the note beside it."""
     partial_path.unlink(missing_ok=True)
-    _make_note_path(partial_path).unlink(missing_ok=True)
+    _note_path(partial_path).unlink(missing_ok=True)
 
 
 def compute_file_sha256(path: Path) -> str:
@@ -70,31 +70,25 @@ def compute_file_sha256(path: Path) -> str:
         return hashlib.file_digest(hashed_file, "sha256").hexdigest()
 
 
-def _download_rest(url: str, partial_path: Path, most_bytes: int) -> bool:
+def _download_rest(url: str, partial: Path, most_bytes: int) -> bool:
     """Make one attempt to download the missing bytes. Returns whether the partial file is complete now."""
-    url_request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
-    received_bytes, shown_url = partial_path.stat().st_size if partial_path.exists() else 0, remove_secrets(url)
-    partial_note, url_digest = _read_note(partial_path), hashlib.sha256(url.encode()).hexdigest()
+    request = urllib.request.Request(url)  # noqa: S310  # the scheme of the URL was checked when cluster.yaml was read
+    received_bytes, shown_url = partial.stat().st_size if partial.exists() else 0, remove_secrets(url)
+    partial_note, url_digest = _read_note(partial), hashlib.sha256(url.encode()).hexdigest()
     if received_bytes and partial_note.get("url_sha256") == url_digest:
-        url_request.add_header("Range", f"bytes={received_bytes}-")
+        request.add_header("Range", f"bytes={received_bytes}-")
         if range_validator := partial_note.get("validator"):
-            url_request.add_header(
-                "If-Range", range_validator
-            )  # if the file at the URL changed, the server sends the whole file
-    with urllib.request.urlopen(url_request, timeout=STALL_S) as response:  # noqa: S310
-        first_position, total_bytes = _parse_byte_range(response.status, response.headers)
-        if first_position not in (0, received_bytes):
-            raise InputError(
-                f"{shown_url}: asked for the bytes from {received_bytes}, the server sent those from {first_position}."
-            )
+            request.add_header("If-Range", range_validator)  # if the file at the URL changed, the server sends the whole file
+    with urllib.request.urlopen(request, timeout=STALL_S) as answer:  # noqa: S310
+        offset, total_bytes = _parse_byte_range(answer.status, answer.headers)
+        if offset not in (0, received_bytes):
+            raise InputError(f"{shown_url}: asked for the bytes from {received_bytes}, the server sent those from {offset}.")
         if total_bytes is not None and total_bytes > most_bytes:
             raise InputError(f"{shown_url}: has {total_bytes} bytes. Allowed: at most {most_bytes} for this set.")
-        if not first_position:
-            _make_note_path(partial_path).write_text(
-                json.dumps({"url_sha256": url_digest, "validator": _find_validator(response.headers)})
-            )
-        with partial_path.open("ab" if first_position else "wb") as partial_file:
-            while chunk := response.read(CHUNK_BYTES):
+        if not offset:
+            _note_path(partial).write_text(json.dumps({"url_sha256": url_digest, "validator": _find_validator(answer.headers)}))
+        with partial.open("ab" if offset else "wb") as partial_file:
+            while chunk := answer.read(CHUNK_BYTES):
                 if partial_file.tell() + len(chunk) > most_bytes:
                     raise InputError(f"{shown_url}: sends more than {most_bytes} bytes, the most for this set.")
                 partial_file.write(chunk)
@@ -121,11 +115,11 @@ def _read_note(partial_path: Path) -> dict[str, str | None]:
     Empty if the note does not exist or is damaged; the download then starts again.
     """
     try:
-        partial_note = json.loads(_make_note_path(partial_path).read_text())
+        partial_note = json.loads(_note_path(partial_path).read_text())
     except (FileNotFoundError, ValueError):
         return {}
     return partial_note if isinstance(partial_note, dict) else {}
 
 
-def _make_note_path(partial_path: Path) -> Path:
+def _note_path(partial_path: Path) -> Path:
     return partial_path.with_name(partial_path.name + ".json")

@@ -18,8 +18,8 @@ IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a f
 class DataSetFormat:
     """The form of a data set: its folder in the data path, and the names, number and size of the files in its archive."""
 
-    folder_name: str
-    member_pattern: re.Pattern[str]
+    folder: str
+    member_re: re.Pattern[str]
     """Matches the whole path of a member of the archive; its group `kept` is the path within `folder`."""
     allowed_members: str
     """The allowed members, in words for an error message."""
@@ -48,16 +48,16 @@ def _check_mnist(folder: Path) -> None:
 def _check_imagenet(folder: Path) -> None:
     """Check that `train` and `val` have class folders, that every class of `val` is a class of `train`, and that the first file
     of each class folder is an image. Raises InputError."""
-    class_names_by_split = {split: _list_folders(folder / split) for split in ("train", "val")}
-    if len(class_names_by_split["train"]) < 2:
-        raise InputError(f"{folder / 'train'}: found {len(class_names_by_split['train'])} class folders. Allowed: at least 2.")
-    if not class_names_by_split["val"]:
+    classes = {split: _list_folders(folder / split) for split in ("train", "val")}
+    if len(classes["train"]) < 2:
+        raise InputError(f"{folder / 'train'}: found {len(classes['train'])} class folders. Allowed: at least 2.")
+    if not classes["val"]:
         raise InputError(f"{folder / 'val'}: found no class folders. Allowed: val/WNID/*.JPEG; the official archive is flat.")
-    if unknown_classes := set(class_names_by_split["val"]) - set(class_names_by_split["train"]):
+    if unknown_classes := set(classes["val"]) - set(classes["train"]):
         raise InputError(
-            f"{folder / 'val' / min(unknown_classes)}: is no class of train. Allowed: its {len(class_names_by_split['train'])} folders."
+            f"{folder / 'val' / min(unknown_classes)}: is no class of train. Allowed: its {len(classes['train'])} folders."
         )
-    for split, class_names in class_names_by_split.items():
+    for split, class_names in classes.items():
         for class_name in class_names:
             with os.scandir(folder / split / class_name) as image_entries:
                 first_image = next(
@@ -93,8 +93,8 @@ def _count_classes(folder: Path) -> dict[str, int]:
 
 FORMATS = {
     "cifar10": DataSetFormat(
-        folder_name="cifar-10-batches-bin",
-        member_pattern=re.compile(
+        folder="cifar-10-batches-bin",
+        member_re=re.compile(
             r"(cifar-10-batches-bin/)?(?P<kept>(data_batch_[1-5]|test_batch)\.bin|batches\.meta\.txt|readme\.html)"
         ),
         allowed_members="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, "
@@ -105,8 +105,8 @@ FORMATS = {
         summarize_folder=_read_file_sizes,
     ),
     "mnist": DataSetFormat(
-        folder_name="mnist",
-        member_pattern=re.compile(r"([A-Za-z0-9_-]+/)*(?P<kept>(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?)"),
+        folder="mnist",
+        member_re=re.compile(r"([A-Za-z0-9_-]+/)*(?P<kept>(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?)"),
         allowed_members="{train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz",
         most_files=16,
         most_bytes=128 * 2**20,
@@ -114,8 +114,8 @@ FORMATS = {
         summarize_folder=_read_file_sizes,
     ),
     "imagenet": DataSetFormat(
-        folder_name="imagenet",
-        member_pattern=re.compile(r"([A-Za-z0-9_-]+/)?(?P<kept>(train|val)/[A-Za-z0-9_]+/[A-Za-z0-9_]+\.(JPEG|jpeg|JPG|jpg))"),
+        folder="imagenet",
+        member_re=re.compile(r"([A-Za-z0-9_-]+/)?(?P<kept>(train|val)/[A-Za-z0-9_]+/[A-Za-z0-9_]+\.(JPEG|jpeg|JPG|jpg))"),
         allowed_members="train/WNID/*.JPEG and val/WNID/*.JPEG",
         most_files=2_000_000,
         most_bytes=400 * 2**30,

@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from provision.datasets.archive import raise_damage_as_input_error, make_foreign_member_error, read_members, write_member
+from provision.datasets.archive import make_foreign_member_error, raise_damage_as_input_error, read_members, write_member
 from provision.datasets.formats import FORMATS
 from shardlab.errors import InputError
 
@@ -47,21 +47,17 @@ def unpack_official_archives(archives_folder: Path, target_folder: Path, publish
 
     If an earlier call with the same archives was interrupted, this call continues after the last complete class.
 
-    publish_data_set: checks `target_folder` and renames it. Raises InputError if an archive is missing or refused, or if the check
-    fails; a refused archive leaves nothing. Raises OSError, for example if the disk is full; complete classes are then kept.
+    publish_data_set: checks `target_folder` and renames it. Raises InputError if an archive is missing or refused, or if the
+    check fails; a refused archive leaves nothing. Raises OSError, for example if the disk is full; complete classes are then
+    kept.
     """
-    archive_paths = [archives_folder / archive_name for archive_name in (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE)]
-    for archive_path in archive_paths:
-        if not archive_path.is_file():
-            raise InputError(
-                f"{archive_path}: no such file. Allowed: the official archives {', '.join(p.name for p in archive_paths)}."
-            )
+    archives = [archives_folder / archive_name for archive_name in (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, KIT_ARCHIVE)]
+    for path in archives:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file. Allowed: the official archives {', '.join(p.name for p in archives)}.")
     note_path = target_folder.with_name(f"{target_folder.name}.json")
-    archive_stats = [archive_path.stat() for archive_path in archive_paths]
-    expected_note = [
-        [archive_path.name, archive_stat.st_size, archive_stat.st_mtime_ns]
-        for archive_path, archive_stat in zip(archive_paths, archive_stats, strict=True)
-    ]
+    archive_stats = [path.stat() for path in archives]
+    expected_note = [[path.name, stat.st_size, stat.st_mtime_ns] for path, stat in zip(archives, archive_stats, strict=True)]
     if _read_note(note_path) != expected_note:
         shutil.rmtree(target_folder, ignore_errors=True)
         note_path.write_text(json.dumps(expected_note))
@@ -85,16 +81,14 @@ def _read_note(note_path: Path) -> object:
         return None
 
 
-def _unpack_train(archive_path: Path, train_folder: Path) -> None:
+def _unpack_train(archive: Path, train_folder: Path) -> None:
     data_format, class_count = FORMATS["imagenet"], 0
-    with archive_path.open("rb") as archive_stream, raise_damage_as_input_error(archive_path):
-        for class_member in read_members(
-            archive_path, archive_stream, MOST_CLASSES, data_format.most_bytes, may_be_zipped=False
-        ):
-            class_match = CLASS_ARCHIVE.fullmatch(class_member.tar_info.name)
+    with archive.open("rb") as archive_stream, raise_damage_as_input_error(archive):
+        for class_member in read_members(archive, archive_stream, MOST_CLASSES, data_format.most_bytes, may_be_zipped=False):
+            class_match = CLASS_ARCHIVE.fullmatch(class_member.header.name)
             if class_match is None:
-                raise make_foreign_member_error(archive_path, class_member.tar_info.name, "WNID.tar, one for each class")
-            wnid, inner_archive_name = class_match["wnid"], f"{archive_path}: {class_member.tar_info.name}"
+                raise make_foreign_member_error(archive, class_member.header.name, "WNID.tar, one for each class")
+            wnid, inner_archive_name = class_match["wnid"], f"{archive}: {class_member.header.name}"
             class_count += 1
             if (train_folder / wnid).exists():
                 continue
@@ -104,39 +98,35 @@ def _unpack_train(archive_path: Path, train_folder: Path) -> None:
                 for image_member in read_members(
                     inner_archive_name, class_member.open(), data_format.most_files, data_format.most_bytes, may_be_zipped=False
                 ):
-                    name_match = image_name_pattern.fullmatch(image_member.tar_info.name)
+                    name_match = image_name_pattern.fullmatch(image_member.header.name)
                     if name_match is None:
-                        raise make_foreign_member_error(inner_archive_name, image_member.tar_info.name, f"{wnid}_NUMBER.JPEG")
+                        raise make_foreign_member_error(inner_archive_name, image_member.header.name, f"{wnid}_NUMBER.JPEG")
                     write_member(inner_archive_name, image_member, unfinished_folder / name_match["name"], must_be_image=True)
             _publish_folder(unfinished_folder, train_folder / wnid)
     if not class_count:
-        raise InputError(f"{archive_path}: contains no data. Allowed: WNID.tar, one for each class.")
+        raise InputError(f"{archive}: contains no data. Allowed: WNID.tar, one for each class.")
 
 
-def _unpack_validation(archive_path: Path, validation_folder: Path, wnids: Sequence[str]) -> None:
+def _unpack_validation(archive: Path, validation_folder: Path, wnids: Sequence[str]) -> None:
     """Unpack the validation images into one folder per class. wnids: the class of image 1, of image 2, and so on."""
     if validation_folder.exists():
         return
     data_format, image_count = FORMATS["imagenet"], 0
     unfinished_folder = _make_empty_folder(validation_folder.with_name(f".{validation_folder.name}.growing"))
-    with archive_path.open("rb") as archive_stream, raise_damage_as_input_error(archive_path):
-        for member in read_members(
-            archive_path, archive_stream, data_format.most_files, data_format.most_bytes, may_be_zipped=False
-        ):
-            name_match = VALIDATION_IMAGE.fullmatch(member.tar_info.name)
+    with archive.open("rb") as tar_stream, raise_damage_as_input_error(archive):
+        for member in read_members(archive, tar_stream, data_format.most_files, data_format.most_bytes, may_be_zipped=False):
+            name_match = VALIDATION_IMAGE.fullmatch(member.header.name)
             if name_match is None:
-                raise make_foreign_member_error(archive_path, member.tar_info.name, "ILSVRC2012_val_NUMBER.JPEG")
+                raise make_foreign_member_error(archive, member.header.name, "ILSVRC2012_val_NUMBER.JPEG")
             if not 1 <= (image_number := int(name_match["number"])) <= len(wnids):
                 raise InputError(
-                    f"{archive_path}: the member {member.tar_info.name!r} has no class. Allowed: the numbers 1 to {len(wnids)}, which "
+                    f"{archive}: the member {member.header.name!r} has no class. Allowed: the numbers 1 to {len(wnids)}, which "
                     f"{KIT_ARCHIVE} lists."
                 )
-            write_member(
-                archive_path, member, unfinished_folder / wnids[image_number - 1] / name_match["name"], must_be_image=True
-            )
+            write_member(archive, member, unfinished_folder / wnids[image_number - 1] / name_match["name"], must_be_image=True)
             image_count += 1
     if image_count != len(wnids):
-        raise InputError(f"{archive_path}: has {image_count} images. Allowed: {len(wnids)}, as many as {KIT_ARCHIVE} lists.")
+        raise InputError(f"{archive}: has {image_count} images. Allowed: {len(wnids)}, as many as {KIT_ARCHIVE} lists.")
     _publish_folder(unfinished_folder, validation_folder)
 
 
@@ -155,19 +145,17 @@ def _read_validation_classes(kit_path: Path) -> list[str]:
     return wnids
 
 
-def _read_truth(kit_path: Path) -> bytes:
+def _read_truth(kit: Path) -> bytes:
     """The bytes of TRUTH_FILE of the development kit."""
     truth_bytes = None
-    with kit_path.open("rb") as kit_stream, raise_damage_as_input_error(kit_path):
-        for member in read_members(kit_path, kit_stream, MOST_KIT_FILES, MOST_KIT_BYTES):
-            if member.tar_info.name.endswith(f"/{TRUTH_FILE}"):
-                if member.tar_info.size > MOST_TEXT_BYTES:
-                    raise InputError(
-                        f"{kit_path}: {TRUTH_FILE} has {member.tar_info.size} bytes. Allowed: at most {MOST_TEXT_BYTES}."
-                    )
+    with kit.open("rb") as kit_stream, raise_damage_as_input_error(kit):
+        for member in read_members(kit, kit_stream, MOST_KIT_FILES, MOST_KIT_BYTES):
+            if member.header.name.endswith(f"/{TRUTH_FILE}"):
+                if member.header.size > MOST_TEXT_BYTES:
+                    raise InputError(f"{kit}: {TRUTH_FILE} has {member.header.size} bytes. Allowed: at most {MOST_TEXT_BYTES}.")
                 truth_bytes = member.open().read()
     if truth_bytes is None:
-        raise InputError(f"{kit_path}: has no file {TRUTH_FILE}. Allowed: the official development kit of ILSVRC 2012.")
+        raise InputError(f"{kit}: has no file {TRUTH_FILE}. Allowed: the official development kit of ILSVRC 2012.")
     return truth_bytes
 
 

@@ -111,49 +111,43 @@ def _download_if_missing(request: StageRequest, data_format: DataSetFormat) -> P
     """The path of the verified archive. Downloads the archive if it does not exist yet."""
     assert request.source is not None
     assert request.sha256 is not None  # cluster.yaml must give the sha256 of a URL
-    staging_folder = _find_staging_folder(request)
-    archive_path = staging_folder / f"{request.name}-{request.sha256[:12]}.archive"
+    folder = _staging_folder(request)
+    archive_path = folder / f"{request.name}-{request.sha256[:12]}.archive"
     if not archive_path.exists():
-        partial_path = download.fetch_file(
-            request.source, staging_folder / f"{request.name}.partial", request.sha256, data_format.most_bytes
-        )
-        partial_path.rename(archive_path)
-        download.delete_partial(partial_path)
+        part = download.fetch_file(request.source, folder / f"{request.name}.partial", request.sha256, data_format.most_bytes)
+        part.rename(archive_path)
+        download.delete_partial(part)
     return archive_path
 
 
 def _make_data_set(request: StageRequest, data_format: DataSetFormat, folder: Path) -> str | None:
     """Write the data set from its source into `folder`. Returns the SHA-256 of the archive; None if the source is a folder."""
     assert request.source is not None
-    source_path = Path(request.source)
+    source = Path(request.source)
     unpacked_folder = folder.parent / STAGING_NAME / f"{request.name}.unpacking"
-    if not _is_url(request.source) and _has_official_archives(request.name, source_path) and not request.sha256:
+    if not _is_url(request.source) and _has_official_archives(request.name, source) and not request.sha256:
         imagenet_archives.unpack_official_archives(
-            source_path, unpacked_folder, lambda: _check_and_publish(data_format, unpacked_folder, folder)
+            source, unpacked_folder, lambda: _check_and_publish(data_format, unpacked_folder, folder)
         )
         return None
     shutil.rmtree(unpacked_folder, ignore_errors=True)  # a killed process may have left this folder
-    if not _is_url(request.source) and source_path.is_dir():
+    if not _is_url(request.source) and source.is_dir():
         if request.sha256:
-            raise InputError(
-                f"{source_path}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive."
-            )
-        _stage_from_folder(source_path, data_format, unpacked_folder, folder)
+            raise InputError(f"{source}: is a folder, which has no SHA-256. Allowed: a folder without sha256, or an archive.")
+        _stage_from_folder(source, data_format, unpacked_folder, folder)
         return None
     if _is_url(request.source):
         assert request.sha256 is not None  # cluster.yaml must give the sha256 of a URL
-        source_path, sha256 = _download_if_missing(request, data_format), request.sha256
+        source, sha256 = _download_if_missing(request, data_format), request.sha256
     else:
-        sha256 = download.compute_file_sha256(source_path)
+        sha256 = download.compute_file_sha256(source)
         if request.sha256 not in (None, sha256):
-            raise InputError(f"{source_path}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
+            raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
     with _fill_folder(data_format, unpacked_folder, folder):
-        archive.unpack_archive(source_path, data_format, unpacked_folder)
-    for old_archive_path in _find_staging_folder(request).glob(
-        f"{request.name}-*.archive"
-    ):  # also those of an earlier sha256 in cluster.yaml
-        old_archive_path.unlink()
-    download.delete_partial(_find_staging_folder(request) / f"{request.name}.partial")
+        archive.unpack_archive(source, data_format, unpacked_folder)
+    for path in _staging_folder(request).glob(f"{request.name}-*.archive"):  # also those of an earlier sha256 in cluster.yaml
+        path.unlink()
+    download.delete_partial(_staging_folder(request) / f"{request.name}.partial")
     return sha256
 
 
@@ -183,7 +177,7 @@ def _stage_from_folder(source_folder: Path, data_format: DataSetFormat, unpacked
         return
     with _fill_folder(data_format, unpacked_folder, folder):
         for source_path in sorted(source_folder.iterdir()):
-            if data_format.member_pattern.fullmatch(source_path.name) and source_path.is_file():
+            if data_format.member_re.fullmatch(source_path.name) and source_path.is_file():
                 shutil.copyfile(source_path, unpacked_folder / source_path.name)
 
 
@@ -216,14 +210,14 @@ def _check_and_publish(data_format: DataSetFormat, unpacked_folder: Path, folder
 
 
 def _find_data_set_folder(request: StageRequest) -> Path:
-    return Path(request.data_path) / FORMATS[request.name].folder_name
+    return Path(request.data_path) / FORMATS[request.name].folder
 
 
 def _is_writable(request: StageRequest) -> bool:
     return data_cache.is_writable(Path(request.data_path))
 
 
-def _find_staging_folder(request: StageRequest) -> Path:
+def _staging_folder(request: StageRequest) -> Path:
     """The folder with the locks, the notes and the downloaded archives of this data path."""
     data_path = Path(request.data_path)
     return data_path / STAGING_NAME if data_cache.is_writable(data_path) else data_cache.find_cache_folder(data_path)
@@ -239,7 +233,7 @@ def _hold_data_set_lock(request: StageRequest) -> Iterator[None]:
 
     The kernel releases the lock however its holder ends.
     """
-    staging_folder = _find_staging_folder(request)
+    staging_folder = _staging_folder(request)
     staging_folder.mkdir(parents=True, exist_ok=True)
     with (staging_folder / f"{request.name}.lock").open("ab") as lock_file:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
@@ -247,7 +241,7 @@ def _hold_data_set_lock(request: StageRequest) -> Iterator[None]:
 
 
 def _find_note_path(request: StageRequest) -> Path:
-    return _find_staging_folder(request) / f"{request.name}.json"
+    return _staging_folder(request) / f"{request.name}.json"
 
 
 def _read_note(request: StageRequest) -> dict[str, object] | None:
@@ -256,14 +250,10 @@ def _read_note(request: StageRequest) -> dict[str, object] | None:
     Without a readable note, the data set is verified again and the note is written again.
     """
     try:
-        stage_note = json.loads(_find_note_path(request).read_text())
+        note = json.loads(_find_note_path(request).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    return (
-        stage_note
-        if isinstance(stage_note, dict) and stage_note.keys() >= {"sha256", "summary"} and stage_note.get("schema") == SCHEMA
-        else None
-    )
+    return note if isinstance(note, dict) and note.keys() >= {"sha256", "summary"} and note.get("schema") == SCHEMA else None
 
 
 def _write_note(request: StageRequest, stage_note: dict[str, object]) -> None:

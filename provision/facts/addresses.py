@@ -22,10 +22,8 @@ def build_command(python: str) -> list[str]:
 
 def parse(stdout: str) -> dict[str, list[str]]:
     """The sorted addresses, by interface. Loopback and interfaces without addresses are left out. Raises ValueError."""
-    addresses_by_nic = decode_last_line(stdout, dict[str, list[str]])
-    routable_by_nic = {
-        nic: [ip for ip in addresses if not ip.startswith("127.")] for nic, addresses in addresses_by_nic.items()
-    }
+    ips_by_nic = decode_last_line(stdout, dict[str, list[str]])
+    routable_by_nic = {nic: [ip for ip in addresses if not ip.startswith("127.")] for nic, addresses in ips_by_nic.items()}
     return {nic: sorted(routable_by_nic[nic]) for nic in sorted(routable_by_nic) if routable_by_nic[nic]}
 
 

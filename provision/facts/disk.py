@@ -54,7 +54,7 @@ def make_disk_query(path: str) -> FactQuery[Disk]:
         lambda python: ["sh", "-euc", DESCRIBE_DISK, "disk", path, FILE_SYSTEM_LABEL],
         parse,
         timeout_s=60,
-        needs_root=True,
+        root=True,
     )
 
 

@@ -26,11 +26,7 @@ def parse_folders(stdout: str) -> list[str]:
     return stdout.splitlines()
 
 
-EXPORTS = FactQuery("exports", build_command, parse, timeout_s=30, needs_root=True)
+EXPORTS = FactQuery("exports", build_command, parse, timeout_s=30, root=True)
 EXPORTED_BY_US = FactQuery(
-    "our exports",
-    lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE],
-    parse_folders,
-    timeout_s=30,
-    needs_root=True,
+    "our exports", lambda python: ["sed", "-n", r"s/^\(\/[^ ]*\) .*/\1/p", EXPORTS_FILE], parse_folders, timeout_s=30, root=True
 )

@@ -47,4 +47,4 @@ def parse(stdout: str) -> dict[str, NodeFile]:
     return file_by_path
 
 
-FILES = FactQuery("files", build_command, parse, timeout_s=30, needs_root=True, takes_paths=True)
+FILES = FactQuery("files", build_command, parse, timeout_s=30, root=True, takes_paths=True)

@@ -47,29 +47,21 @@ def build_command(python: str) -> list[str]:
 
 def parse(stdout: str) -> Keys:
     """The keys in the output of PRINT_KEYS. Raises ValueError if a line has an unknown first word or a key is missing."""
-    values_by_tag: dict[str, list[str]] = {
-        tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")
-    }
+    values: dict[str, list[str]] = {tag: [] for tag in ("login", "home", "key", "host", "authorized", "known", "known_by_user")}
     for line in stdout.splitlines():
         line_tag, _, tag_value = line.partition(" ")
-        if line_tag not in values_by_tag:
+        if line_tag not in values:
             raise ValueError(f"{line[:80]!r} is an unexpected line.")
-        values_by_tag[line_tag].append(tag_value)
-    if not (values_by_tag["login"] and values_by_tag["home"] and values_by_tag["home"][0]):
+        values[line_tag].append(tag_value)
+    if not (values["login"] and values["home"] and values["home"][0]):
         raise ValueError("the user who logs in is missing.")
-    public_key = values_by_tag["key"][0] if values_by_tag["key"] else None
-    host_keys, authorized_lines, known_lines, user_known_lines = (
-        tuple(values_by_tag[name]) for name in ("host", "authorized", "known", "known_by_user")
+    public_key = values["key"][0] if values["key"] else None
+    host_keys, authorized, known_lines, user_known_lines = (
+        tuple(values[name]) for name in ("host", "authorized", "known", "known_by_user")
     )
     return Keys(
-        values_by_tag["login"][0],
-        values_by_tag["home"][0],
-        public_key,
-        tuple(sorted(host_keys)),
-        authorized_lines,
-        known_lines,
-        user_known_lines,
+        values["login"][0], values["home"][0], public_key, tuple(sorted(host_keys)), authorized, known_lines, user_known_lines
     )
 
 
-KEYS = FactQuery("keys", build_command, parse, timeout_s=30, needs_root=True)
+KEYS = FactQuery("keys", build_command, parse, timeout_s=30, root=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 # `module` is a function of the login shell. Lmod and environment-modules both write the list to standard error.
 LIST_MODULES = "module --terse avail 2>&1 || true"
@@ -30,7 +30,7 @@ _MODULE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")
 
 
 def build_command(python: str) -> list[str]:
-    return make_login_shell_argv(LIST_MODULES)
+    return make_login_argv(LIST_MODULES)
 
 
 def parse(stdout: str) -> tuple[str, ...]:

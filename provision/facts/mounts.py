@@ -56,7 +56,7 @@ class MountPlace(msgspec.Struct, frozen=True):
 def make_mount_query(path: str) -> FactQuery[MountPlace]:
     """The fact about the folder `path` as a place for a mount."""
     mount_command = ["sh", "-c", DESCRIBE_MOUNT, "place", path]
-    return FactQuery(f"place {path}", lambda python: mount_command, parse, timeout_s=3 * ANSWERS_S, needs_root=True)
+    return FactQuery(f"place {path}", lambda python: mount_command, parse, timeout_s=3 * ANSWERS_S, root=True)
 
 
 def parse(stdout: str) -> MountPlace:

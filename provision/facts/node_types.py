@@ -57,13 +57,9 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
         line_fields = line.split("|")
         if len(line_fields) != 7:
             raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
-        partition, node_count, cpus, memory_text, gres, features_text, node_names = (
-            line_field.strip() for line_field in line_fields
-        )
+        partition, node_count, cpus, memory_text, gres, features, names = (line_field.strip() for line_field in line_fields)
         if is_name(partition) and node_count.isdigit() and cpus.isdigit() and memory_text.isdigit():
-            feature_names = tuple(feature_name for feature_name in features_text.split(",") if is_name(feature_name))[
-                :MOST_FEATURES
-            ]
+            feature_names = tuple(feature_name for feature_name in features.split(",") if is_name(feature_name))[:MOST_FEATURES]
             node_types.append(
                 NodeType(
                     partition,
@@ -71,8 +67,8 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
                     int(cpus),
                     int(memory_text),
                     parse_gpus(gres),
-                    () if features_text == "(null)" else feature_names,
-                    node_names if _NODE_NAMES.match(node_names) else "",
+                    () if features == "(null)" else feature_names,
+                    names if _NODE_NAMES.match(names) else "",
                 )
             )
     return tuple(node_types)

@@ -36,11 +36,7 @@ def parse(stdout: str) -> dict[str, SlurmNode]:
         if len(line_fields) != 4:
             raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
         node_name, state, user, reason = line_fields
-        reason_text = (
-            ""
-            if reason == "none"
-            else "".join(character if character.isprintable() else "?" for character in reason)[:MOST_REASON]
-        )
+        reason_text = "" if reason == "none" else "".join(char if char.isprintable() else "?" for char in reason)[:MOST_REASON]
         node_by_name[node_name] = SlurmNode(state.rstrip(STATE_FLAGS), user if reason_text else "", reason_text)
     return node_by_name
 

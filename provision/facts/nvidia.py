@@ -120,13 +120,9 @@ def parse(stdout: str) -> Nvidia:
     # The reason is one of the lines, and a complete row if nvidia-smi printed its warning last.
     smi_lines = dict.fromkeys(value for key, value in key_value_pairs if key in ("why_no_nvml", "gpu"))
     gpu_rows = [line.split(", ", 5) for line in smi_lines if _is_row(line)]
-    remark_lines = [
-        "".join(character if character.isprintable() else "?" for character in line)[:200]
-        for line in smi_lines
-        if not _is_row(line)
-    ]
-    if not gpu_rows and remark_lines and "why_no_nvml" not in value_by_key:
-        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI_COLUMNS}: {remark_lines[0]!r}.")
+    remarks = ["".join(char if char.isprintable() else "?" for char in line)[:200] for line in smi_lines if not _is_row(line)]
+    if not gpu_rows and remarks and "why_no_nvml" not in value_by_key:
+        raise ValueError(f"a line of nvidia-smi does not have the columns {SMI_COLUMNS}: {remarks[0]!r}.")
     smi_versions = {row_columns[0] for row_columns in gpu_rows if _VERSION_PATTERN.match(row_columns[0])}
     if len(smi_versions) > 1:
         raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(smi_versions))}.")
@@ -138,7 +134,7 @@ def parse(stdout: str) -> Nvidia:
         module=value_by_key.get("module") or None,
         nvml=smi_versions.pop() if smi_versions else None,
         why_no_nvml=None if gpu_rows else value_by_key.get("why_no_nvml") or None,
-        remarks=[remark for remark in remark_lines if gpu_rows and remark],
+        remarks=[remark for remark in remarks if gpu_rows and remark],
         seen=[_parse_row(row_columns) for row_columns in gpu_rows],
         nouveau="nouveau" in value_by_key,
         secure_boot={"0": False, "1": True}.get(value_by_key.get("secure_boot", "")),
@@ -169,5 +165,5 @@ def _parse_switch(switch_word: str) -> bool | None:
 
 
 NVIDIA = FactQuery(
-    "nvidia", build_command, parse, timeout_s=90, needs_root=True
+    "nvidia", build_command, parse, timeout_s=90, root=True
 )  # without persistence mode, nvidia-smi takes seconds per GPU

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 LIST_PYTHONS = """\
 for name in python3.14 python3.13 python3.12 python3.11 python3; do
@@ -18,16 +18,12 @@ OLDEST_PYTHON = (3, 11)
 
 
 def build_command(python: str) -> list[str]:
-    return make_login_shell_argv(LIST_PYTHONS)
+    return make_login_argv(LIST_PYTHONS)
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
     """The version (major, minor) of each interpreter, by its path. LIST_PYTHONS prints the newest interpreter first."""
-    return {
-        python_match[1]: (int(python_match[2]), int(python_match[3]))
-        for line in stdout.splitlines()
-        if (python_match := _PYTHON_LINE.match(line))
-    }
+    return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _PYTHON_LINE.match(line))}
 
 
 PYTHONS = FactQuery("pythons", build_command, parse, timeout_s=60)

@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 # Commands by which sites show quotas in a form of their own. Their output is not read; only their names are shown to the user.
 SITE_COMMANDS = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
@@ -63,7 +63,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 def build_command(python: str) -> list[str]:
-    return make_login_shell_argv(PRINT_QUOTAS)
+    return make_login_argv(PRINT_QUOTAS)
 
 
 def parse(stdout: str) -> Quotas:
@@ -125,12 +125,10 @@ def _make_quota(place: str, size_texts: list[str], file_texts: list[str]) -> lis
     """
     used_kib, *byte_limits = (_parse_count(number_text) for number_text in size_texts)
     used_files, *file_limits = (_parse_count(number_text) for number_text in file_texts)
-    limit_kib, file_limit = (
-        next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits)
-    )
-    if limit_kib is None and file_limit is None:
+    most_kib, file_limit = (next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits))
+    if most_kib is None and file_limit is None:
         return []
-    quota_bytes = [None if kib_number is None else kib_number * KIB for kib_number in (used_kib, limit_kib)]
+    quota_bytes = [None if kib_number is None else kib_number * KIB for kib_number in (used_kib, most_kib)]
     return [Quota(place, quota_bytes[0], quota_bytes[1], used_files, file_limit)]
 
 

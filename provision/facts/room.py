@@ -23,10 +23,10 @@ class FreeSpace(msgspec.Struct, frozen=True):
     """The folder at which the file system is mounted."""
 
 
-def make_free_space_query(path: str, *, needs_root: bool = True) -> FactQuery[FreeSpace]:
-    """The fact about one folder. needs_root: whether the command runs as root, who may look into every folder."""
+def make_free_space_query(path: str, *, root: bool = True) -> FactQuery[FreeSpace]:
+    """The fact about one folder. root: whether the command runs as root, who may look into every folder."""
     return FactQuery(
-        f"room {path}", lambda python: ["sh", "-c", PRINT_FREE_SPACE, "room", path], parse, timeout_s=30, needs_root=needs_root
+        f"room {path}", lambda python: ["sh", "-c", PRINT_FREE_SPACE, "room", path], parse, timeout_s=30, root=root
     )
 
 

@@ -28,33 +28,20 @@ class Service(msgspec.Struct, frozen=True):
 def build_command(python: str) -> list[str]:
     """The command that asks systemd about all services at once."""
     property_names = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
-    return [
-        "systemctl",
-        "show",
-        "--timestamp=us+utc",
-        *(f"--property={property_name}" for property_name in property_names),
-        "--",
-        *ASKED_UNITS,
-    ]
+    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in property_names), "--", *ASKED_UNITS]
 
 
 def parse(stdout: str) -> dict[str, Service]:
     """The installed services, by name. Raises ValueError."""
     service_by_name = {}
     for unit_block in stdout.split("\n\n"):
-        value_by_property = dict(line.split("=", 1) for line in unit_block.splitlines() if "=" in line)
-        if value_by_property.get("LoadState") != "loaded":
+        fields = dict(line.split("=", 1) for line in unit_block.splitlines() if "=" in line)
+        if fields.get("LoadState") != "loaded":
             continue
-        start_text = value_by_property.get("ExecMainStartTimestamp", "")
-        start_s = (
-            datetime.strptime(start_text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp()
-            if start_text and start_text != "n/a"
-            else None
-        )
-        is_enabled = value_by_property.get("UnitFileState") in ("enabled", "static", "generated")
-        service_by_name[value_by_property["Id"].removesuffix(".service")] = Service(
-            value_by_property.get("ActiveState", ""), is_enabled, start_s
-        )
+        text = fields.get("ExecMainStartTimestamp", "")
+        start_s = datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if text and text != "n/a" else None
+        is_enabled = fields.get("UnitFileState") in ("enabled", "static", "generated")
+        service_by_name[fields["Id"].removesuffix(".service")] = Service(fields.get("ActiveState", ""), is_enabled, start_s)
     return service_by_name
 
 

@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from provision.fact import FactQuery
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 NETWORK_FILE_SYSTEMS = {
     "nfs",
@@ -64,26 +64,20 @@ class SharedFolder(msgspec.Struct, frozen=True):
 
 
 def build_command(python: str) -> list[str]:
-    return make_login_shell_argv(LIST_SHARED_FOLDERS)
+    return make_login_argv(LIST_SHARED_FOLDERS)
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:
     """The folders in the output of LIST_SHARED_FOLDERS, each once. Lines that cannot be read are skipped."""
-    folder_by_path: dict[str, SharedFolder] = {}
+    folders: dict[str, SharedFolder] = {}
     for line in stdout.splitlines():
-        line_words = line.split()
+        words = line.split()
         # Other lines may come from the user's shell profile.
-        if (
-            len(line_words) == 5
-            and (line_words[0] == "-" or _VARIABLE_NAME.match(line_words[0]))
-            and _FOLDER_PATH.match(line_words[1])
-        ):
-            variable, path, file_system, free_text, inode_text = line_words
+        if len(words) == 5 and (words[0] == "-" or _VARIABLE_NAME.match(words[0])) and _FOLDER_PATH.match(words[1]):
+            variable, path, fs_type, free_text, inode_text = words
             variable = "" if variable == "-" else variable
-            folder_by_path.setdefault(
-                path, SharedFolder(variable, path, file_system, _parse_count(free_text), _parse_count(inode_text))
-            )
-    return tuple(folder_by_path.values())
+            folders.setdefault(path, SharedFolder(variable, path, fs_type, _parse_count(free_text), _parse_count(inode_text)))
+    return tuple(folders.values())
 
 
 def _parse_count(number_text: str) -> int | None:

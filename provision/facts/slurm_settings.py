@@ -40,12 +40,10 @@ def parse(stdout: str) -> SlurmSettings:
     """The settings in the output of `scontrol show config`. Raises ValueError if the output contains none of the settings."""
     value_by_field: dict[str, str] = {}
     for line in stdout.splitlines():
-        setting_name, _, setting_text = line.partition("=")
+        setting_name, _, value = line.partition("=")
         settings_field = FIELD_BY_SETTING.get(setting_name.strip())
-        if settings_field is not None and setting_text.strip() not in ("(null)", "none", "N/A"):
-            value_by_field[settings_field] = "".join(
-                character for character in setting_text.strip() if character.isprintable()
-            )[:200]
+        if settings_field is not None and value.strip() not in ("(null)", "none", "N/A"):
+            value_by_field[settings_field] = "".join(character for character in value.strip() if character.isprintable())[:200]
     if "cluster" not in value_by_field and "version" not in value_by_field:
         raise ValueError("it shows neither ClusterName nor SLURM_VERSION.")
     return SlurmSettings(

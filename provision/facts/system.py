@@ -71,4 +71,4 @@ def parse(stdout: str) -> System:
         raise ValueError(str(error)) from None
 
 
-SYSTEM = FactQuery("system", build_command, parse, timeout_s=30, needs_root=True)
+SYSTEM = FactQuery("system", build_command, parse, timeout_s=30, root=True)

@@ -40,10 +40,7 @@ def parse(stdout: str) -> Users:
     if not login_line.startswith("login="):
         raise ValueError(f"it begins with {login_line[:80]!r}.")
     passwd_entries = [line.split(":") for line in user_lines]
-    return Users(
-        login_line.removeprefix("login="),
-        {passwd_fields[0]: User(int(passwd_fields[2]), int(passwd_fields[3])) for passwd_fields in passwd_entries},
-    )
+    return Users(login_line.removeprefix("login="), {entry[0]: User(int(entry[2]), int(entry[3])) for entry in passwd_entries})
 
 
-USERS = FactQuery("users", build_command, parse, timeout_s=30, needs_root=True)
+USERS = FactQuery("users", build_command, parse, timeout_s=30, root=True)

@@ -15,7 +15,7 @@ import psutil
 
 from provision.interruption import IS_STOPPING
 from provision.node import Node, RunOptions
-from shardlab.remote.remote import CommandOutput, Unreachable, make_write_command, shorten_command
+from shardlab.remote.remote import CommandOutput, Unreachable, make_put_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
@@ -70,7 +70,7 @@ class LocalNode(Node, eq=False):
         return CommandOutput(command_process.returncode, _decode_text(stdout), _decode_text(stderr))
 
     @property
-    def running_commands(self) -> tuple[str, ...]:
+    def running(self) -> tuple[str, ...]:
         """The beginnings of the commands that run on this machine now."""
         return tuple(shorten_command(process.args) for process in list(_RUNNING_PROCESSES.values()))
 
@@ -96,11 +96,9 @@ class LocalNode(Node, eq=False):
         while _RUNNING_PROCESSES and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on this machine, as `Node.put` describes."""
-        return self.run(
-            make_write_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner)
-        )
+        return self.run(make_put_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
 def _decode_text(output_bytes: bytes) -> str:

@@ -8,7 +8,7 @@ from provision.nodes.local_node import LocalNode
 from provision.nodes.ssh_node import SshNode
 from shardlab.cluster.address import Address
 from shardlab.remote.login_shell import PRINT_PATH
-from shardlab.remote.remote import CommandOutput, Remote, make_write_command
+from shardlab.remote.remote import CommandOutput, Remote, make_put_command
 
 # Takes PATH from a login shell if sbatch is not found: a command over SSH runs in no login shell, and at many sites only login
 # shells have Slurm's commands in PATH.
@@ -23,16 +23,16 @@ command -v sbatch > /dev/null 2>&1 || {{
 class LoginNode(SshNode, eq=False):
     """The login node of a Slurm site, if it is another machine. Commands that need root are refused."""
 
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the login node as the user, completely or not at all. owner: is ignored. Raises Unreachable."""
-        return super().write_file(content, path, mode=mode, owner="")
+        return super().put(content, path, mode=mode, owner="")
 
 
-def make_login_node(ssh_address: Address, python_path: str = "python3") -> LoginNode:
+def make_login_node(address: Address, python: str = "python3") -> LoginNode:
     """The login node with this SSH address."""
     return LoginNode(
-        name=ssh_address.host, host=ssh_address.host, port=ssh_address.port, user=ssh_address.user, identity=ssh_address.identity, python=python_path,
-        remote=Remote(ssh_address, may_sudo=False, prepare_script=FIND_SLURM), may_sudo=False,
+        name=address.host, host=address.host, port=address.port, user=address.user, identity=address.identity, python=python,
+        remote=Remote(address, may_sudo=False, prepare_script=FIND_SLURM), may_sudo=False,
         why_no_root="users of a Slurm site do not have it",
     )  # fmt: skip
 
@@ -47,6 +47,6 @@ class LocalLoginNode(LocalNode, eq=False):
 
     may_sudo: bool = False
 
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file as this user, completely or not at all. owner: is ignored."""
-        return self.run(make_write_command(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)
+        return self.run(make_put_command(content, path, mode=mode, owner=""), timeout_s=600, stdin=content)

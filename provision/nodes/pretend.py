@@ -11,7 +11,7 @@ from typing import TypeVar, Unpack, get_type_hints
 
 import msgspec
 
-from provision.fact import FactQuery, NodeFacts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.node import Node, RunOptions
 from shardlab.errors import InputError
@@ -42,7 +42,7 @@ class DescribedMachines(msgspec.Struct, frozen=True):
 class PretendedNode(Node, eq=False):
     """A node of the cluster file that the file of --pretend describes. It runs no commands."""
 
-    running_commands: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
 
     def end_commands(self, limit_s: float) -> None:
         """Does nothing, because no command runs on this node."""
@@ -51,7 +51,7 @@ class PretendedNode(Node, eq=False):
         """Always raises Unreachable: no command runs on a pretended node."""
         raise self._make_unreachable_error()
 
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Always raises Unreachable: no file is written on a pretended node."""
         raise self._make_unreachable_error()
 
@@ -61,7 +61,7 @@ class PretendedNode(Node, eq=False):
         return unreachable_error
 
 
-class PretendedFacts(NodeFacts):
+class PretendedFacts(FactAnswers):
     """The answers of a node, taken from a file. An answer in the file that has the wrong type raises InputError."""
 
     def __init__(self, node: Node, facts_path: Path, described_machine: DescribedMachine) -> None:
@@ -83,20 +83,18 @@ class PretendedFacts(NodeFacts):
             raise InputError(f"{self._facts_path}: node {node_name}: the fact {fact.name!r}: {error}.") from None
 
 
-def read_pretended_facts(facts_path: Path, nodes: Sequence[Node]) -> list[NodeFacts]:
+def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[FactAnswers]:
     """The answers of each node of the cluster, as the file describes them. Raises InputError."""
     try:
-        described_machines = get_decoder(DescribedMachines).decode(files.read(facts_path)).nodes
+        described_machines = get_decoder(DescribedMachines).decode(files.read(path)).nodes
     except OSError as error:
-        raise InputError(f"{facts_path}: {error.strerror}. Allowed: a document of provision plan --json.") from None
+        raise InputError(f"{path}: {error.strerror}. Allowed: a document of provision plan --json.") from None
     except DECODE_FAULTS as error:
-        raise InputError(f"{facts_path}: {error}. Allowed: a document of provision plan --json.") from None
+        raise InputError(f"{path}: {error}. Allowed: a document of provision plan --json.") from None
     machine_by_name = {machine.name: machine for machine in described_machines}
-    node_names = [node.name for node in nodes]
-    if sorted(machine.name for machine in described_machines) != sorted(node_names):
+    names = [node.name for node in nodes]
+    if sorted(machine.name for machine in described_machines) != sorted(names):
         machine_names = ", ".join(machine.name for machine in described_machines) or "no node"
-        raise InputError(
-            f"{facts_path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(node_names)}."
-        )
+        raise InputError(f"{path}: describes {machine_names}. Allowed: each node of the cluster file once: {', '.join(names)}.")
     pretended_nodes = (PretendedNode(*(getattr(node, field) for field in Node.__struct_fields__)) for node in nodes)
-    return [PretendedFacts(node, facts_path, machine_by_name[node.name]) for node in pretended_nodes]
+    return [PretendedFacts(node, path, machine_by_name[node.name]) for node in pretended_nodes]

@@ -41,20 +41,20 @@ class SshNode(Node, kw_only=True, eq=False):
         return command_output
 
     @property
-    def running_commands(self) -> tuple[str, ...]:
+    def running(self) -> tuple[str, ...]:
         """The beginnings of the commands that this program runs on the node now."""
-        return self.remote.running_commands
+        return self.remote.running
 
     def end_commands(self, limit_s: float) -> None:
         """End the running commands on the node, as `Node.end` describes."""
         self.remote.end_commands(limit_s)
 
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on the node, as `Node.put` describes, and log it. Raises Unreachable."""
         if owner and not self.may_sudo:
             return self._refuse_root()
         with self._add_name_to_unreachable():
-            command_output = self.remote.write_file(content, path, mode=mode, owner=owner)
+            command_output = self.remote.put(content, path, mode=mode, owner=owner)
         self._log_command(f"put {path} ({len(content)} bytes, {mode:o}, {owner})", command_output)
         return command_output
 
@@ -72,18 +72,12 @@ class SshNode(Node, kw_only=True, eq=False):
     def _refuse_root(self) -> CommandOutput:
         return CommandOutput(1, "", f"this needs root, and {self.why_no_root}")
 
-    def _log_command(self, action_text: str, command_output: CommandOutput) -> None:
+    def _log_command(self, action: str, answer: CommandOutput) -> None:
         if self.log_path is None:
             return
         files.make_folder(self.log_path.parent)
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        log_lines = [
-            f"{time_text} $ {action_text}",
-            *(command_output.stdout[-MOST_LOGGED:] + command_output.stderr[-MOST_LOGGED:]).splitlines(),
-        ]
+        log_lines = [f"{time_text} $ {action}", *(answer.stdout[-MOST_LOGGED:] + answer.stderr[-MOST_LOGGED:]).splitlines()]
         with files.as_workspace_error("write"):
-            log_text = (
-                "\n  ".join(log_lines)
-                + f"\n  -> {'ended at its limit' if command_output.code is None else command_output.code}\n"
-            )
+            log_text = "\n  ".join(log_lines) + f"\n  -> {'ended at its limit' if answer.code is None else answer.code}\n"
             files.append(self.log_path, log_text.encode(errors="replace"))

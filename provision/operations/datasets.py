@@ -10,7 +10,7 @@ import msgspec
 from provision.datasets.stage import DataSetState, StageRequest
 from provision.fact import Unanswered, decode_last_line
 from provision.node import find_error_line
-from provision.operation import Change, LocalCall, NoChange, Operation, Site, Target, WriteFile
+from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
 from shardlab import url
 from shardlab.cluster import first_node
@@ -29,16 +29,16 @@ class NoEnvironment(Unanswered):
     """Raised if the node has no complete Python environment, whose programs look at the data sets."""
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Stage each data set that is missing, and verify existing data sets once. Raises Unanswered."""
     data_sets = site.cluster.data.list_data_sets()
     if not data_sets:
-        return NoChange("cluster.yaml names no data sets under data.sets")
+        return Nothing("cluster.yaml names no data sets under data.sets")
     changes: list[Change] = []
     for data_set in data_sets:
         stage_request = _make_request(site, data_set)
         try:
-            data_set_state = _ask_node(target, "look", stage_request, INSPECT_S)
+            state = _ask_node(target, "look", stage_request, INSPECT_S)
         except NoEnvironment:  # the operation that makes the environment was only planned, or --only excludes it
             data_set_name = data_set.name
             later_description = (
@@ -46,20 +46,16 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
             )
             changes.append(LocalCall(later_description, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S)))
             continue
-        if not data_set_state.can:
-            raise Unanswered(f"{target.node.name}: {data_set_state.says}.")
-        if data_set_state.makes and site.cluster.provider == "slurm":
-            changes += _plan_staging_job(site, target, data_set, stage_request, data_set_state)
-        elif not data_set_state.ready:
-            changes.append(
-                LocalCall(data_set_state.says, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S))
-            )
-    return changes or NoChange(f"{', '.join(data_set.name for data_set in data_sets)}: staged and unchanged")
+        if not state.can:
+            raise Unanswered(f"{target.node.name}: {state.says}.")
+        if state.makes and site.cluster.provider == "slurm":
+            changes += _plan_staging_job(site, target, data_set, stage_request, state)
+        elif not state.ready:
+            changes.append(LocalCall(state.says, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S)))
+    return changes or Nothing(f"{', '.join(data_set.name for data_set in data_sets)}: staged and unchanged")
 
 
-def _plan_staging_job(
-    site: Site, target: Target, data_set: DataSet, request_json: str, data_set_state: DataSetState
-) -> list[Change]:
+def _plan_staging_job(site: Site, target: Target, data_set: DataSet, request_json: str, state: DataSetState) -> list[Change]:
     """The changes that stage a data set in a job, as login nodes of a Slurm site must not unpack archives or copy folders.
 
     Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
@@ -84,9 +80,9 @@ def _plan_staging_job(
         python=target.node.python,
         request=request_path,
     )
-    changes.append(WriteFile(f"send the request to stage {data_set.name}", request_path, request_json.encode(), 0o600, ""))
-    changes.append(WriteFile(f"send the script that stages {data_set.name}", script_path, script_text.encode(), 0o755, ""))
-    return [*changes, jobs.make_script_submission(f"{data_set_state.says}, in a job", script_path, log_path, STAGE_S)]
+    changes.append(Write(f"send the request to stage {data_set.name}", request_path, request_json.encode(), 0o600, ""))
+    changes.append(Write(f"send the script that stages {data_set.name}", script_path, script_text.encode(), 0o755, ""))
+    return [*changes, jobs.make_script_submission(f"{state.says}, in a job", script_path, log_path, STAGE_S)]
 
 
 def _make_request(site: Site, data_set: DataSet) -> str:
@@ -116,19 +112,17 @@ def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) ->
     stage_words = [target.node.python, "-m", "provision.datasets", verb]
     # other users can read argv, and scripts
     stage_output = target.node.run(stage_words, timeout_s=timeout_s, stdin=request_json.encode())
-    subject = f"{target.node.name}: the data sets"
+    name = f"{target.node.name}: the data sets"
     if stage_output.code is None:
-        raise Unanswered(f"{subject}: not finished within {timeout_s:g} s; run the same command again.")
+        raise Unanswered(f"{name}: not finished within {timeout_s:g} s; run the same command again.")
     if stage_output.code in NOT_FOUND or any(text in stage_output.stderr for text in NO_ENVIRONMENT):
-        raise NoEnvironment(
-            f"{subject}: its Python environment is not made yet; run the same command without --only and --skip."
-        )
+        raise NoEnvironment(f"{name}: its Python environment is not made yet; run the same command without --only and --skip.")
     if stage_output.code != 0:
-        raise Unanswered(f"{subject}: {find_error_line(stage_output)}")
+        raise Unanswered(f"{name}: {find_error_line(stage_output)}")
     try:
         return decode_last_line(stage_output.stdout, DataSetState)
     except ValueError as error:
-        raise Unanswered(f"{subject}: the answer cannot be read: {error}") from None
+        raise Unanswered(f"{name}: the answer cannot be read: {error}") from None
 
 
 DATASETS = Operation("datasets", plan)

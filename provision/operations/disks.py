@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.fact import Unanswered
 from provision.facts.disk import FILE_SYSTEM_LABEL, Disk, make_disk_query
-from provision.operation import Change, NoChange, Operation, Site, Target, make_shell_change
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations import fstab
 
 MAKE_S = 900.0  # time limit of mkfs, which takes minutes on a spinning disk of several terabytes
@@ -20,60 +20,56 @@ cmp -s -n 1048576 -- {disk} /dev/zero"""
 MAKE_FILE_SYSTEM = "setsid --wait mkfs.ext4 -q -L {label} -- {disk}"
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Make a file system on storage.disk and mount it at storage.mount. Raises Unanswered if the disk cannot be used."""
-    storage_keys = site.cluster.storage
-    if storage_keys.disk is None or storage_keys.mount is None:
-        return NoChange("cluster.yaml names no storage.disk")
-    mount_place = fstab.inspect_mount(target, storage_keys.mount)
-    node_name = target.node.name
+    storage = site.cluster.storage
+    if storage.disk is None or storage.mount is None:
+        return Nothing("cluster.yaml names no storage.disk")
+    mount_place = fstab.inspect_mount(target, storage.mount)
+    name = target.node.name
     if mount_place.fstab is not None and mount_place.mount is not None:
-        return NoChange(f"{mount_place.mount.source} is mounted at {storage_keys.mount}")
+        return Nothing(f"{mount_place.mount.source} is mounted at {storage.mount}")
     if mount_place.fstab is not None:  # this line has the UUID of the disk, whose name in storage.disk may change at a boot
         if not mount_place.fstab.source.startswith("UUID="):
             raise Unanswered(
-                f"{node_name}: /etc/fstab already lists {mount_place.fstab.source} for {storage_keys.mount}: mount it, or choose another "
+                f"{name}: /etc/fstab already lists {mount_place.fstab.source} for {storage.mount}: mount it, or choose another "
                 "storage.mount"
             )
-        return fstab.make_mount_changes(storage_keys.mount)
-    disk_state = target.facts[make_disk_query(storage_keys.disk)]
+        return fstab.make_mount_changes(storage.mount)
+    disk_state = target.facts[make_disk_query(storage.disk)]
     if mount_place.mount is not None:
         if mount_place.mount.source != disk_state.path:
             raise Unanswered(
-                f"{node_name}: {mount_place.mount.source} is mounted at {storage_keys.mount}, but storage.disk is {storage_keys.disk}: choose "
+                f"{name}: {mount_place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
-        return [_make_fstab_change(storage_keys.disk, storage_keys.mount)]
-    fstab_change = _make_fstab_change(storage_keys.disk, storage_keys.mount)
-    return [
-        *_plan_disk_format(node_name, storage_keys.disk, disk_state),
-        fstab_change,
-        *fstab.make_mount_changes(storage_keys.mount),
-    ]
+        return [_make_fstab_change(storage.disk, storage.mount)]
+    fstab_change = _make_fstab_change(storage.disk, storage.mount)
+    return [*_plan_disk_format(name, storage.disk, disk_state), fstab_change, *fstab.make_mount_changes(storage.mount)]
 
 
-def _plan_disk_format(node_name: str, disk_path: str, disk_state: Disk) -> list[Change]:
+def _plan_disk_format(name: str, path: str, disk_state: Disk) -> list[Change]:
     """The change that makes a file system on an empty disk; none if `provision` has already made the file system.
 
-    node_name: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
+    name: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
     """
     if disk_state.path is None:
-        raise Unanswered(f"{node_name}: there is no disk {disk_path}: lsblk on this node lists its disks; correct storage.disk")
+        raise Unanswered(f"{name}: there is no disk {path}: lsblk on this node lists its disks; correct storage.disk")
     if disk_state.ours:
         return []
     if disk_state.holds:
         raise Unanswered(
-            f"{node_name}: {disk_path} is not empty and was not changed: {', '.join(disk_state.holds)}. Set storage.disk to an empty "
+            f"{name}: {path} is not empty and was not changed: {', '.join(disk_state.holds)}. Set storage.disk to an empty "
             "disk, or, if its data is no longer needed, erase it yourself on this node"
         )
-    make_script = f"{CHECK_EMPTY.format(disk=disk_path)}\n{MAKE_FILE_SYSTEM.format(label=FILE_SYSTEM_LABEL, disk=disk_path)}"
-    return [make_shell_change(f"make an ext4 file system on {disk_path}, which is empty", make_script, timeout_s=MAKE_S)]
+    make_script = f"{CHECK_EMPTY.format(disk=path)}\n{MAKE_FILE_SYSTEM.format(label=FILE_SYSTEM_LABEL, disk=path)}"
+    return [shell_change(f"make an ext4 file system on {path}, which is empty", make_script, timeout_s=MAKE_S)]
 
 
 def _make_fstab_change(disk_path: str, mountpoint: str) -> Change:
     """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
     uuid_option = f"UUID=$(blkid --probe --match-tag UUID --output value -- {disk_path})"
-    return fstab.make_fstab_change(
+    return fstab.plan_line(
         f"mount {disk_path} at {mountpoint} at every boot (/etc/fstab)", f"{uuid_option} {mountpoint} ext4 defaults,nofail 0 2"
     )
 

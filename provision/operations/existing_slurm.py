@@ -6,7 +6,7 @@ import shlex
 
 from provision.fact import Unanswered
 from provision.facts.slurm_here import SLURM_HERE, KnownNode, SlurmHere
-from provision.operation import NoChange, Site, Target
+from provision.operation import Nothing, Site, Target
 from shardlab.cluster.cluster_keys import HOST_NAME
 
 UNUSABLE_STATES = {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "FUTURE", "INVAL", "NOT_RESPONDING", "UNKNOWN"}
@@ -25,7 +25,7 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
         return None
     for target, slurm in slurm_answers:
         if slurm.answers and not slurm.is_in_path:
-            raise _make_node_error(
+            raise _make_error(
                 target,
                 f"Slurm's commands are in {slurm.commands}, which only a login shell has in its PATH, so jobs could not use "
                 f"them. Add this line at the beginning of ~/.bashrc there: export PATH=$PATH:{shlex.quote(slurm.commands)}",
@@ -34,71 +34,65 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
         return answering_slurm
     for target, slurm in slurm_answers:
         if slurm.conf and not slurm.is_ours:
-            raise _make_node_error(
+            raise _make_error(
                 target,
                 f"{slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm "
                 "was changed. Start it, to use it as it is; or remove this Slurm, to have shardlab install one",
             )
     for target in site.active_targets:
         if not HOST_NAME.match(target.node.name):
-            allowed_names = "at most 31 small letters, digits and hyphens"
-            raise _make_node_error(
-                target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed_names}"
-            )
+            allowed = "at most 31 small letters, digits and hyphens"
+            raise _make_error(target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed}")
     return None
 
 
-def report_existing_slurm(existing_slurm: SlurmHere) -> NoChange:
+def report_existing_slurm(running: SlurmHere) -> Nothing:
     """The result of an operation that would set up Slurm, if the nodes have a Slurm already: there is nothing to change."""
-    return NoChange(
-        f"uses the Slurm that is there (cluster {existing_slurm.cluster}, version {existing_slurm.version}), which is not changed"
-    )
+    return Nothing(f"uses the Slurm that is there (cluster {running.cluster}, version {running.version}), which is not changed")
 
 
-def check_existing_slurm(site: Site, existing_slurm: SlurmHere) -> NoChange:
+def check_existing_slurm(site: Site, running: SlurmHere) -> Nothing:
     """Check that the existing Slurm has all workers in the partition that the cluster file names.
 
     Raises Unanswered, which says what to tell the administrator of this Slurm.
     """
     assert site.cluster.slurm is not None
     partition = site.cluster.slurm.partition
-    slurm_text = f"the Slurm that is there (cluster {existing_slurm.cluster})"
-    if partition not in existing_slurm.partitions:
+    name = f"the Slurm that is there (cluster {running.cluster})"
+    if partition not in running.partitions:
         raise Unanswered(
-            f"{slurm_text} has no partition {partition}. It has: {', '.join(existing_slurm.partitions) or 'none that this user may see'}. "
+            f"{name} has no partition {partition}. It has: {', '.join(running.partitions) or 'none that this user may see'}. "
             f"Set slurm.partition to one of them, or tell its administrator: the partition {partition} is missing."
         )
-    workers = [target for target in site.list_with_role("worker") if target.node.name not in site.skip_reason_by_node]
-    fault_by_node = {
-        target.node.name: fault for target in workers if (fault := _find_worker_fault(target, existing_slurm, partition))
-    }
+    workers = [target for target in site.list_with_role("worker") if target.node.name not in site.skipped]
+    fault_by_node = {target.node.name: fault for target in workers if (fault := _find_worker_fault(target, running, partition))}
     if fault_by_node:
         raise Unanswered("; ".join(fault_by_node.values()), fault_by_node)
-    return NoChange(f"{slurm_text} knows {len(workers)} workers, in the partition {partition}")
+    return Nothing(f"{name} knows {len(workers)} workers, in the partition {partition}")
 
 
 def _find_worker_fault(target: Target, existing_slurm: SlurmHere, partition: str) -> str | None:
     """Why the existing Slurm cannot run jobs on a worker, in a sentence; None if it can."""
-    node_name, slurm_text = target.node.name, f"the Slurm that is there (cluster {existing_slurm.cluster})"
-    known_node = next((known_node for known_node in existing_slurm.nodes if known_node.name == node_name), None)
+    name, slurm = target.node.name, f"the Slurm that is there (cluster {existing_slurm.cluster})"
+    known_node = next((known_node for known_node in existing_slurm.nodes if known_node.name == name), None)
     if known_node is None:
         if (other_node := _find_other_name(target, existing_slurm)) is not None:
-            return f"{node_name}: {slurm_text} calls this node {other_node.name}: write `name: {other_node.name}` for it in cluster.yaml"
-        conf_line = f"NodeName={node_name} NodeAddr={target.node.host}"
+            return f"{name}: {slurm} calls this node {other_node.name}: write `name: {other_node.name}` for it in cluster.yaml"
+        line = f"NodeName={name} NodeAddr={target.node.host}"
         return (
-            f"{node_name}: {slurm_text} does not know this node. Tell its administrator: add the node to slurm.conf ({conf_line}, and what "
+            f"{name}: {slurm} does not know this node. Tell its administrator: add the node to slurm.conf ({line}, and what "
             f"slurmd -C prints there), to the partition {partition}, and start slurmd on it"
         )
     if partition not in known_node.partitions:
         partition_names = ", ".join(known_node.partitions) or "no partition"
         return (
-            f"{node_name}: {slurm_text} has this node in {partition_names}, not in {partition}. Tell its administrator: add {node_name} to "
+            f"{name}: {slurm} has this node in {partition_names}, not in {partition}. Tell its administrator: add {name} to "
             f"the partition {partition}; or set slurm.partition"
         )
     # Slurm appends * to the state of a node that does not answer.
     if UNUSABLE_STATES & set(known_node.state.rstrip("*").split("+")) or known_node.state.endswith("*"):
-        reason_clause = f"the reason is shown by: scontrol show node {node_name}"
-        return f"{node_name}: {slurm_text} reports the state {known_node.state}. Tell its administrator; {reason_clause}"
+        reason_clause = f"the reason is shown by: scontrol show node {name}"
+        return f"{name}: {slurm} reports the state {known_node.state}. Tell its administrator; {reason_clause}"
     return None
 
 
@@ -107,6 +101,6 @@ def _find_other_name(target: Target, existing_slurm: SlurmHere) -> KnownNode | N
     return next((node for node in existing_slurm.nodes if {node.hostname, node.address} & node_names), None)
 
 
-def _make_node_error(target: Target, fault_text: str) -> Unanswered:
+def _make_error(target: Target, fault_text: str) -> Unanswered:
     message = f"{target.node.name}: {fault_text}."
     return Unanswered(message, {target.node.name: message})

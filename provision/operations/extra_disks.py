@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from provision.fact import Unanswered
 from provision.facts.mkextrafs import MKEXTRAFS, MKEXTRAFS_PATH
-from provision.operation import Change, NoChange, Operation, RunCommand, Site, Target
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 MAKE_S = 900.0  # time limit of mkextrafs.pl, which takes minutes on a spinning disk of several terabytes
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Make sure that a file system is mounted at /mydata. Raises Unanswered if nothing can be mounted there."""
     node_name = target.node.name
     if site.cluster.storage.mount == EXTRA_DISK:
-        return NoChange(f"storage.disk is mounted at {EXTRA_DISK}")
+        return Nothing(f"storage.disk is mounted at {EXTRA_DISK}")
     folders = [path for path in (site.cluster.storage.shared, site.cluster.data.path) if path is not None]
     if not any(EXTRA_DISK in fstab.list_required_mounts(site, target, folder) for folder in folders):
-        return NoChange(f"cluster.yaml names no folder of this node in {EXTRA_DISK}")
+        return Nothing(f"cluster.yaml names no folder of this node in {EXTRA_DISK}")
     mount_place = fstab.inspect_mount(target, EXTRA_DISK)
     if mount_place.mount is not None:
-        return NoChange(f"{mount_place.mount.source} is mounted at {EXTRA_DISK}")
+        return Nothing(f"{mount_place.mount.source} is mounted at {EXTRA_DISK}")
     if mount_place.fstab is not None:
         return fstab.make_mount_changes(EXTRA_DISK)
     if not target.facts[MKEXTRAFS]:

@@ -6,7 +6,7 @@ import shlex
 
 from provision.fact import Unanswered
 from provision.facts.mounts import MountPlace, make_mount_query
-from provision.operation import Change, RunCommand, Site, Target, make_shell_change
+from provision.operation import Change, RunCommand, Site, Target, shell_change
 from shardlab.cluster.cloudlab_keys import EXTRA_DISK
 
 # Writes a copy of /etc/fstab with one more line, and replaces /etc/fstab by this copy with one rename.
@@ -22,9 +22,9 @@ if test -d /run/systemd/system; then systemctl daemon-reload; fi"""
 NOT_MOUNTED = "it is not mounted, so nothing is written there: first run the operations disks, extra-disks, nfs-server and nfs"
 
 
-def make_fstab_change(description: str, fstab_line: str) -> Change:
+def plan_line(description: str, fstab_line: str) -> Change:
     """The change that adds a line to /etc/fstab. The line may contain $(COMMAND), which the shell of the node executes."""
-    return make_shell_change(description, f'line="{fstab_line}"\n{ADD_LINE}')
+    return shell_change(description, f'line="{fstab_line}"\n{ADD_LINE}')
 
 
 def make_mount_changes(folder: str) -> list[Change]:
@@ -40,9 +40,9 @@ def inspect_mount(target: Target, folder: str) -> MountPlace:
     mount_place = target.facts[make_mount_query(folder)]
     node_name = target.node.name
     if mount_place.hangs:
-        source_note = f" ({mount_place.mount.source})" if mount_place.mount else ""
+        source = f" ({mount_place.mount.source})" if mount_place.mount else ""
         raise Unanswered(
-            f"{node_name}: {folder}{source_note} does not answer. Make sure that its server runs; then, on {node_name}, run umount "
+            f"{node_name}: {folder}{source} does not answer. Make sure that its server runs; then, on {node_name}, run umount "
             f"-f -l {shlex.quote(folder)}, and run the same command again"
         )
     if mount_place.mount is None and mount_place.there and not mount_place.empty:
@@ -80,10 +80,10 @@ def make_mount_checks(site: Site, target: Target, folder: str | None = None) -> 
     if storage_keys.shared is not None and storage_keys.server not in (None, target.node.name):
         mountpoints.append(storage_keys.shared)
     return [
-        make_shell_change(
+        shell_change(
             f"check that {folder} is mounted",
             f"mountpoint -q -- {folder} || {{ echo '{NOT_MOUNTED}' >&2; exit 1; }}",
-            as_root=target.node.may_sudo,
+            root=target.node.may_sudo,
         )
         for folder in mountpoints
     ]

@@ -13,35 +13,31 @@ from provision.cloudlab import experiment_interfaces
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT
 from provision.facts.host import HOST
-from provision.operation import Change, LocalCall, NoChange, Operation, Site, Target
+from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target
 from provision.operations.existing_slurm import find_existing_slurm
 from shardlab.cluster import lease
 from shardlab.cluster.lease import Lease
 from shardlab.files import files
-from shardlab.workspace.inventory import ProvisionedEnvironment, make_inventory_path
+from shardlab.workspace.inventory import ProvisionedEnvironment, inventory_path
 
 SCHEMA = 1
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
-    path = make_inventory_path(site.workspace)
-    old_inventory_bytes = inventory_file.read_inventory(site.workspace)
+    path = inventory_path(site.workspace)
+    old_text = inventory_file.read_inventory(site.workspace)
     if absent_names := site.list_absent_names():
         absent_reason = f"not changed: the inventory describes all nodes, and {', '.join(absent_names)} cannot be asked"
-        lease_changes = _plan_lease_only(site, old_inventory_bytes)
-        return [*lease_changes] if lease_changes else NoChange(absent_reason)
+        lease_changes = _plan_lease_only(site, old_text)
+        return [*lease_changes] if lease_changes else Nothing(absent_reason)
     if site.cluster.provider != "local" and any(member.facts[ENVIRONMENT].source is None for member in site.targets):
-        return NoChange("written later: all nodes need the Python environment, which reports their facts")
-    inventory_bytes = render_inventory(
-        site,
-        inventory_file.parse_node_types(old_inventory_bytes),
-        inventory_file.select_measurements(site, old_inventory_bytes),
-    )
-    if old_inventory_bytes == inventory_bytes:
-        return NoChange(f"{path} is up to date")
-    write_verb = "write" if old_inventory_bytes is None else "rewrite"
-    return [LocalCall(f"{write_verb} {path} ({len(inventory_bytes)} bytes)", lambda: _write_inventory(path, inventory_bytes))]
+        return Nothing("written later: all nodes need the Python environment, which reports their facts")
+    text = render_inventory(site, inventory_file.parse_node_types(old_text), inventory_file.select_measurements(site, old_text))
+    if old_text == text:
+        return Nothing(f"{path} is up to date")
+    write_verb = "write" if old_text is None else "rewrite"
+    return [LocalCall(f"{write_verb} {path} ({len(text)} bytes)", lambda: _write_inventory(path, text))]
 
 
 def _plan_lease_only(site: Site, old_inventory_bytes: bytes | None) -> list[LocalCall] | None:
@@ -50,16 +46,12 @@ def _plan_lease_only(site: Site, old_inventory_bytes: bytes | None) -> list[Loca
     `jobs` needs the new end of the lease in this case, too. None if the inventory has this lease already, or describes another
     cluster.
     """
-    newest_lease = find_lease(site)
+    latest = find_lease(site)
     inventory = inventory_file.decode_inventory(old_inventory_bytes)
-    if (
-        newest_lease is None
-        or inventory.get("cluster") != site.cluster.name
-        or inventory.get("lease") == msgspec.to_builtins(newest_lease)
-    ):
+    if latest is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(latest):
         return None
-    inventory_bytes = inventory_file.encode_inventory({**inventory, "lease": newest_lease})
-    path = make_inventory_path(site.workspace)
+    inventory_bytes = inventory_file.encode_inventory({**inventory, "lease": latest})
+    path = inventory_path(site.workspace)
     return [LocalCall(f"write the lease into {path}", lambda: _write_inventory(path, inventory_bytes))]
 
 
@@ -74,9 +66,7 @@ def find_lease(site: Site) -> Lease | None:
     cloudlab_keys = site.cluster.cloudlab
     if cloudlab_keys is None:
         return None
-    return lease.read_newest_lease(
-        site.workspace.shardlab_folder, [Path(manifest_path) for manifest_path in cloudlab_keys.manifests]
-    )
+    return lease.read_newest_lease(site.workspace.shardlab_folder, [Path(file_name) for file_name in cloudlab_keys.manifests])
 
 
 def _write_inventory(inventory_path: Path, inventory_bytes: bytes) -> None:
@@ -120,10 +110,7 @@ def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
         targets = [target.environments[environment_name] for target in site.targets]
         installed_environments = [target.facts[ENVIRONMENT] for target in targets]
         is_local = site.cluster.provider == "local"  # the user makes the environments of this machine
-        if all(
-            environment.version is not None and (is_local or environment.source is not None)
-            for environment in installed_environments
-        ):
+        if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed_environments):
             python_path, first_environment = targets[0].node.python, installed_environments[0]
             environments[environment_name] = ProvisionedEnvironment(
                 python_path,
@@ -157,4 +144,4 @@ def _make_node_entry(target: Target, provider: str) -> dict[str, Any]:
     }
 
 
-INVENTORY = Operation("inventory", plan, plans_once=True)
+INVENTORY = Operation("inventory", plan, once=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from provision.fact import Unanswered
 from provision.facts.keys import KEYS, Keys
-from provision.operation import Change, LocalCall, NoChange, Operation, RunCommand, Site, Target
+from provision.operation import Change, LocalCall, Nothing, Operation, RunCommand, Site, Target
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 NOT_SET = "ssh.between_nodes is not set in cluster.yaml"
@@ -38,42 +38,33 @@ sync -- "$new"
 mv -fT -- "$new" "$path\""""
 
 
-def plan_ssh_key(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_ssh_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make a key for the user who logs in, on the node. If the user has a key, this key is used. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
-        return NoChange(NOT_SET)
-    node_keys = target.facts[KEYS]
-    if node_keys.key == "":
+        return Nothing(NOT_SET)
+    keys = target.facts[KEYS]
+    if keys.key == "":
         raise Unanswered(
-            f"{target.node.name}: {node_keys.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
+            f"{target.node.name}: {keys.home}/.ssh/id_ed25519 cannot be read without a passphrase, so no program can log in "
             "with it from node to node: rename this key on the node, and run the same command again"
         )
-    if node_keys.key is not None:
-        return NoChange(f"{node_keys.login} has a key")
-    user_prefix = ["runuser", "-u", node_keys.login, "--"] if target.node.may_sudo else []
-    key_command = [
-        *user_prefix,
-        "env",
-        f"HOME={node_keys.home}",
-        "sh",
-        "-euc",
-        MAKE_KEY,
-        "make",
-        f"{node_keys.login}@{target.node.name}",
-    ]
-    return [RunCommand(f"make an SSH key of {node_keys.login}", key_command, as_root=target.node.may_sudo)]
+    if keys.key is not None:
+        return Nothing(f"{keys.login} has a key")
+    user_prefix = ["runuser", "-u", keys.login, "--"] if target.node.may_sudo else []
+    key_command = [*user_prefix, "env", f"HOME={keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{keys.login}@{target.node.name}"]
+    return [RunCommand(f"make an SSH key of {keys.login}", key_command, root=target.node.may_sudo)]
 
 
-def plan_ssh_trust(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the node accept the users' keys of all nodes, and know the host keys of all nodes. Raises Unanswered."""
     if not site.cluster.ssh.between_nodes:
-        return NoChange(NOT_SET)
+        return Nothing(NOT_SET)
     user_keys = target.facts[KEYS]
     begin_line, end_line = (f"# {marker_word} shardlab {site.cluster.name}" for marker_word in ("begin", "end"))
     key_answers = site.collect_answers(KEYS)
     absent_names = [member.node.name for member in site.targets if member not in [answering for answering, _ in key_answers]]
     if absent_names and begin_line in user_keys.authorized:  # the keys of nodes that do not answer must stay in the files
-        return NoChange(f"not changed: {', '.join(absent_names)} cannot be asked")
+        return Nothing(f"not changed: {', '.join(absent_names)} cannot be asked")
     if keyless := [member.node.name for member, node_keys in key_answers if not node_keys.key]:
         return [
             LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_keyless, keyless))
@@ -99,17 +90,14 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | NoChange:
     for path, (present_lines, wanted_lines, owner, mode) in key_lines_by_path.items():
         block_lines = [begin_line, *wanted_lines, end_line]
         if _find_block(target, path, present_lines, begin_line, end_line) != block_lines:
-            replace_command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin_line, end_line, owner, mode]
-            block_bytes = "".join(f"{line}\n" for line in block_lines).encode()
+            command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin_line, end_line, owner, mode]
+            content = "".join(f"{line}\n" for line in block_lines).encode()
             changes.append(
                 RunCommand(
-                    f"write the keys of {len(key_answers)} nodes into {path}",
-                    replace_command,
-                    stdin=block_bytes,
-                    as_root=target.node.may_sudo,
+                    f"write the keys of {len(key_answers)} nodes into {path}", command, stdin=content, root=target.node.may_sudo
                 )
             )
-    return changes or NoChange(f"{len(key_answers)} nodes know one another")
+    return changes or Nothing(f"{len(key_answers)} nodes know one another")
 
 
 def _raise_keyless(keyless_names: Sequence[str]) -> None:
@@ -141,20 +129,18 @@ def _check_public_key(target: Target, key_text: str) -> str:
     return key_text
 
 
-def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin_line: str, end_line: str) -> list[str]:
-    """The lines of shardlab in a file on a node: from the line `begin_line` to the line `end_line`; empty if there are none.
+def _find_block(target: Target, file_path: str, file_lines: Sequence[str], begin: str, end: str) -> list[str]:
+    """The lines of shardlab in a file on a node: from the line `begin` to the line `end`; empty if there are none.
 
-    file_lines: all lines of the file. Raises Unanswered if `begin_line` or `end_line` is missing or occurs twice.
+    file_lines: all lines of the file. Raises Unanswered if `begin` or `end` is missing or occurs twice.
     """
-    if begin_line not in file_lines and end_line not in file_lines:
+    if begin not in file_lines and end not in file_lines:
         return []
-    if (file_lines.count(begin_line), file_lines.count(end_line)) != (1, 1) or file_lines.index(begin_line) > file_lines.index(
-        end_line
-    ):
+    if (file_lines.count(begin), file_lines.count(end)) != (1, 1) or file_lines.index(begin) > file_lines.index(end):
         raise Unanswered(
-            f"{target.node.name}: {file_path}: the lines {begin_line!r} and {end_line!r} must each occur once, in this order: remove them"
+            f"{target.node.name}: {file_path}: the lines {begin!r} and {end!r} must each occur once, in this order: remove them"
         )
-    return list(file_lines[file_lines.index(begin_line) : file_lines.index(end_line) + 1])
+    return list(file_lines[file_lines.index(begin) : file_lines.index(end) + 1])
 
 
 SSH_KEYS = Operation("keys", plan_ssh_key)

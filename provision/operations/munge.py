@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.fact import Unanswered
 from provision.facts.files import FILES
 from provision.node import Node, find_error_line
-from provision.operation import Change, LocalCall, NoChange, Operation, Site, Target, make_shell_change
+from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target, shell_change
 from provision.operations.existing_slurm import find_existing_slurm, report_existing_slurm
 from provision.operations.service import plan_running_service
 
@@ -20,44 +20,37 @@ WRITE_KEY = (
 MAKE_KEY = f"head -c {MUNGE_KEY_BYTES} /dev/urandom | (set -e; {WRITE_KEY})"
 
 
-def plan_munge_key(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_munge_key(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the munge key on the controller. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("controller"):
-        return NoChange("only the controller of Slurm makes a munge key")
+        return Nothing("only the controller of Slurm makes a munge key")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(existing_slurm)
-    key_file = target.facts[FILES].get(MUNGE_KEY_PATH)
+    key = target.facts[FILES].get(MUNGE_KEY_PATH)
     changes: list[Change] = []
-    if key_file is None:
+    if key is None:
         # Without root, it is not known whether the controller has a key, so the administrator's script tests it.
         changes.append(
-            make_shell_change(
+            shell_change(
                 "make a random munge key",
                 MAKE_KEY if target.node.may_sudo else f"test -s {MUNGE_KEY_PATH} || {{ {MAKE_KEY}; }}",
             )
         )
-    elif (key_file.mode, key_file.owner) != (
-        MUNGE_KEY_MODE,
-        MUNGE_KEY_OWNER,
-    ):  # other users may have read the key, so a new key is made
-        changes.append(
-            make_shell_change(
-                f"make a new munge key (the old one had mode {key_file.mode:o}, owner {key_file.owner})", MAKE_KEY
-            )
-        )
+    elif (key.mode, key.owner) != (MUNGE_KEY_MODE, MUNGE_KEY_OWNER):  # other users may have read the key, so a new key is made
+        changes.append(shell_change(f"make a new munge key (the old one had mode {key.mode:o}, owner {key.owner})", MAKE_KEY))
     changes += plan_running_service(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
-    return changes or NoChange("it has a munge key")
+    return changes or Nothing("it has a munge key")
 
 
-def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | Nothing:
     """Copy the munge key from the controller to the other nodes. Raises Unanswered."""
     if site.cluster.slurm is None or target.has_role("controller"):
-        return NoChange("the cluster has no Slurm" if site.cluster.slurm is None else "it has made the munge key")
+        return Nothing("the cluster has no Slurm" if site.cluster.slurm is None else "it has made the munge key")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(existing_slurm)
     (controller,) = site.list_with_role("controller")
-    if controller.node.name in site.skip_reason_by_node:
-        return NoChange(f"{controller.node.name}, which has the munge key, cannot be asked")
+    if controller.node.name in site.skipped:
+        return Nothing(f"{controller.node.name}, which has the munge key, cannot be asked")
     controller_key = controller.facts[FILES].get(MUNGE_KEY_PATH)
     key_file = target.facts[FILES].get(MUNGE_KEY_PATH)
     changes: list[Change] = []
@@ -66,15 +59,13 @@ def plan_munge_key_copy(site: Site, target: Target) -> list[Change] | NoChange:
         or controller_key is None
         or (key_file.sha256, key_file.mode, key_file.owner) != (controller_key.sha256, MUNGE_KEY_MODE, MUNGE_KEY_OWNER)
     ):
-        description = f"copy the munge key from {controller.node.name}"
-        changes.append(
-            LocalCall(description, lambda: _copy_key(controller.node, target.node), script=_make_copy_script(controller.node))
-        )
+        text = f"copy the munge key from {controller.node.name}"
+        changes.append(LocalCall(text, lambda: _copy_key(controller.node, target.node), script=_copy_script(controller.node)))
     changes += plan_running_service(target, "munge", [MUNGE_KEY_PATH], config_changed=bool(changes))
-    return changes or NoChange(f"it has the munge key of {controller.node.name}")
+    return changes or Nothing(f"it has the munge key of {controller.node.name}")
 
 
-def _make_copy_script(controller: Node) -> str:
+def _copy_script(controller: Node) -> str:
     return f"ssh root@{controller.host} cat {MUNGE_KEY_PATH} | (set -eu; {WRITE_KEY})"
 
 

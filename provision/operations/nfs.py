@@ -10,7 +10,7 @@ from provision.facts.files import FILES
 from provision.facts.mounts import NFS_MOUNTS, make_mount_query
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import Change, NoChange, Operation, RunCommand, Site, Target, WriteFile, make_shell_change
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations import fstab
 from provision.operations.packages import find_nfs_server
 
@@ -30,20 +30,18 @@ def render_exports(site: Site, server: Target) -> bytes:
     return f"# Written by shardlab's provision.\n{site.cluster.storage.shared} {client_options}\n".encode()
 
 
-def plan_nfs_server(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the shared folder, export it, and start the NFS server. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is not target:
-        return _plan_export_end(site, target) or NoChange(_explain_no_export(site, "it is not storage.server"))
+        return _end_export(site, target) or Nothing(_explain_no_export(site, "it is not storage.server"))
     changes: list[Change] = []
     if not target.facts[make_mount_query(folder)].there:
         owner = target.facts[SYSTEM].user
         changes += fstab.make_mount_checks(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
-        return [*changes, *_plan_export_end(site, target)] or NoChange(
-            f"{folder} exists, and there is no other node to export it to"
-        )
+        return [*changes, *_end_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
     nfs_service = target.facts[SERVICES].get("nfs-server")
     if nfs_service is None or not nfs_service.enabled or nfs_service.state != "active":
         changes.append(
@@ -56,14 +54,14 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | NoChange:
     client_addresses = sorted(client.node.address for client in site.targets if client is not target)
     if exports_file is None or not exports_file.holds(exports_content):
         changes.append(RunCommand("make the folder for our exports", ["mkdir", "-p", EXPORTS_FILE.rpartition("/")[0]]))
-        changes.append(WriteFile(f"export {folder} to {', '.join(client_addresses)}", EXPORTS_FILE, exports_content))
+        changes.append(Write(f"export {folder} to {', '.join(client_addresses)}", EXPORTS_FILE, exports_content))
     # Only the number of clients is compared, because the table of exports may contain names instead of addresses.
     if changes or len(target.facts[EXPORTS].get(folder, [])) != len(client_addresses):
         changes.append(RunCommand("make the server read its exports", ["exportfs", "-ra"]))
-    return changes or NoChange(f"{folder} is exported to {len(client_addresses)} nodes")
+    return changes or Nothing(f"{folder} is exported to {len(client_addresses)} nodes")
 
 
-def _plan_export_end(site: Site, target: Target) -> list[Change]:
+def _end_export(site: Site, target: Target) -> list[Change]:
     """Withdraw the export that `provision` made if the cluster file no longer names it.
 
     Raises Unanswered if a node still mounts the exported folder.
@@ -72,44 +70,42 @@ def _plan_export_end(site: Site, target: Target) -> list[Change]:
         return []
     folders = target.facts[EXPORTED_BY_US]
     nfs_sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
-    mounting_nodes = [
+    clients = [
         f"{other_target.node.name} at {mountpoint}"
         for other_target, mounts in site.collect_answers(NFS_MOUNTS)
         for mountpoint, source in mounts.items()
         if source in nfs_sources
     ]
-    if mounting_nodes:  # without the server, every program that uses these hard mounts would hang
+    if clients:  # without the server, every program that uses these hard mounts would hang
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
-            f"mounted on {', '.join(mounting_nodes)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
+            f"mounted on {', '.join(clients)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
         )
     script = f"rm -f -- {EXPORTS_FILE}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
-    return [make_shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
+    return [shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
 
 
-def plan_nfs_mount(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
     """Mount the shared folder of the server on another node. Raises Unanswered."""
     folder, server = site.cluster.storage.shared, find_nfs_server(site)
     if folder is None or server is None:
         return _check_folder_exists(site, target)
     if server is target:
-        return NoChange("it is the server of the folder")
+        return Nothing("it is the server of the folder")
     server_name = server.node.name
-    if server_name in site.skip_reason_by_node:
-        return NoChange(f"{server_name}, which exports the folder, cannot be asked")
+    if server_name in site.skipped:
+        return Nothing(f"{server_name}, which exports the folder, cannot be asked")
     mount_place, nfs_source = fstab.inspect_mount(target, folder), f"{server_name}:{folder}"
     node_name = target.node.name
-    for mount_verb, present_mount in (("mounts", mount_place.mount), ("lists in /etc/fstab", mount_place.fstab)):
-        if present_mount is not None and present_mount.source != nfs_source:
+    for verb, other in (("mounts", mount_place.mount), ("lists in /etc/fstab", mount_place.fstab)):
+        if other is not None and other.source != nfs_source:
             raise Unanswered(
-                f"{node_name}: it {mount_verb} {present_mount.source} at {folder}, not {nfs_source}: unmount it, or change storage.shared"
+                f"{node_name}: it {verb} {other.source} at {folder}, not {nfs_source}: unmount it, or change storage.shared"
             )
     changes: list[Change] = []
     if mount_place.fstab is None:
         changes.append(
-            fstab.make_fstab_change(
-                f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0"
-            )
+            fstab.plan_line(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
         )
     if mount_place.mount is None:
         changes += fstab.make_mount_changes(folder)
@@ -118,22 +114,22 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | NoChange:
             f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT_OPTIONS}: first unmount "
             f"{folder} there"
         )
-    return changes or NoChange(f"{nfs_source} is mounted")
+    return changes or Nothing(f"{nfs_source} is mounted")
 
 
-def _check_folder_exists(site: Site, target: Target) -> NoChange:
+def _check_folder_exists(site: Site, target: Target) -> Nothing:
     """Check that the shared folder exists, if the cluster file names no storage.server. Raises Unanswered if it is missing."""
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
-        return NoChange(_explain_no_export(site, ""))
+        return Nothing(_explain_no_export(site, ""))
     mount_place = target.facts[make_mount_query(folder)]
     if mount_place.hangs or not mount_place.there:
-        fault_clause = "does not answer" if mount_place.hangs else "does not exist"
+        fault = "does not answer" if mount_place.hangs else "does not exist"
         raise Unanswered(
-            f"{target.node.name}: {folder} {fault_clause}: without storage.server, each node must already have the folder; mount it "
+            f"{target.node.name}: {folder} {fault}: without storage.server, each node must already have the folder; mount it "
             "there, or set storage.server to the node that should export it"
         )
-    return NoChange(f"{folder} exists, as required without storage.server")
+    return Nothing(f"{folder} exists, as required without storage.server")
 
 
 def _explain_no_export(site: Site, other_reason: str) -> str:

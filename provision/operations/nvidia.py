@@ -17,7 +17,7 @@ from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.facts.wheels import make_torch_build_query
 from provision.gpu_generations import GpuGeneration
-from provision.operation import Change, NoChange, Operation, RunCommand, Site, Target, WriteFile, make_shell_change
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations.packages import make_install_changes
 from provision.operations.reboot import Reboot
 from provision.operations.service import plan_running_service
@@ -36,70 +36,60 @@ _UBUNTU_DRIVER = re.compile(r"^nvidia-(?:headless|headless-no-dkms|driver)-(\d{3
 _FOREIGN_DRIVER = re.compile(r"^(cuda-drivers|nvidia-open|nvidia-driver$|nvidia-(driver|dkms|headless)-\d{3}(-open)?$)")
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install the driver, or build its kernel module, and reboot if needed.
 
     Raises Unanswered, before anything is changed, if the GPUs cannot be supported.
     """
-    node_name = target.node.name
+    name = target.node.name
     requested_gpus = site.cluster.gpus.per_node if site.cluster.gpus else 0
     if target.facts[SYSTEM].is_container:
-        return NoChange("it is a container, which uses the kernel and the driver of its host")
+        return Nothing("it is a container, which uses the kernel and the driver of its host")
     if not requested_gpus or not target.has_role("worker"):
-        return NoChange("the cluster file requests no GPUs for it")
+        return Nothing("the cluster file requests no GPUs for it")
     nvidia = target.facts[NVIDIA]
     if not nvidia.gpus:
-        raise Unanswered(f"{node_name}: the cluster file requests {requested_gpus} GPUs, but its PCI bus has no NVIDIA GPU")
+        raise Unanswered(f"{name}: the cluster file requests {requested_gpus} GPUs, but its PCI bus has no NVIDIA GPU")
     if nvidia.faults:
         gpu_advice = "No run should use it: the kernel's reason is in `sudo dmesg | grep -i xid`; reset or replace the GPU"
-        raise Unanswered(f"{node_name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {gpu_advice}")
+        raise Unanswered(f"{name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {gpu_advice}")
     cuda_release = _find_torch_cuda(target)
-    generations = _find_generations(node_name, nvidia)
-    if (
-        unsupported_reason := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda_release)
-    ) is not None:
-        raise Unanswered(f"{node_name}: {unsupported_reason}")
+    generations = _find_generations(name, nvidia)
+    if (unsupported := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda_release)) is not None:
+        raise Unanswered(f"{name}: {unsupported}")
     if divided_gpus := sum(gpu.mig is True for gpu in nvidia.seen):
         raise Unanswered(
-            f"{node_name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
+            f"{name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
     is_sufficient = nvidia.works and _parse_driver_branch(nvidia) >= gpu_generations.find_oldest_driver_branch(cuda_release)
     remark_clauses = "".join(f"; nvidia-smi warns: {remark_clauses}" for remark_clauses in nvidia.remarks)
     works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs{remark_clauses}"
     if is_sufficient and not target.node.may_sudo:
-        return NoChange(f"{works_text}; without root, it is not changed")
+        return Nothing(f"{works_text}; without root, it is not changed")
     if is_sufficient and _find_ubuntu_driver(target) is None:
-        return NoChange(f"{works_text}; it came from another source and is not changed")
+        return Nothing(f"{works_text}; it came from another source and is not changed")
     changes = _plan_fabric_manager(target, nvidia) if is_sufficient else _plan_driver(target, nvidia, generations, cuda_release)
-    if changes or any(
-        re.match(HELD_PACKAGES, node_name) and node_name not in nvidia.held for node_name in target.facts[PACKAGES].versions
-    ):
-        changes.append(make_shell_change("keep the driver and the kernel at their versions (apt-mark hold)", HOLD_PACKAGES))
+    if changes or any(re.match(HELD_PACKAGES, name) and name not in nvidia.held for name in target.facts[PACKAGES].versions):
+        changes.append(shell_change("keep the driver and the kernel at their versions (apt-mark hold)", HOLD_PACKAGES))
     changes += _plan_nouveau_block(target, nvidia)
-    changes += _plan_services(target, nvidia) if is_sufficient else [Reboot(_explain_reboot(site, node_name, nvidia))]
-    return changes or NoChange(works_text)
+    changes += _plan_services(target, nvidia) if is_sufficient else [Reboot(_explain_reboot(site, name, nvidia))]
+    return changes or Nothing(works_text)
 
 
 def _find_torch_cuda(target: Target) -> str:
     """The CUDA release of the torch that this node will get. Raises Unanswered."""
-    wheel_folder = target.node.wheelhouse
-    cuda_release = target.facts[make_torch_build_query(wheel_folder)] if wheel_folder else gpu_generations.USUAL_CUDA
+    folder = target.node.wheelhouse
+    cuda_release = target.facts[make_torch_build_query(folder)] if folder else gpu_generations.USUAL_CUDA
     if cuda_release is None:
-        raise Unanswered(
-            f"{target.node.name}: the torch in {wheel_folder} is built without CUDA; replace it by a build with CUDA"
-        )
+        raise Unanswered(f"{target.node.name}: the torch in {folder} is built without CUDA; replace it by a build with CUDA")
     return cuda_release
 
 
 def _find_generations(node_name: str, nvidia: Nvidia) -> list[GpuGeneration]:
     generation_by_device = {gpu.device: gpu_generations.find_generation(gpu.device) for gpu in nvidia.gpus}
-    unknown_devices = ", ".join(
-        f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None
-    )
-    if unknown_devices:
-        raise Unanswered(
-            f"{node_name}: the driver for the GPU {unknown_devices} is not known: it is no GPU from Kepler to Blackwell"
-        )
+    unknown = ", ".join(f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None)
+    if unknown:
+        raise Unanswered(f"{node_name}: the driver for the GPU {unknown} is not known: it is no GPU from Kepler to Blackwell")
     return [generation for generation in generation_by_device.values() if generation is not None]
 
 
@@ -122,25 +112,23 @@ def _plan_fabric_manager(target: Target, nvidia: Nvidia) -> list[Change]:
 
 
 def _plan_driver(target: Target, nvidia: Nvidia, generations: list[GpuGeneration], cuda_release: str) -> list[Change]:
-    node_name, version_by_package, system_facts = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
+    name, version_by_package, system_facts = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
     driver_package = _find_ubuntu_driver(target)
     state_text = f"its driver does not work with torch for CUDA {cuda_release} ({nvidia.versions})"
     if system_facts.id != "ubuntu":
         lacking_driver = f"{system_facts.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
-        refusal_reason = f"shardlab installs drivers on Ubuntu only, and {lacking_driver}"
-        raise Unanswered(f"{node_name}: {state_text}; {refusal_reason}: install NVIDIA's driver by hand and try again")
+        why = f"shardlab installs drivers on Ubuntu only, and {lacking_driver}"
+        raise Unanswered(f"{name}: {state_text}; {why}: install NVIDIA's driver by hand and try again")
     foreign_packages = ", ".join(sorted(package for package in version_by_package if _FOREIGN_DRIVER.match(package)))
     if foreign_packages or (nvidia.module is not None and driver_package is None):
         driver_source = foreign_packages or "NVIDIA's installer (sudo nvidia-uninstall)"
         raise Unanswered(
-            f"{node_name}: {state_text}; it came from {driver_source}, which must not be mixed with Ubuntu's: first remove it"
+            f"{name}: {state_text}; it came from {driver_source}, which must not be mixed with Ubuntu's: first remove it"
         )
     if nvidia.secure_boot is not False and nvidia.loaded is None:
         secure_boot_text = "Secure Boot is on" if nvidia.secure_boot else "it is not known whether Secure Boot is on"
-        refusal_reason = "the kernel does not load a driver built here until its key is enrolled at the console"
-        raise Unanswered(
-            f"{node_name}: {secure_boot_text}: {refusal_reason}. Disable Secure Boot, or install Ubuntu's signed modules by hand"
-        )
+        why = "the kernel does not load a driver built here until its key is enrolled at the console"
+        raise Unanswered(f"{name}: {secure_boot_text}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
     package_suffix = "-open" if gpu_generations.choose_kernel_module_kind(generations) == "open" else ""
     driver_branch = gpu_generations.choose_driver_branch(
         generations, cuda_release, int(_UBUNTU_DRIVER.sub(r"\1", driver_package)) if driver_package else None
@@ -152,7 +140,7 @@ def _plan_driver(target: Target, nvidia: Nvidia, generations: list[GpuGeneration
         return make_install_changes(needed_packages, "--allow-change-held-packages")
     if nvidia.module is None:  # the kernel was upgraded after the module was built, or the build was interrupted
         build_command = f"dkms autoinstall -k {system_facts.kernel}; modinfo -F version nvidia"
-        return [make_shell_change(f"build the driver for kernel {system_facts.kernel}", build_command, timeout_s=1800)]
+        return [shell_change(f"build the driver for kernel {system_facts.kernel}", build_command, timeout_s=1800)]
     return []
 
 
@@ -160,7 +148,7 @@ def _plan_nouveau_block(target: Target, nvidia: Nvidia) -> list[Change]:
     conf_bytes = render("node/nouveau.conf.j2").encode()
     changes: list[Change] = []
     if _file_differs(target, NOUVEAU_CONF, conf_bytes):
-        changes.append(WriteFile("block the driver nouveau", NOUVEAU_CONF, conf_bytes))
+        changes.append(Write("block the driver nouveau", NOUVEAU_CONF, conf_bytes))
     if changes or nvidia.nouveau:  # if nouveau is loaded, the initramfs may still contain nouveau
         changes.append(
             RunCommand("update the initramfs, so that the kernel starts without nouveau", ["update-initramfs", "-u"], 600)
@@ -172,7 +160,7 @@ def _explain_reboot(site: Site, node_name: str, nvidia: Nvidia) -> str:
     """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. node_name: the node."""
     if site.cluster.slurm is not None:
         (controller,) = site.list_with_role("controller")
-        slurm_node_by_name = {} if controller.node.name in site.skip_reason_by_node else controller.facts[NODES]
+        slurm_node_by_name = {} if controller.node.name in site.skipped else controller.facts[NODES]
         if node_name in slurm_node_by_name and slurm_node_by_name[node_name].state in BUSY_STATES:
             # The operation `slurm-nodes` resumes a node with this reason.
             drain_command = f"sudo scontrol update NodeName={node_name} State=DRAIN Reason=shardlab:driver"
@@ -188,7 +176,7 @@ def _plan_services(target: Target, nvidia: Nvidia) -> list[Change]:
     if _file_differs(target, PERSISTENCE_CONF, conf_bytes):
         folder = PERSISTENCE_CONF.rpartition("/")[0]
         changes.append(RunCommand("make a folder for our settings of nvidia-persistenced", ["mkdir", "-p", folder]))
-        changes.append(WriteFile(f"write {PERSISTENCE_CONF}", PERSISTENCE_CONF, conf_bytes))
+        changes.append(Write(f"write {PERSISTENCE_CONF}", PERSISTENCE_CONF, conf_bytes))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
     changes += plan_running_service(target, "nvidia-persistenced", [PERSISTENCE_CONF], config_changed=bool(changes))
     return [*changes, *(plan_running_service(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]

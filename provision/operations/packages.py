@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
 from provision.facts.tools import TOOLS
-from provision.operation import Change, NoChange, Operation, Site, Target, make_shell_change
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations.existing_slurm import find_existing_slurm
 
 BASE_PACKAGES = ("python3-venv",)
@@ -62,11 +62,11 @@ def list_needed_packages(site: Site, target: Target) -> list[str]:
     return sorted(set(package_names))
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install the missing packages of a node. Raises Unanswered."""
     if not target.node.may_sudo:
         missing_packages = find_missing_packages(site, target, list_needed_packages(site, target))
-        return make_install_changes(missing_packages) if missing_packages else NoChange("it has all tools that are needed")
+        return make_install_changes(missing_packages) if missing_packages else Nothing("it has all tools that are needed")
     installed_packages = target.facts[PACKAGES]
     missing_packages = [name for name in list_needed_packages(site, target) if name not in installed_packages.versions]
     changes: list[Change] = []
@@ -74,10 +74,10 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
         # If a package was only partly unpacked, dpkg cannot configure the packages that depend on it. Then apt repairs it.
         configure_command = "dpkg --force-confdef --force-confold --configure -a"
         repair_script = f"{QUIET_VARIABLES}; {configure_command} || {APT_COMMAND} {INSTALL_OPTIONS} --fix-broken install"
-        changes.append(make_shell_change("finish the installation that was interrupted", repair_script, timeout_s=LOCK_S))
+        changes.append(shell_change("finish the installation that was interrupted", repair_script, timeout_s=LOCK_S))
     if missing_packages:
         changes += make_install_changes(missing_packages)
-    return changes or NoChange("all packages are installed")
+    return changes or Nothing("all packages are installed")
 
 
 def find_missing_packages(site: Site, target: Target, package_names: Sequence[str]) -> list[str]:
@@ -89,13 +89,11 @@ def find_missing_packages(site: Site, target: Target, package_names: Sequence[st
 
 def make_install_changes(package_names: Sequence[str], apt_options: str = "") -> list[Change]:
     """The changes that install these packages. apt_options: further options of apt-get."""
-    update_script = (
-        f"{QUIET_VARIABLES}; {APT_COMMAND} -qq update || true"  # if no archive can be reached, the cached lists are used
-    )
+    lists = f"{QUIET_VARIABLES}; {APT_COMMAND} -qq update || true"  # if no archive can be reached, the cached lists are used
     install_words = " ".join([INSTALL_OPTIONS, *([apt_options] if apt_options else []), "install", *package_names])
     return [
-        make_shell_change("update the package lists", update_script, timeout_s=LOCK_S + 300),
-        make_shell_change(
+        shell_change("update the package lists", lists, timeout_s=LOCK_S + 300),
+        shell_change(
             f"install {', '.join(package_names)}", f"{QUIET_VARIABLES}; {APT_COMMAND} {install_words}", timeout_s=LOCK_S + 1800
         ),
     ]

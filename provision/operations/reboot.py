@@ -63,13 +63,11 @@ def read_boot_id(node: Node) -> str | None:
 
 def _order_reboot(node: Node) -> None:
     try:
-        reboot_output = node.run(["systemctl", "reboot"], timeout_s=30, root=True)
+        answer = node.run(["systemctl", "reboot"], timeout_s=30, root=True)
     except Unreachable:
         return  # the node went down before it could answer the command
-    if (
-        reboot_output.code is not None and 0 < reboot_output.code < 128
-    ):  # above 128: the shutdown ended ssh by a signal, which is no failure
-        raise Unanswered(f"{node.name}: it does not reboot: {find_error_line(reboot_output)}")
+    if answer.code is not None and 0 < answer.code < 128:  # above 128: the shutdown ended ssh by a signal, which is no failure
+        raise Unanswered(f"{node.name}: it does not reboot: {find_error_line(answer)}")
 
 
 def _wait_for_services(node: Node) -> None:

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 import templates
 from provision import software
 from provision.facts.environment import ENVIRONMENT
-from provision.operation import Change, NoChange, Operation, RunCommand, Site, Target, WriteFile, plan_each_environment
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, plan_each_environment
 from provision.operations import space
 from provision.site import jobs, python, requests
 from provision.site.package_check import PackageCheck
@@ -55,64 +55,41 @@ rm -rf "source-$2"; mkdir "source-$2"; tar -x -C "source-$2" -f "source-$2.tar" 
 """
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the environment of a site, or bring it to the current packages and source. Raises Unanswered."""
-    environment_folder = PurePosixPath(target.node.python).parent.parent
-    environment_keys = site.cluster.environment
-    installed_environment = target.facts[ENVIRONMENT]
-    source_digest, changes = software.compute_source_digest(), list[Change]()
-    packages_digest = python.compute_packages_digest(site.cluster)
-    script_changes = python.make_script_changes(site.cluster, environment_folder, source_digest)
-    is_damaged = installed_environment.incomplete is not None or (
-        installed_environment.source is not None and installed_environment.version is None
-    )
-    if installed_environment.packages != packages_digest or is_damaged:
-        if environment_keys.use or environment_keys.container:
-            changes += [*script_changes, _make_package_check(site, target, environment_folder)]
-        changes += (
-            [_make_packages_mark(environment_folder, packages_digest)]
-            if environment_keys.use
-            else _plan_package_installation(site, target, environment_folder)
-        )
-    if changes or installed_environment.source != source_digest:
-        archive_path = f"{environment_folder}/source-{source_digest}.tar"
-        changes.append(
-            WriteFile(f"send shardlab's own source ({source_digest})", archive_path, software.make_source_archive(), 0o644, "")
-        )
-        changes.append(
-            _make_user_command(
-                "unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(environment_folder), source_digest]
-            )
-        )
+    folder = PurePosixPath(target.node.python).parent.parent
+    environment = site.cluster.environment
+    installed = target.facts[ENVIRONMENT]
+    source, changes = software.digest_source(), list[Change]()
+    packages_digest = python.digest_packages(site.cluster)
+    script_changes = python.make_script_changes(site.cluster, folder, source)
+    is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
+    if installed.packages != packages_digest or is_damaged:
+        if environment.use or environment.container:
+            changes += [*script_changes, _make_package_check(site, target, folder)]
+        changes += [_make_mark(folder, packages_digest)] if environment.use else _plan_installation(site, target, folder)
+    if changes or installed.source != source:
+        archive_path = f"{folder}/source-{source}.tar"
+        changes.append(Write(f"send shardlab's own source ({source})", archive_path, software.make_source_archive(), 0o644, ""))
+        changes.append(_make_user_command("unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(folder), source]))
         changes += [script_change for script_change in script_changes if script_change not in changes]
-        changes.append(
-            WriteFile(
-                "mark this source as complete", f"{environment_folder}/source.made", f"{source_digest}\n".encode(), 0o644, ""
-            )
-        )
-    difference_text = (
-        f"; {_describe_packages_setting(environment_keys)}: {installed_environment.differences}"
-        if installed_environment.differences
-        else ""
-    )
-    return changes or NoChange(f"{environment_folder}: packages {packages_digest}, source {source_digest}{difference_text}")
+        changes.append(Write("mark this source as complete", f"{folder}/source.made", f"{source}\n".encode(), 0o644, ""))
+    difference_text = f"; {_describe_packages(environment)}: {installed.differences}" if installed.differences else ""
+    return changes or Nothing(f"{folder}: packages {packages_digest}, source {source}{difference_text}")
 
 
-def _describe_packages_setting(environment_keys: Environment) -> str:
+def _describe_packages(environment_keys: Environment) -> str:
     """A text KEY: VALUE, the entry of the cluster file for the packages that `provision` did not install."""
     if environment_keys.container is not None:
         return f"environment.container: {environment_keys.container}"
     return f"environment.use: {environment_keys.use}"
 
 
-def _make_package_check(site: Site, target: Target, environment_folder: PurePosixPath) -> PackageCheck:
+def _make_package_check(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
     environment_keys = site.cluster.environment
-    rank_python = container.choose_rank_python(site.cluster, target.node.python)
-    packages_entry, mounted_folders = (
-        _describe_packages_setting(environment_keys),
-        " ".join(container.list_mounted_folders(site.cluster)),
-    )
+    rank_python = container.find_rank_python(site.cluster, target.node.python)
+    packages_entry, mounted_folders = _describe_packages(environment_keys), " ".join(container.list_mounts(site.cluster))
     folder_advice = "Is this the folder of a virtual or conda environment?"
     if environment_keys.container is not None:
         folder_advice = f"Does {environment_keys.runtime} start this image there?"
@@ -121,42 +98,33 @@ def _make_package_check(site: Site, target: Target, environment_folder: PurePosi
     if environment_keys.container is None or (environment_keys.runtime != "pyxis" and environment_keys.build != "job"):
         return PackageCheck(
             packages_entry,
-            ["env", f"--chdir={environment_folder}", rank_python, "-c", software.LISTING_PROGRAM],
-            environment_folder,
+            ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM],
+            folder,
             MAKE_S,
             folder_advice,
         )
     sbatch_options = [
         f"--job-name={jobs.LISTING_NAME}",
-        f"--output={environment_folder}/packages.log",
+        f"--output={folder}/packages.log",
         *requests.list_sbatch_options(site.cluster, node_count=1, minutes=LIST_MINUTES),
     ]
     job_script = templates.render(
         "site/list_packages.sh.j2",
         options=sbatch_options,
-        folder=str(environment_folder),
-        container=container.list_srun_options(site.cluster, str(environment_folder)),
+        folder=str(folder),
+        container=container.list_srun_options(site.cluster, str(folder)),
         python=rank_python,
         program=software.LISTING_PROGRAM,
     )
-    submit_argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(environment_folder), job_script]
-    return PackageCheck(
-        packages_entry,
-        submit_argv,
-        environment_folder,
-        INSTALL_S,
-        folder_advice,
-        job_script=f"{environment_folder}/list_packages.sh",
-    )
+    submit_argv = ["sh", "-c", SUBMIT_AND_SHOW, "submit", str(folder), job_script]
+    return PackageCheck(packages_entry, submit_argv, folder, INSTALL_S, folder_advice, job_script=f"{folder}/list_packages.sh")
 
 
-def _make_packages_mark(environment_folder: PurePosixPath, packages_digest: str) -> WriteFile:
-    return WriteFile(
-        "mark these packages as checked", f"{environment_folder}/packages.made", f"{packages_digest}\n".encode(), 0o644, ""
-    )
+def _make_mark(folder: PurePosixPath, packages_digest: str) -> Write:
+    return Write("mark these packages as checked", f"{folder}/packages.made", f"{packages_digest}\n".encode(), 0o644, "")
 
 
-def _plan_package_installation(site: Site, target: Target, environment_folder: PurePosixPath) -> list[Change]:
+def _plan_installation(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
     """The changes that make the virtual environment and install the packages.
 
     Raises Unanswered if there is too little space, or if a job of an earlier command still installs the packages.
@@ -164,50 +132,39 @@ def _plan_package_installation(site: Site, target: Target, environment_folder: P
     environment_keys = site.cluster.environment
     space.check_environment_fits(target, from_index=environment_keys.wheelhouse is None)
     if environment_keys.build != "login":
-        jobs.check_no_waiting_job(target.node, f"{environment_folder}/install.sh", "installs the packages")
+        jobs.check_no_waiting_job(target.node, f"{folder}/install.sh", "installs the packages")
     python_path = environment_keys.python or "python3"
     constraints_bytes = software.read_constraints(tuple(environment_keys.packages))
-    venv_command = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(environment_folder), python_path])
+    venv_command = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(folder), python_path])
     changes: list[Change] = [
-        _make_user_command(f"make a Python environment at {environment_folder}", venv_command),
-        WriteFile("send the tested package versions", f"{environment_folder}/constraints.txt", constraints_bytes, 0o644, ""),
+        _make_user_command(f"make a Python environment at {folder}", venv_command),
+        Write("send the tested package versions", f"{folder}/constraints.txt", constraints_bytes, 0o644, ""),
     ]
     wheel_folder = environment_keys.wheelhouse
     if wheel_folder is None and environment_keys.build == "auto":
-        wheel_folder = f"{environment_folder}/wheels"
-        changes.append(_make_wheel_download(site, target, environment_folder, wheel_folder))
-    script_path = f"{environment_folder}/install.sh"
+        wheel_folder = f"{folder}/wheels"
+        changes.append(_make_wheel_download(site, target, folder, wheel_folder))
+    script_path = f"{folder}/install.sh"
     changes.append(
-        WriteFile(
-            "send the script that installs the packages",
-            script_path,
-            _render_install_script(site, environment_folder, wheel_folder),
-            0o755,
-            "",
-        )
+        Write("send the script that installs the packages", script_path, _make_script(site, folder, wheel_folder), 0o755, "")
     )
     if environment_keys.build == "login":
         changes.append(_make_user_command("install the packages on the login node", ["bash", script_path], INSTALL_S))
     else:
         changes.append(
-            jobs.make_script_submission(
-                "install the packages in a job", script_path, f"{environment_folder}/install.log", INSTALL_S
-            )
+            jobs.make_script_submission("install the packages in a job", script_path, f"{folder}/install.log", INSTALL_S)
         )
     return changes
 
 
-def _make_wheel_download(site: Site, target: Target, environment_folder: PurePosixPath, wheel_folder: str) -> WheelDownload:
+def _make_wheel_download(site: Site, target: Target, folder: PurePosixPath, wheel_folder: str) -> WheelDownload:
     """The change that downloads all packages as wheels into the folder `wheel_folder`.
 
     If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
     """
-    requirements = python.list_required_packages(site.cluster)
-    python_path = f"{environment_folder}/venv/bin/python"
-    pip_variables = [
-        *python.list_cache_variables(environment_folder),
-        ("TMPDIR", f"{environment_folder}/tmp"),
-    ]  # pip must not use /tmp, which is small
+    requirements = python.list_requirements(site.cluster)
+    python_path = f"{folder}/venv/bin/python"
+    pip_variables = [*python.list_cache_variables(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
     pip_words = [
         "-I",
         *PIP_WORDS,
@@ -215,19 +172,19 @@ def _make_wheel_download(site: Site, target: Target, environment_folder: PurePos
         "--wheel-dir",
         wheel_folder,
         "--constraint",
-        f"{environment_folder}/constraints.txt",
+        f"{folder}/constraints.txt",
         *requirements,
     ]
     return WheelDownload(
         download_words=python.wrap_with_modules(site.cluster, [python_path, *pip_words], pip_variables),
         interpreter_words=python.wrap_with_modules(site.cluster, [python_path]),
-        site_folder=PurePosixPath(wheel_folder),
+        folder=PurePosixPath(wheel_folder),
         requirements=requirements,
         local_folder=None if site.cluster.login is None else site.workspace.shardlab_folder,
     )
 
 
-def _render_install_script(site: Site, environment_folder: PurePosixPath, wheel_folder: str | None) -> bytes:
+def _make_script(site: Site, environment_folder: PurePosixPath, wheel_folder: str | None) -> bytes:
     slurm_keys = site.cluster.slurm
     sbatch_options = [
         f"--job-name={jobs.JOB_NAME}",
@@ -242,13 +199,13 @@ def _render_install_script(site: Site, environment_folder: PurePosixPath, wheel_
         setup=slurm_keys.setup if slurm_keys is not None else [],
         caches=[*python.list_cache_variables(environment_folder), ("TMPDIR", f"{environment_folder}/tmp")],
         wheels=wheel_folder,
-        requirements=python.list_required_packages(site.cluster),
-        digest=python.compute_packages_digest(site.cluster),
+        requirements=python.list_requirements(site.cluster),
+        digest=python.digest_packages(site.cluster),
     ).encode()
 
 
 def _make_user_command(description: str, command_words: list[str], limit_s: float = MAKE_S) -> RunCommand:
-    return RunCommand(description, command_words, limit_s, as_root=False)
+    return RunCommand(description, command_words, limit_s, root=False)
 
 
 SITE_SOFTWARE = Operation("site-environment", plan_each_environment(plan))

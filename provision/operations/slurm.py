@@ -10,17 +10,7 @@ from provision.facts.nodes import NODES, SINFO_FORMAT, SlurmNode
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
 from provision.node import Node, find_error_line
-from provision.operation import (
-    Change,
-    NoChange,
-    ChangeOnNode,
-    Operation,
-    RunCommand,
-    Site,
-    Target,
-    WriteFile,
-    make_shell_change,
-)
+from provision.operation import Change, ChangeOnNode, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations.existing_slurm import check_existing_slurm, find_existing_slurm, report_existing_slurm
 from provision.operations.service import plan_running_service
 from provision.operations.slurm_files import CGROUP_CONF, GRES_CONF, SLURM_CONF, render_slurm_files, render_slurmdbd_conf
@@ -43,34 +33,34 @@ AWAY_REASONS = ("Not responding", "Node unexpectedly rebooted")  # Slurm's reaso
 SMALLER_REASONS = ("Low RealMemory", "Low CPUs", "Low socket*core")  # reasons that no longer hold when slurm.conf is correct
 
 
-def plan_accounts(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up accounting on the controller: MariaDB and slurmdbd. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("controller"):
-        return NoChange("it does no accounting")
+        return Nothing("it does no accounting")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(existing_slurm)
     changes = plan_running_service(target, "mariadb", [])
     conf_content = render_slurmdbd_conf(site)
     if _file_differs(target, DBD_CONF, conf_content, 0o600, "slurm:slurm"):
         changes.append(
-            make_shell_change("make the accounting database", f'mariadb --batch -e "{CREATE_DATABASE_SQL}"', timeout_s=120)
+            shell_change("make the accounting database", f'mariadb --batch -e "{CREATE_DATABASE_SQL}"', timeout_s=120)
         )
         # this file is written after the database was made: if it exists, the database exists
-        changes.append(WriteFile(f"write {DBD_CONF}", DBD_CONF, conf_content, 0o600, "slurm:slurm"))
+        changes.append(Write(f"write {DBD_CONF}", DBD_CONF, conf_content, 0o600, "slurm:slurm"))
     changes += plan_running_service(target, "slurmdbd", [DBD_CONF], config_changed=bool(changes))
-    return changes or NoChange("slurmdbd runs with MariaDB")
+    return changes or Nothing("slurmdbd runs with MariaDB")
 
 
-def plan_controller(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up slurmctld on the controller, with its configuration files. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("controller"):
-        return NoChange("it is not the controller")
+        return Nothing("it is not the controller")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(existing_slurm)
     absent_names = site.list_absent_names("worker")
     # The facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
     if absent_names and SLURM_CONF in target.facts[FILES]:
-        return plan_running_service(target, "slurmctld", [SLURM_CONF]) or NoChange(
+        return plan_running_service(target, "slurmctld", [SLURM_CONF]) or Nothing(
             f"slurm.conf not changed: {', '.join(absent_names)} cannot be asked"
         )
     changes: list[Change] = []
@@ -78,34 +68,34 @@ def plan_controller(site: Site, target: Target) -> list[Change] | NoChange:
     # slurm.conf is written last: if it exists, all other files exist.
     for path, content in sorted(content_by_path.items(), key=lambda path_and_content: path_and_content[0] == SLURM_CONF):
         if _file_differs(target, path, content):
-            changes.append(WriteFile(f"write {path}", path, content))
+            changes.append(Write(f"write {path}", path, content))
     if changes:  # slurmdbd answers some seconds after its start; slurmctld does not start if it never reached slurmdbd
         wait_script = (
             "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
         )
-        changes.append(make_shell_change("wait until slurmdbd answers", wait_script, timeout_s=60))
+        changes.append(shell_change("wait until slurmdbd answers", wait_script, timeout_s=60))
     changes += plan_running_service(target, "slurmctld", [*content_by_path], config_changed=bool(changes))
-    return changes or NoChange("slurmctld runs with the right configuration")
+    return changes or Nothing("slurmctld runs with the right configuration")
 
 
-def plan_worker(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up slurmd on a worker. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("worker"):
-        return NoChange("it is not a worker")
+        return Nothing("it is not a worker")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(existing_slurm)
     (controller,) = site.list_with_role("controller")
-    if controller.node.name in site.skip_reason_by_node:
-        return NoChange(f"{controller.node.name}, which has the configuration, cannot be asked")
+    if controller.node.name in site.skipped:
+        return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
     worker_options = f'SLURMD_OPTIONS="--conf-server {controller.node.address}:6817 -N {target.node.name}"\n'.encode()
     unit_file = render("slurm_conf/configless.conf.j2").encode()
     if _file_differs(target, WORKER_UNIT, unit_file):
         changes.append(RunCommand("make a folder for our settings of slurmd", ["mkdir", "-p", WORKER_UNIT.rpartition("/")[0]]))
-        changes.append(WriteFile(f"write {WORKER_UNIT}", WORKER_UNIT, unit_file))
+        changes.append(Write(f"write {WORKER_UNIT}", WORKER_UNIT, unit_file))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
     if _file_differs(target, WORKER_OPTIONS, worker_options):
-        changes.append(WriteFile(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, worker_options))
+        changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, worker_options))
     conf_file = controller.facts[FILES].get(SLURM_CONF)
     changes += plan_running_service(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], config_changed=bool(changes))
     if not changes and conf_file is not None and _started_before(target, conf_file.written_s):
@@ -114,55 +104,45 @@ def plan_worker(site: Site, target: Target) -> list[Change] | NoChange:
                 "restart slurmd, because the controller's configuration changed", ["systemctl", "restart", "slurmd"], 120
             )
         )
-    return changes or NoChange("slurmd runs with the controller's configuration")
+    return changes or Nothing("slurmd runs with the controller's configuration")
 
 
-def plan_nodes(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     """Make sure that every worker is registered in Slurm and ready for jobs. Raises Unanswered.
 
     A drained worker is resumed if `provision` drained it, or if Slurm drained it for a reason that no longer holds. A worker
     that a person drained is not changed; the operation fails on it, with the reason and the command that resumes the worker.
     """
     if site.cluster.slurm is None:
-        return NoChange("the cluster has no Slurm")
+        return Nothing("the cluster has no Slurm")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return check_existing_slurm(site, existing_slurm)
     (controller,) = site.list_with_role("controller")
-    if controller.node.name in site.skip_reason_by_node:
-        return NoChange("the controller cannot be asked")
-    worker_by_name = {
-        worker.node.name: worker for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node
-    }
+    if controller.node.name in site.skipped:
+        return Nothing("the controller cannot be asked")
+    workers = {worker.node.name: worker for worker in site.list_with_role("worker") if worker.node.name not in site.skipped}
     reported_by_name = controller.facts[NODES]
-    slurm_node_by_name = {name: reported_by_name.get(name, SlurmNode("not registered")) for name in worker_by_name}
-    unready_by_name = {
-        name: slurm_node for name, slurm_node in slurm_node_by_name.items() if slurm_node.state not in HEALTHY_STATES
-    }
-    if not unready_by_name:
-        return NoChange(f"{len(worker_by_name)} workers are ready")
+    slurm_node_by_name = {name: reported_by_name.get(name, SlurmNode("not registered")) for name in workers}
+    unready = {name: node for name, node in slurm_node_by_name.items() if node.state not in HEALTHY_STATES}
+    if not unready:
+        return Nothing(f"{len(workers)} workers are ready")
     resumed_names = [
-        name
-        for name, slurm_node in unready_by_name.items()
-        if slurm_node.state in DRAINED_STATES and _may_resume(site, worker_by_name[name], slurm_node)
+        name for name, node in unready.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)
     ]
     reason_by_node = {
-        name: _explain_idle_worker(controller, name, slurm_node)
-        for name, slurm_node in unready_by_name.items()
-        if _is_unrecoverable(slurm_node) and name not in resumed_names
+        name: _explain_idle_worker(controller, name, node)
+        for name, node in unready.items()
+        if _is_unrecoverable(node) and name not in resumed_names
     }
     if reason_by_node:
         raise Unanswered("; ".join(reason_by_node.values()), reason_by_node)
     changes: list[Change] = []
     for name in resumed_names:
-        description = f"resume {name}, whose state in Slurm is {unready_by_name[name].state} ({unready_by_name[name].reason})"
-        changes.append(ChangeOnNode(controller.node, make_shell_change(description, _make_resume_script(name))))
+        description = f"resume {name}, whose state in Slurm is {unready[name].state} ({unready[name].reason})"
+        changes.append(ChangeOnNode(controller.node, shell_change(description, _make_resume_script(name))))
     return [
         *changes,
-        WaitForWorkers(
-            controller,
-            tuple(worker_by_name),
-            ", ".join(f"{name}: {slurm_node.state}" for name, slurm_node in unready_by_name.items()),
-        ),
+        WaitForWorkers(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready.items())),
     ]
 
 
@@ -238,14 +218,14 @@ def _is_unrecoverable(slurm_node: SlurmNode) -> bool:
     return slurm_node.state in DRAINED_STATES or (slurm_node.state in DOWN_STATES and slurm_node.user not in ("", SLURM_USER))
 
 
-def _explain_idle_worker(controller: Target, worker_name: str, slurm_node: SlurmNode) -> str:
-    """A sentence that says why a worker gets no jobs, with the command that makes it available again. worker_name: the worker."""
-    if not slurm_node.reason:
-        return f"{worker_name}: Slurm reports the state {slurm_node.state} and gives no reason; on {worker_name}, run: journalctl -u slurmd"
-    reason_author = "Slurm itself" if slurm_node.user == SLURM_USER else f"the user {slurm_node.user}"
+def _explain_idle_worker(controller: Target, name: str, state: SlurmNode) -> str:
+    """A sentence that says why a worker gets no jobs, with the command that makes it available again. name: the worker."""
+    if not state.reason:
+        return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"
+    author = "Slurm itself" if state.user == SLURM_USER else f"the user {state.user}"
     return (
-        f"{worker_name}: Slurm reports the state {slurm_node.state}; the reason, given by {reason_author}, is: {slurm_node.reason}. The state was not "
-        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_make_resume_command(worker_name)}"
+        f"{name}: Slurm reports the state {state.state}; the reason, given by {author}, is: {state.reason}. The state was not "
+        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_make_resume_command(name)}"
     )
 
 
@@ -281,4 +261,4 @@ def _file_differs(target: Target, path: str, content: bytes, mode: int = 0o644, 
 ACCOUNTS = Operation("slurm-accounts", plan_accounts, written_paths=(DBD_CONF,))
 CONTROLLER = Operation("slurm-controller", plan_controller, written_paths=(SLURM_CONF, GRES_CONF, CGROUP_CONF))
 WORKERS = Operation("slurm-workers", plan_worker, written_paths=(WORKER_OPTIONS, WORKER_UNIT))
-REGISTERED = Operation("slurm-nodes", plan_nodes, plans_once=True)
+REGISTERED = Operation("slurm-nodes", plan_nodes, once=True)

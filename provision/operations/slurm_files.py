@@ -35,7 +35,7 @@ class WorkerEntry(msgspec.Struct, frozen=True):
 def render_slurm_files(site: Site) -> dict[str, bytes]:
     """The content of the controller's configuration files, by path. Raises Unanswered if facts of a worker are not known."""
     (controller,) = site.list_with_role("controller")
-    worker_targets = [worker for worker in site.list_with_role("worker") if worker.node.name not in site.skip_reason_by_node]
+    worker_targets = [worker for worker in site.list_with_role("worker") if worker.node.name not in site.skipped]
     if not worker_targets:
         raise Unanswered("all workers have failed, so slurm.conf cannot be written")
     worker_entries = [_make_worker_entry(site.cluster, target) for target in worker_targets]

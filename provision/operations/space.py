@@ -10,7 +10,7 @@ from provision.facts.environment import ENVIRONMENT
 from provision.facts.mounts import make_mount_query
 from provision.facts.room import FreeSpace, make_free_space_query
 from provision.facts.system import SYSTEM
-from provision.operation import Change, NoChange, Operation, Site, Target
+from provision.operation import Change, Nothing, Operation, Site, Target
 from provision.operations.fstab import list_required_mounts
 from provision.operations.packages import find_missing_packages, find_nfs_server, list_needed_packages
 
@@ -25,39 +25,28 @@ WHEELHOUSE_BYTES, INDEX_BYTES, ENVIRONMENT_INODES = 2 * GIB, 12 * GIB, 60_000
 OLD_PYTHONS = {"bullseye": "3.9", "focal": "3.8", "jammy": "3.10"}
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Check the free space and the Python of a node, change nothing. Raises Unanswered if space is short or Python too old."""
-    system_facts = target.facts[SYSTEM]
-    if target.node.may_sudo and target.node.venv_python == "python3" and system_facts.codename in OLD_PYTHONS:
+    system = target.facts[SYSTEM]
+    if target.node.may_sudo and target.node.venv_python == "python3" and system.codename in OLD_PYTHONS:
         raise Unanswered(
-            f"{target.node.name}: {system_facts.pretty} has Python {OLD_PYTHONS[system_facts.codename]}, and shardlab needs 3.11 or newer; "
+            f"{target.node.name}: {system.pretty} has Python {OLD_PYTHONS[system.codename]}, and shardlab needs 3.11 or newer; "
             "nothing was installed. Use Ubuntu 24.04, Debian 12, or a newer release of them"
         )
     root_space = target.facts[make_free_space_query("/")]
-    needs_by_mount: dict[str, list[tuple[str, int, int]]] = {}
+    purposes: dict[str, list[tuple[str, int, int]]] = {}
     if find_missing_packages(site, target, list_needed_packages(site, target)):
-        needs_by_mount["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
-    environment_space, missing_environments = _find_environment_space(site, target)
-    if environment_space is not None:
-        environment_bytes = [
-            INDEX_BYTES if missing_target.node.wheelhouse is None else WHEELHOUSE_BYTES
-            for missing_target in missing_environments
-        ]
-        environment_purpose = (
-            "the Python environment" if len(environment_bytes) == 1 else f"{len(environment_bytes)} Python environments"
-        )
-        needs_by_mount.setdefault(environment_space.mount, []).append(
-            (environment_purpose, sum(environment_bytes), len(environment_bytes) * ENVIRONMENT_INODES)
-        )
+        purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
+    other_space, missing_environments = _find_environment_space(site, target)
+    if other_space is not None:
+        sizes = [INDEX_BYTES if missing.node.wheelhouse is None else WHEELHOUSE_BYTES for missing in missing_environments]
+        environment_purpose = "the Python environment" if len(sizes) == 1 else f"{len(sizes)} Python environments"
+        purposes.setdefault(other_space.mount, []).append((environment_purpose, sum(sizes), len(sizes) * ENVIRONMENT_INODES))
     space_sentences = [
-        _check_space(
-            target.node.name,
-            root_space if environment_space is None or mount == root_space.mount else environment_space,
-            space_needs,
-        )
-        for mount, space_needs in needs_by_mount.items()
+        _check_space(target.node.name, root_space if other_space is None or mount == root_space.mount else other_space, needs)
+        for mount, needs in purposes.items()
     ]
-    return NoChange("; ".join(space_sentences) or "nothing large will be installed on it")
+    return Nothing("; ".join(space_sentences) or "nothing large will be installed on it")
 
 
 def _find_environment_space(site: Site, target: Target) -> tuple[FreeSpace | None, list[Target]]:
@@ -87,31 +76,28 @@ def check_environment_fits(target: Target, *, from_index: bool) -> None:
     from_index: whether pip installs from a package index, whose torch needs more space.
     """
     needed_bytes = INDEX_BYTES if from_index else WHEELHOUSE_BYTES
-    free_space = target.facts[make_free_space_query(str(PurePosixPath(target.node.python).parent.parent), needs_root=False)]
+    free_space = target.facts[make_free_space_query(str(PurePosixPath(target.node.python).parent.parent), root=False)]
     _check_space(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
 
 
-def _check_space(node_name: str, free_space: FreeSpace, space_needs: list[tuple[str, int, int]]) -> str:
-    """A sentence about the free space on the node `node_name`. Raises Unanswered if the space is not enough for all purposes.
+def _check_space(name: str, space: FreeSpace, space_needs: list[tuple[str, int, int]]) -> str:
+    """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
     space_needs: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
-    purposes_text = " and ".join(purpose for purpose, _, _ in space_needs)
-    needed_bytes, needed_inodes = (
-        sum(needed_size for _, needed_size, _ in space_needs),
-        sum(count for _, _, count in space_needs),
-    )
-    if free_space.free_bytes < needed_bytes:
+    text = " and ".join(purpose for purpose, _, _ in space_needs)
+    needed_bytes, needed_inodes = (sum(size for _, size, _ in space_needs), sum(count for _, _, count in space_needs))
+    if space.free_bytes < needed_bytes:
         raise Unanswered(
-            f"{node_name}: {free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} "
+            f"{name}: {space.free_bytes / GIB:.1f} GiB are free on {space.mount}, and {text} may take {needed_bytes / GIB:.0f} "
             "GiB; nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
-    if 0 < free_space.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
+    if 0 < space.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
         raise Unanswered(
-            f"{node_name}: {free_space.free_inodes} inodes are free on {free_space.mount}, and {purposes_text} may take {needed_inodes}; nothing was "
+            f"{name}: {space.free_inodes} inodes are free on {space.mount}, and {text} may take {needed_inodes}; nothing was "
             "installed. Remove small files there, or put storage.shared on another disk."
         )
-    return f"{free_space.free_bytes / GIB:.1f} GiB are free on {free_space.mount}, and {purposes_text} may take {needed_bytes / GIB:.0f} GiB"
+    return f"{space.free_bytes / GIB:.1f} GiB are free on {space.mount}, and {text} may take {needed_bytes / GIB:.0f} GiB"
 
 
 SPACE = Operation("space", plan)

@@ -9,7 +9,7 @@ from provision.fact import Unanswered
 from provision.facts.services import SERVICES, TIME_SERVICES
 from provision.facts.system import SYSTEM
 from provision.node import Node
-from provision.operation import Change, LocalCall, NoChange, Operation, RunCommand, Site, Target, make_shell_change
+from provision.operation import Change, LocalCall, Nothing, Operation, RunCommand, Site, Target, shell_change
 from provision.operations.service import plan_running_service
 
 HOST_CLOCK = "it is a container, which uses the clock of its host"
@@ -19,12 +19,12 @@ WAIT_S = 30  # the most seconds to wait for chrony's first measurements, which t
 STEP_CLOCK = f"chronyc waitsync {WAIT_S} 0 0 1 >/dev/null || true; chronyc makestep"
 
 
-def plan_chrony(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
     """Start chrony, and stop every other service that sets the clock. Raises Unanswered."""
     if target.facts[SYSTEM].is_container:
-        return NoChange(HOST_CLOCK)
+        return Nothing(HOST_CLOCK)
     if not target.node.may_sudo:
-        return NoChange("the service that sets its clock stays as it is; the operation clock measures the clock")
+        return Nothing("the service that sets its clock stays as it is; the operation clock measures the clock")
     service_by_name = target.facts[SERVICES]
     changes: list[Change] = [
         RunCommand(
@@ -34,20 +34,20 @@ def plan_chrony(site: Site, target: Target) -> list[Change] | NoChange:
         if name in service_by_name and (service_by_name[name].enabled or service_by_name[name].state == "active")
     ]
     changes += plan_running_service(target, "chrony", [])
-    return changes or NoChange("only chrony sets its clock")
+    return changes or Nothing("only chrony sets its clock")
 
 
-def plan_clock_offset(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
     """Set the clock of a node once if it is wrong. Raises Unanswered if the clock is still wrong afterwards."""
     clock_offset = clock.measure_clock_offset(target.node)
     if clock_offset.agrees:
-        return NoChange(str(clock_offset))
+        return Nothing(str(clock_offset))
     if target.facts[SYSTEM].is_container:
         raise Unanswered(
             f"{target.node.name}: its clock is {clock_offset}, so munge and Slurm would refuse it; {HOST_CLOCK}: set that clock"
         )
     return [
-        make_shell_change(f"set the clock, which is {clock_offset}", STEP_CLOCK, timeout_s=WAIT_S + 30),
+        shell_change(f"set the clock, which is {clock_offset}", STEP_CLOCK, timeout_s=WAIT_S + 30),
         LocalCall("measure the clock again", functools.partial(_check_clock, target.node)),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from provision.fact import Unanswered
 from provision.facts.users import USERS, User
-from provision.operation import Change, NoChange, Operation, Site, Target, make_shell_change
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations.existing_slurm import find_existing_slurm, report_existing_slurm
 
 SYSTEM_USERS = ("slurm", "munge")
@@ -13,14 +13,14 @@ SYSTEM_USERS = ("slurm", "munge")
 MUNGE_ID = 499
 
 
-def plan_munge_user(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_munge_user(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the user munge with one UID on all nodes, before the package of MUNGE makes it with any UID. Raises Unanswered."""
     if site.cluster.slurm is None:
-        return NoChange("the cluster has no Slurm")
+        return Nothing("the cluster has no Slurm")
     if (existing_slurm := find_existing_slurm(site)) is not None:
         return report_existing_slurm(existing_slurm)
     if "munge" in target.facts[USERS].known:
-        return NoChange("the user munge exists")
+        return Nothing("the user munge exists")
     munge_users = [users.known["munge"] for _, users in site.collect_answers(USERS) if "munge" in users.known]
     munge_user = munge_users[0] if munge_users else User(MUNGE_ID, MUNGE_ID)
     make_script = (
@@ -28,43 +28,40 @@ def plan_munge_user(site: Site, target: Target) -> list[Change] | NoChange:
         f"useradd --system --uid {munge_user.uid} --gid munge --no-create-home --home-dir /nonexistent "
         "--shell /usr/sbin/nologin munge"
     )
-    return [make_shell_change(f"make the user munge, {munge_user.uid}:{munge_user.gid} on all nodes", make_script)]
+    return [shell_change(f"make the user munge, {munge_user.uid}:{munge_user.gid} on all nodes", make_script)]
 
 
-def plan_same_users(site: Site, target: Target) -> list[Change] | NoChange:
+def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
     """Check that users have the same UID and GID as on the first node; changes no user.
 
     Raises Unanswered if they differ and Slurm or shared storage needs equal numbers.
     """
     node_users = target.facts[USERS]
-    first_target, first_users = site.collect_answers(USERS)[0]
-    if first_target is target:
-        return NoChange("the other nodes are compared with this node")
+    first, first_users = site.collect_answers(USERS)[0]
+    if first is target:
+        return Nothing("the other nodes are compared with this node")
     node_name = target.node.name
     if site.cluster.slurm is not None and find_existing_slurm(site) is None:
-        for user_name in SYSTEM_USERS:
-            node_user, first_user = node_users.known.get(user_name), first_users.known.get(user_name)
+        for name in SYSTEM_USERS:
+            node_user, first_user = node_users.known.get(name), first_users.known.get(name)
             if node_user is not None and first_user is not None and node_user != first_user:
                 raise Unanswered(
-                    f"{node_name}: the user {user_name} is {node_user.uid}:{node_user.gid} there and "
-                    f"{first_user.uid}:{first_user.gid} on {first_target.node.name}; existing users are not changed. Give it the same "
-                    f"numbers: systemctl stop {user_name}*; groupmod -g {first_user.gid} {user_name}; usermod -u {first_user.uid} -g "
-                    f"{first_user.gid} {user_name}; then chown its files"
+                    f"{node_name}: the user {name} is {node_user.uid}:{node_user.gid} there and "
+                    f"{first_user.uid}:{first_user.gid} on {first.node.name}; existing users are not changed. Give it the same "
+                    f"numbers: systemctl stop {name}*; groupmod -g {first_user.gid} {name}; usermod -u {first_user.uid} -g "
+                    f"{first_user.gid} {name}; then chown its files"
                 )
-    difference_text = _compare_user(
-        first_users.login,
-        first_users.known.get(first_users.login),
-        node_users.known.get(first_users.login),
-        first_target.node.name,
+    difference = _compare_user(
+        first_users.login, first_users.known.get(first_users.login), node_users.known.get(first_users.login), first.node.name
     )
-    if difference_text is None:
-        return NoChange(f"its users have the same numbers as on {first_target.node.name}")
+    if difference is None:
+        return Nothing(f"its users have the same numbers as on {first.node.name}")
     if site.cluster.storage.shared is not None:  # on shared storage, the user could not change files from another node
         raise Unanswered(
-            f"{node_name}: {difference_text}; on shared storage its files would belong to another user: use the same number on all "
+            f"{node_name}: {difference}; on shared storage its files would belong to another user: use the same number on all "
             "nodes."
         )
-    return NoChange(f"{difference_text}; this is no problem without shared storage")
+    return Nothing(f"{difference}; this is no problem without shared storage")
 
 
 def _compare_user(user_name: str, first_user: User | None, node_user: User | None, first_node_name: str) -> str | None:

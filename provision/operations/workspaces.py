@@ -6,7 +6,7 @@ from provision.fact import Unanswered
 from provision.facts.mounts import make_mount_query
 from provision.facts.system import SYSTEM
 from provision.facts.write_test import WriteTest, make_write_test_query
-from provision.operation import Change, NoChange, Operation, RunCommand, Site, Target
+from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 
 # Advice for the user, by words that the error of the node contains. {key}: the key of cluster.yaml that names the folder.
@@ -18,7 +18,7 @@ ADVICE_BY_ERROR = {
 }
 
 
-def plan(site: Site, target: Target) -> list[Change] | NoChange:
+def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Test that the user can write into the folder for workspaces. If the nodes share no folder, make a missing folder.
 
     Raises Unanswered, for example if the user cannot write into the folder.
@@ -26,19 +26,17 @@ def plan(site: Site, target: Target) -> list[Change] | NoChange:
     storage_keys, is_separate = site.cluster.storage, site.cluster.has_separate_folders
     folder = str(site.cluster.workspaces) if is_separate else storage_keys.shared
     if folder is None:
-        return NoChange("cluster.yaml names no storage.shared")
+        return Nothing("cluster.yaml names no storage.shared")
     if not is_separate and _is_made_later(site, target, folder):
-        return NoChange(f"{folder} is made by another operation, and tested then")
+        return Nothing(f"{folder} is made by another operation, and tested then")
     login_user = target.facts[SYSTEM].user
     if is_separate and not target.facts[make_mount_query(folder)].there:
         make_folder = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", login_user, "--", folder])
         return [*fstab.make_mount_checks(site, target, folder), make_folder]
     write_result = target.facts[make_write_test_query(folder)]
     if write_result.why_not:
-        raise Unanswered(
-            _describe_refusal(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared")
-        )
-    return NoChange(f"{login_user} can write to {write_result.folder}")
+        raise Unanswered(_make_refusal(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared"))
+    return Nothing(f"{login_user} can write to {write_result.folder}")
 
 
 def _is_made_later(site: Site, target: Target, folder: str) -> bool:
@@ -54,11 +52,9 @@ def _is_made_later(site: Site, target: Target, folder: str) -> bool:
     return any(target.facts[make_mount_query(mountpoint)].mount is None for mountpoint in mountpoints)
 
 
-def _describe_refusal(target: Target, user: str, write_test: WriteTest, folder_key: str) -> str:
-    advice = next(
-        advice_text for error_words, advice_text in ADVICE_BY_ERROR.items() if error_words.lower() in write_test.why_not.lower()
-    )
-    return f"{target.node.name}: {user} cannot write to {write_test.folder}: {write_test.why_not}; {advice.format(key=folder_key)}."
+def _make_refusal(target: Target, user: str, write_test: WriteTest, key: str) -> str:
+    advice = next(advice_text for words, advice_text in ADVICE_BY_ERROR.items() if words.lower() in write_test.why_not.lower())
+    return f"{target.node.name}: {user} cannot write to {write_test.folder}: {write_test.why_not}; {advice.format(key=key)}."
 
 
 WORKSPACES = Operation("workspaces", plan)

@@ -134,15 +134,9 @@ def find_mirror() -> str:
 
 def run_here(command_words: Sequence[str]) -> str:
     """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with its last error line."""
-    command_variables = {**os.environ, "LC_ALL": "C"}
+    variables = {**os.environ, "LC_ALL": "C"}
     finished_process = subprocess.run(
-        command_words,
-        check=False,
-        capture_output=True,
-        text=True,
-        env=command_variables,
-        timeout=LIMIT_S,
-        stdin=subprocess.DEVNULL,
+        command_words, check=False, capture_output=True, text=True, env=variables, timeout=LIMIT_S, stdin=subprocess.DEVNULL
     )
     if finished_process.returncode:
         error_lines = [line for line in (finished_process.stderr + finished_process.stdout).splitlines() if line.strip()]

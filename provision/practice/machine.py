@@ -36,7 +36,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     cluster: str
     name: str
     address: str
-    prefix_length: int
+    prefix_len: int
     """The prefix length of the subnet."""
     bridge: str
     base_folder: Path
@@ -50,7 +50,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     has_only_cgroup2: bool = False
     """Whether the node's systemd gets only control groups of version 2, whatever this machine uses."""
     gpu_count: int = 0
-    rate_mbps: int | None = None
+    mbps: int | None = None
 
     @property
     def folder(self) -> Path:
@@ -177,24 +177,18 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             # read before 80-container-host0.network, which would use DHCP
             network_path = etc_folder / "systemd/network/10-host0.network"
             network_path.parent.mkdir(parents=True)
-            rate_limit = (
-                f"\n[TokenBucketFilter]\nRate={self.rate_mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.rate_mbps else ""
-            )
-            network_path.write_text(
-                f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix_length}\n{rate_limit}"
-            )
+            rate_limit = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
+            network_path.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix_len}\n{rate_limit}")
         user_home = upper_folder / "home" / PRACTICE_USER
-        authorized_path = user_home / ".ssh/authorized_keys"
-        for path in (user_home, authorized_path.parent, authorized_path):
+        keys = user_home / ".ssh/authorized_keys"
+        for path in (user_home, keys.parent, keys):
             if path.is_symlink():  # a link that a user of the node made could lead to a file of this machine
                 path.unlink()
-        authorized_path.parent.mkdir(parents=True, exist_ok=True)
-        authorized_lines = (
-            authorized_path.read_text().splitlines() if authorized_path.exists() else []
-        )  # the keys of other nodes stay in the file
+        keys.parent.mkdir(parents=True, exist_ok=True)
+        authorized_lines = keys.read_text().splitlines() if keys.exists() else []  # the keys of other nodes stay in the file
         if self.authorized_key not in authorized_lines:
-            authorized_path.write_text("".join(f"{key_line}\n" for key_line in [*authorized_lines, self.authorized_key]))
-        for path, file_mode in ((user_home, 0o755), (authorized_path.parent, 0o700), (authorized_path, 0o600)):
+            keys.write_text("".join(f"{key_line}\n" for key_line in [*authorized_lines, self.authorized_key]))
+        for path, file_mode in ((user_home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
             os.chown(path, PRACTICE_UID, PRACTICE_UID)
             path.chmod(file_mode)
 
@@ -277,13 +271,11 @@ def make_cgroups(cluster: str, node_name: str) -> Sequence[Path]:
     it, and this process would fail with 219/CGROUP.
     """
     node_cgroups = [cgroup_root / CGROUP_NAME / cluster / node_name for cgroup_root in _list_cgroup_roots()]
-    for node_cgroup in node_cgroups:
+    for cgroup in node_cgroups:
         try:
-            node_cgroup.mkdir(parents=True, exist_ok=True)
+            cgroup.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PracticeNodeError(
-                f"{node_cgroup}: cannot make the control group of a practice node: {error.strerror}."
-            ) from None
+            raise PracticeNodeError(f"{cgroup}: cannot make the control group of a practice node: {error.strerror}.") from None
     return node_cgroups
 
 

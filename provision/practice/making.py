@@ -35,15 +35,13 @@ def make_base(packages: Sequence[str], release: str | None, print_remark: Callab
     unfinished_folder = target_folder.with_name(f".{target_folder.name}.{os.getpid()}")
     try:
         print_remark(f"making the base of practice nodes, which is needed only once: {target_folder}")
-        is_other_release, mirror_url = base.is_other_release(release), base.find_mirror()
+        is_other_release, mirror = base.is_other_release(release), base.find_mirror()
         system_packages = ",".join([*SYSTEM_PACKAGES, *([MODULES_PACKAGE] if is_other_release else [])])
         codename = release or base.read_own_release()
-        run_here(
-            ["debootstrap", "--variant=minbase", f"--include={system_packages}", codename, str(unfinished_folder), mirror_url]
-        )
+        run_here(["debootstrap", "--variant=minbase", f"--include={system_packages}", codename, str(unfinished_folder), mirror])
         _copy_resolver(unfinished_folder)
         if is_other_release:
-            (unfinished_folder / "etc/apt/sources.list").write_text(f"deb {mirror_url} {codename} main\n")
+            (unfinished_folder / "etc/apt/sources.list").write_text(f"deb {mirror} {codename} main\n")
         else:
             _copy_apt_sources(unfinished_folder)
         print_remark("downloading the packages that nodes will install")

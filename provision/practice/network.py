@@ -52,21 +52,18 @@ def interface_exists(interface_name: str) -> bool:
 
 
 def make_bridge(bridge_name: str, subnet: str) -> None:
-    """Make the bridge `bridge_name` if it is missing. Raises PracticeNodeError if another interface has an address in the subnet."""
-    ip_network = ipaddress.ip_network(subnet)
+    """Make the bridge `bridge_name` if it is missing. Raises PracticeNodeError if another interface has an address in the
+    subnet."""
+    network = ipaddress.ip_network(subnet)
     for link in _list_links():
-        for address_entry in link.get("addr_info", ()):
-            if (
-                link["ifname"] != bridge_name
-                and address_entry["family"] == "inet"
-                and ipaddress.ip_address(address_entry["local"]) in ip_network
-            ):
+        for entry in link.get("addr_info", ()):
+            if link["ifname"] != bridge_name and entry["family"] == "inet" and ipaddress.ip_address(entry["local"]) in network:
                 raise PracticeNodeError(
-                    f"{link['ifname']} already has {address_entry['local']} of the subnet {subnet}; set lan.subnet to another subnet."
+                    f"{link['ifname']} already has {entry['local']} of the subnet {subnet}; set lan.subnet to another subnet."
                 )
     if not interface_exists(bridge_name):
         run_here(["ip", "link", "add", bridge_name, "address", make_mac_address(bridge_name), "type", "bridge"])
-    run_here(["ip", "address", "replace", f"{find_gateway_address(subnet)}/{ip_network.prefixlen}", "dev", bridge_name])
+    run_here(["ip", "address", "replace", f"{find_gateway_address(subnet)}/{network.prefixlen}", "dev", bridge_name])
     run_here(["ip", "link", "set", bridge_name, "up"])
 
 

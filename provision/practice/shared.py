@@ -64,11 +64,9 @@ def release_folder(state_folder: Path) -> None:
 
 def disarm_folder(folder: Path) -> None:
     """Remove the setuid and setgid bits of files, and all devices, below a folder. Other file systems below it are skipped."""
-    device_number = folder.lstat().st_dev
+    device_id = folder.lstat().st_dev
     for parent_path, subfolders, file_names in os.walk(folder):
-        subfolders[:] = [
-            subfolder for subfolder in subfolders if (Path(parent_path) / subfolder).lstat().st_dev == device_number
-        ]
+        subfolders[:] = [subfolder for subfolder in subfolders if (Path(parent_path) / subfolder).lstat().st_dev == device_id]
         for subfolder in file_names:
             path = Path(parent_path) / subfolder
             path_status = path.lstat()

@@ -33,7 +33,7 @@ def render_profile_request(cluster: Cluster, workspace: Workspace) -> str:
 
 def _plan_request(cluster: Cluster) -> ExperimentRequest:
     experiment_request = request.plan_experiment(cluster)
-    for sentence in experiment_request.unchecked_sentences:
+    for sentence in experiment_request.unchecked:
         Output().print_remark(f"warning: {sentence}.", style="yellow")
     return experiment_request
 
@@ -48,21 +48,19 @@ def find_present_cluster(cluster: Cluster, workspace: Workspace) -> Cluster | Ma
         return cluster_file.add_manifest_nodes(
             cluster, [(" ".join(own_manifest.MANIFEST_COMMAND), own_manifest.read_own_manifest())]
         )
-    no_token_reason = (
+    why = (
         f"{cluster.name}: there is no experiment yet. Allowed: cloudlab.manifest, the file of a manifest; a token of the "
         f"portal, with which provision creates the experiment; or this command on a node of the experiment. {token.TOKEN_HELP}"
     )
     if note is not None:
-        no_token_reason = (
+        why = (
             f"{cluster.name}: an earlier command asked the portal for the experiment {note.name}, and there is no token of the "
             f"portal to continue with it. {token.TOKEN_HELP}"
         )
     assert cluster.cloudlab is not None
     if portal_token is None and cluster.cloudlab.project is None:  # the portal cannot be asked, so there is nothing to plan
-        raise InputError(no_token_reason)
-    return _plan_creation(
-        cluster, profile_request.plan_profile_request(cluster), note, no_token_reason if portal_token is None else None
-    )
+        raise InputError(why)
+    return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, why if portal_token is None else None)
 
 
 def obtain_machines(cluster: Cluster, workspace: Workspace) -> None:
@@ -120,12 +118,10 @@ def find_confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | 
     if note is None or not note.created_by_us:
         return None
     _require_token(cluster)  # a missing token raises an error before the user is asked
-    loss_sentences = [
-        f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."
-    ]
+    losses = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
     if (last_lease := lease.read_newest_lease(workspace.shardlab_folder, [])) is not None:
-        loss_sentences.append(last_lease.describe(datetime.now(UTC)))
-    return Confirmation(note.name, [*loss_sentences, *filter(None, [termination.describe_unfetched_runs(workspace)])])
+        losses.append(last_lease.describe(datetime.now(UTC)))
+    return Confirmation(note.name, [*losses, *filter(None, [termination.describe_unfetched_runs(workspace)])])
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
@@ -140,21 +136,17 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
         return termination.terminate_experiment(cluster, workspace, portal, output)
 
 
-def _plan_creation(
-    cluster: Cluster, profile_plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None
-) -> MachinesToCreate:
+def _plan_creation(cluster: Cluster, plan: ProfilePlan, note: ExperimentNote | None, blocked: str | None) -> MachinesToCreate:
     assert cluster.cloudlab is not None
-    request = profile_plan.request
-    portal_url = cluster.cloudlab.portal_url or DEFAULT_URL
-    request_line = f"create or adopt the experiment {request.name} in the project {request.project} for {request.duration} h at {portal_url}"
+    request = plan.request
+    url = cluster.cloudlab.portal_url or DEFAULT_URL
+    title = f"create or adopt the experiment {request.name} in the project {request.project} for {request.duration} h at {url}"
     if note is not None:
-        request_line = (
+        title = (
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
     binding_lines = [f"{name} = {value}" for name, value in request.bindings.items()]
-    return MachinesToCreate(
-        [request_line, f"profile {request.profile}", *binding_lines, *profile_plan.warnings], request.body, blocked
-    )
+    return MachinesToCreate([title, f"profile {request.profile}", *binding_lines, *plan.warnings], request.body, blocked)
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:

@@ -43,23 +43,18 @@ def find_environment_folder(cluster: Cluster) -> PurePosixPath:
     """The folder of the Python environment. Its name has a digest of all values that decide its packages and its Python."""
     assert cluster.storage.shared is not None
     assert cluster.slurm is not None
-    environment_keys = cluster.environment
+    keys = cluster.environment
     digest_values: list[object] = [
-        site_python.compute_packages_digest(cluster),
-        environment_keys.modules,
-        environment_keys.python,
-        environment_keys.use,
+        site_python.digest_packages(cluster),
+        keys.modules,
+        keys.python,
+        keys.use,
         cluster.slurm.setup,
     ]
-    if environment_keys.container is not None:
-        digest_values += [
-            environment_keys.runtime,
-            environment_keys.container,
-            container.list_mounted_folders(cluster),
-            site_python.has_gpus(cluster),
-        ]
+    if keys.container is not None:
+        digest_values += [keys.runtime, keys.container, container.list_mounts(cluster), site_python.has_gpus(cluster)]
     if cluster.is_in_further_environment:
-        digest_values.append(environment_keys.compute_digest())
+        digest_values.append(keys.compute_digest())
     digest_text = json.dumps(digest_values)
     return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(digest_text.encode()).hexdigest()[:12]}"
 

@@ -23,7 +23,7 @@ def list_nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
 def make_node(
     cluster: Cluster,
     workspace: Workspace,
-    node_entry: NodeEntry,
+    entry: NodeEntry,
     *,
     host: str,
     identity_path: Path | None = None,
@@ -43,13 +43,13 @@ def make_node(
         identity_path = workspace.resolve_path(ssh_keys.identity)
     ssh_address = Address(
         host=host,
-        port=node_entry.port,
-        user=user or node_entry.user or ssh_keys.user,
+        port=entry.port,
+        user=user or entry.user or ssh_keys.user,
         identity=identity_path,
         known_hosts=workspace.shardlab_folder / "known_hosts",
         host_keys=ssh_keys.host_keys,
     )
-    log_path = workspace.shardlab_folder / "log" / f"{node_entry.name}.log"
+    log = workspace.shardlab_folder / "log" / f"{entry.name}.log"
     parent_folder = f"{cluster.storage.shared}/shardlab" if cluster.storage.shared else LOCAL_FOLDER
     folder_suffix = "" if venv_python == "python3" else f"-{PurePosixPath(venv_python).parent.parent.name}"
     if cluster.is_in_further_environment:  # two environments may differ only in their wheels
@@ -57,9 +57,9 @@ def make_node(
     packages_digest = software.compute_packages_digest(own_packages=tuple(cluster.environment.packages))
     python_path = f"{parent_folder}/python-{packages_digest}{folder_suffix}/bin/python"
     remote = Remote(ssh_address, may_sudo=ssh_keys.sudo)
-    login_fields = (node_entry.name, host, node_entry.port, ssh_address.user, identity_path)
+    login_fields = (entry.name, host, entry.port, ssh_address.user, identity_path)
     return SshNode(
-        *login_fields, python_path, wheelhouse, ssh_keys.sudo, venv_python, node_entry.address, remote=remote, log_path=log_path
+        *login_fields, python_path, wheelhouse, ssh_keys.sudo, venv_python, entry.address, remote=remote, log_path=log
     )
 
 

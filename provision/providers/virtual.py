@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from provision.nodes.ssh_node import SshNode
-from provision.operation import Change, LocalCall, NoChange
+from provision.operation import Change, LocalCall, Nothing
 from provision.operations import packages
 from provision.practice import base, making, network, python, shared
 from provision.practice.base import PRACTICE_USER, PracticeNodeError, run_here
@@ -46,7 +46,7 @@ def list_nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     ]
 
 
-def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | NoChange:
+def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Change] | Nothing:
     """The changes that make and boot a node, if it does not run. Raises PracticeNodeError if this machine cannot have practice
     nodes."""
     base.check_machine(cluster.release)
@@ -58,7 +58,7 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
         if age_s < BOOTS_S:  # the node may still be booting, if an earlier command was interrupted
             with contextlib.suppress(Unreachable):  # later operations report a node that does not answer
                 _wait_for_node(node, BOOTS_S - age_s)
-        return protection_changes or NoChange(f"practice node at {node.host}, running")
+        return protection_changes or Nothing(f"practice node at {node.host}, running")
     boot_verb = "boot" if machine.folder.exists() else "make and boot"
     return [
         *protection_changes,
@@ -119,12 +119,10 @@ def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
         _close_state_folder()
         files.make_folder(STATE_FOLDER / cluster.name)
         files.write_atomic(STATE_FOLDER / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
-        identity_path = _find_identity_path(workspace)
-        if not identity_path.exists():
-            files.make_folder(identity_path.parent)
-            run_here(
-                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity_path)]
-            )
+        key_path = _find_identity_path(workspace)
+        if not key_path.exists():
+            files.make_folder(key_path.parent)
+            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(key_path)])
         machine = _make_machine(cluster, workspace, node, base_folder)
         machine.create()
         _add_known_host(workspace, node.host, files.read(machine.host_key_path.with_suffix(".pub")).decode())
@@ -136,11 +134,9 @@ def _plan_protections(cluster: Cluster) -> list[Change]:
     changes: list[Change] = []
     if STATE_FOLDER.is_dir() and STATE_FOLDER.stat().st_mode & 0o077:
         changes.append(LocalCall(f"close {STATE_FOLDER} to other users of this machine", _close_state_folder))
-    shared_folder = cluster.storage.shared
-    if shared_folder is not None and (STATE_FOLDER / cluster.name).is_dir() and not shared.is_protected(Path(shared_folder)):
-        changes.append(
-            LocalCall(f"mount {shared_folder} with nosuid,nodev", lambda: _protect_shared_folder(cluster, Path(shared_folder)))
-        )
+    folder = cluster.storage.shared
+    if folder is not None and (STATE_FOLDER / cluster.name).is_dir() and not shared.is_protected(Path(folder)):
+        changes.append(LocalCall(f"mount {folder} with nosuid,nodev", lambda: _protect_shared_folder(cluster, Path(folder))))
     return changes
 
 
@@ -184,26 +180,21 @@ def _find_identity_path(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "practice" / "id_ed25519"
 
 
-def _add_known_host(workspace: Workspace, host: str, public_key: str) -> None:
+def _add_known_host(workspace: Workspace, host: str, key: str) -> None:
     """Write the public host key of a node, which this machine made, into known_hosts of the workspace. host: its address."""
-    known_hosts_path = workspace.shardlab_folder / "known_hosts"
-    old_lines = files.read(known_hosts_path).decode(errors="replace").splitlines() if known_hosts_path.exists() else []
+    path = workspace.shardlab_folder / "known_hosts"
+    old_lines = files.read(path).decode(errors="replace").splitlines() if path.exists() else []
     other_lines = [line for line in old_lines if line.split(" ")[0] != host]
-    files.write_atomic(
-        known_hosts_path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(public_key.split()[:2])}"]).encode()
-    )
+    files.write_atomic(path, "".join(f"{line}\n" for line in [*other_lines, f"{host} {' '.join(key.split()[:2])}"]).encode())
 
 
 def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name can be used once per
     machine."""
     owner_note = STATE_FOLDER / cluster.name / "workspace"
-    if (
-        owner_note.exists()
-        and Path(other_workspace := files.read(owner_note).decode().strip()).resolve() != workspace.real_path
-    ):
+    if owner_note.exists() and Path(other_path := files.read(owner_note).decode().strip()).resolve() != workspace.real_path:
         raise PracticeNodeError(
-            f"the workspace {other_workspace} already has practice nodes of the name {cluster.name} on this machine; "
+            f"the workspace {other_path} already has practice nodes of the name {cluster.name} on this machine; "
             "choose another name for this cluster."
         )
 
@@ -214,11 +205,11 @@ def _check_inotify_limit(cluster: Cluster) -> None:
     other_clusters = (
         [folder.name for folder in STATE_FOLDER.iterdir() if folder.name != cluster.name] if STATE_FOLDER.is_dir() else []
     )
-    node_count = len(cluster.nodes) + sum(len(list_machine_folders(name)) for name in other_clusters)
-    needed_instances, instance_limit = INSTANCES_PER_NODE * node_count + OTHER_INSTANCES, int(files.read(INSTANCES_LIMIT_FILE))
-    if needed_instances > instance_limit:
+    count = len(cluster.nodes) + sum(len(list_machine_folders(name)) for name in other_clusters)
+    needed_instances, limit = INSTANCES_PER_NODE * count + OTHER_INSTANCES, int(files.read(INSTANCES_LIMIT_FILE))
+    if needed_instances > limit:
         raise PracticeNodeError(
-            f"{node_count} practice nodes on this machine need {needed_instances} inotify instances, but its limit is {instance_limit}; run: "
+            f"{count} practice nodes on this machine need {needed_instances} inotify instances, but its limit is {limit}; run: "
             f"sysctl -w fs.inotify.max_user_instances={2 * needed_instances}"
         )
 
@@ -230,7 +221,7 @@ def _make_machine(cluster: Cluster, workspace: Workspace, node: SshNode, base_fo
         cluster=cluster.name,
         name=node.name,
         address=node.host,
-        prefix_length=int(cluster.lan.subnet.split("/")[1]),
+        prefix_len=int(cluster.lan.subnet.split("/")[1]),
         bridge=network.make_bridge_name(cluster.name),
         base_folder=base_folder,
         authorized_key=files.read(public_path).decode().strip() if public_path.exists() else "",
@@ -239,7 +230,7 @@ def _make_machine(cluster: Cluster, workspace: Workspace, node: SshNode, base_fo
         python=str(python.find_python_folder()) if base.is_other_release(cluster.release) else None,
         has_only_cgroup2=base.is_other_release(cluster.release),
         gpu_count=cluster.gpus.per_node if cluster.gpus and "worker" in node_entry.roles else 0,
-        rate_mbps=cluster.lan.mbps,
+        mbps=cluster.lan.mbps,
     )
 
 

@@ -53,7 +53,7 @@ class SubmitScript(RunCommand, frozen=True):
 
 def make_script_submission(description: str, script_path: str, log_path: str, limit_s: float) -> RunCommand:
     """The change that submits a script as a job and waits until the job ends. log_path: the path of the job's log."""
-    return SubmitScript(description, ["sh", "-c", SUBMIT_AND_WAIT, "submit", script_path, log_path], limit_s, as_root=False)
+    return SubmitScript(description, ["sh", "-c", SUBMIT_AND_WAIT, "submit", script_path, log_path], limit_s, root=False)
 
 
 class _ScriptJob(msgspec.Struct, frozen=True):

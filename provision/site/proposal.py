@@ -64,29 +64,25 @@ class Proposal(msgspec.Struct, frozen=True):
     has_python: bool
 
 
-def propose_partition(site_survey: Survey) -> Proposal:
+def propose_partition(site: Survey) -> Proposal:
     """The proposal for one partition that this user may use: a partition with GPUs is preferred to the default partition."""
-    usable_partitions = [partition for partition in site_survey.partitions if _is_usable(site_survey, partition)]
-    gpu_partitions = [
-        partition
-        for partition in usable_partitions
-        if _find_largest_type(site_survey, partition.name, with_gpus=True) is not None
-    ]
-    default_partitions = [partition for partition in usable_partitions if partition.is_default]
+    usable = [partition for partition in site.partitions if _is_usable(site, partition)]
+    gpu_partitions = [partition for partition in usable if _find_largest_type(site, partition.name, with_gpus=True) is not None]
+    default_partitions = [partition for partition in usable if partition.is_default]
     ordered_partitions = [
         *[partition for partition in gpu_partitions if partition.is_default],
         *gpu_partitions,
         *default_partitions,
-        *usable_partitions,
+        *usable,
     ]
     partition = ordered_partitions[0] if ordered_partitions else None
-    accounts = (find_valid_accounts(site_survey, partition) or ()) if partition is not None else ()
+    accounts = (find_valid_accounts(site, partition) or ()) if partition is not None else ()
     account = accounts[0] if accounts else None
-    qos, needed_qos = _choose_qos(site_survey, partition, account) if partition is not None else ((), None)
-    python_module, python_path, has_python = _choose_python(site_survey)
+    qos, needed_qos = _choose_qos(site, partition, account) if partition is not None else ((), None)
+    python_module, python_path, has_python = _choose_python(site)
     return Proposal(
         partition=partition,
-        node_type=_find_largest_type(site_survey, partition.name, with_gpus=partition in gpu_partitions)
+        node_type=_find_largest_type(site, partition.name, with_gpus=partition in gpu_partitions)
         if partition is not None
         else None,
         account=account,
@@ -95,33 +91,30 @@ def propose_partition(site_survey: Survey) -> Proposal:
         needed_qos=needed_qos,
         module=python_module,
         python=python_path,
-        folder=_choose_folder(site_survey),
+        folder=_choose_folder(site),
         has_python=has_python,
     )
 
 
-def find_valid_accounts(site_survey: Survey, partition: SitePartition) -> tuple[str, ...] | None:
+def find_valid_accounts(survey: Survey, partition: SitePartition) -> tuple[str, ...] | None:
     """The user's accounts that are valid in a partition, an account for GPUs first. () if the user's accounts are not known;
     None if the partition accepts no account of the user."""
-    if not site_survey.associations:
+    if not survey.associations:
         return ()
-    valid_names = {
-        association.account
-        for association in site_survey.associations
-        if association.partition in (None, partition.name)
-        and (not association.qos or _select_allowed_qos(association.qos, partition))
+    names = {
+        entry.account
+        for entry in survey.associations
+        if entry.partition in (None, partition.name) and (not entry.qos or _select_allowed_qos(entry.qos, partition))
     }
-    allowed_accounts = (
-        valid_names - set(partition.denied_accounts) if partition.accounts is None else valid_names & set(partition.accounts)
-    )
+    allowed_accounts = names - set(partition.denied_accounts) if partition.accounts is None else names & set(partition.accounts)
     if not allowed_accounts:
         return None
-    has_gpus = _find_largest_type(site_survey, partition.name, with_gpus=True) is not None
+    has_gpus = _find_largest_type(survey, partition.name, with_gpus=True) is not None
     return tuple(sorted(allowed_accounts, key=lambda name: (not (has_gpus and re.search(r"[_-]g(pu)?$", name)), name)))
 
 
-def _is_usable(site_survey: Survey, partition: SitePartition) -> bool:
-    return partition.is_up and not partition.is_root_only and find_valid_accounts(site_survey, partition) is not None
+def _is_usable(survey: Survey, partition: SitePartition) -> bool:
+    return partition.is_up and not partition.is_root_only and find_valid_accounts(survey, partition) is not None
 
 
 def _select_allowed_qos(qos_names: Iterable[str], partition: SitePartition) -> list[str]:
@@ -131,20 +124,14 @@ def _select_allowed_qos(qos_names: Iterable[str], partition: SitePartition) -> l
     return [qos_name for qos_name in qos_names if qos_name not in partition.denied_qos]
 
 
-def _choose_qos(site_survey: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
+def _choose_qos(survey: Survey, partition: SitePartition, account: str | None) -> tuple[tuple[str, ...], str | None]:
     """Which QOS a job of this account may have in the partition.
 
     Returns (the QOS that the user may choose, the QOS that a job must name or None if the account's default is allowed).
     """
-    associations = [
-        association
-        for association in site_survey.associations
-        if association.account == account and association.partition in (None, partition.name)
-    ]
-    allowed_names = tuple(
-        _select_allowed_qos(sorted({name for association in associations for name in association.qos}), partition)
-    )
-    default_qos = [association.default_qos for association in associations]
+    entries = [entry for entry in survey.associations if entry.account == account and entry.partition in (None, partition.name)]
+    allowed_names = tuple(_select_allowed_qos(sorted({name for entry in entries for name in entry.qos}), partition))
+    default_qos = [entry.default_qos for entry in entries]
     is_restricted = partition.qos is not None or partition.denied_qos
     if not allowed_names or not is_restricted or any(name in allowed_names for name in default_qos):
         return allowed_names, None
@@ -158,21 +145,21 @@ class TypedPartition(NamedTuple):
     gpus: GpuGres
 
 
-def propose_typed_partitions(site_survey: Survey, proposal: Proposal) -> list[TypedPartition]:
+def propose_typed_partitions(survey: Survey, proposal: Proposal) -> list[TypedPartition]:
     """For each type of GPUs, one partition that accepts the proposed account and QOS. The proposed partition comes first."""
-    usable_partitions = [partition for partition in site_survey.partitions if _is_usable(site_survey, partition)]
+    usable_partitions = [partition for partition in survey.partitions if _is_usable(survey, partition)]
     usable_partitions.sort(key=lambda partition: partition != proposal.partition)
     partition_by_type: dict[str, TypedPartition] = {}
     for partition in usable_partitions:
         if propose_time_s(partition) < propose_time_s(proposal.partition):  # a cluster file has one time limit
             continue
-        if proposal.account is not None and proposal.account not in (find_valid_accounts(site_survey, partition) or ()):
+        if proposal.account is not None and proposal.account not in (find_valid_accounts(survey, partition) or ()):
             continue
         if proposal.needed_qos is not None and not _select_allowed_qos([proposal.needed_qos], partition):
             continue
-        if proposal.needed_qos is None and _choose_qos(site_survey, partition, proposal.account)[1] is not None:
+        if proposal.needed_qos is None and _choose_qos(survey, partition, proposal.account)[1] is not None:
             continue
-        node_types = [node_type for node_type in site_survey.node_types if node_type.partition == partition.name]
+        node_types = [node_type for node_type in survey.node_types if node_type.partition == partition.name]
         for node_type in sorted(node_types, key=lambda node_type: -node_type.count):
             for gpu in node_type.gpus:
                 if gpu.type is not None:
@@ -229,33 +216,29 @@ def count_cpus_per_rank(node_type: NodeType) -> int:
     return min(max(1, node_type.cpus // (gpu.count if gpu is not None else 1)), MOST_CPUS_PER_RANK)
 
 
-def _find_largest_type(site_survey: Survey, partition_name: str, *, with_gpus: bool) -> NodeType | None:
+def _find_largest_type(survey: Survey, partition: str, *, with_gpus: bool) -> NodeType | None:
     """The node type with the most nodes in a partition; None if there is none. with_gpus: only types with GPUs are
     considered."""
     partition_types = [
-        node_type
-        for node_type in site_survey.node_types
-        if node_type.partition == partition_name and (node_type.gpus or not with_gpus)
+        node_type for node_type in survey.node_types if node_type.partition == partition and (node_type.gpus or not with_gpus)
     ]
     return max(partition_types, key=lambda node_type: node_type.count, default=None)
 
 
-def _choose_python(site_survey: Survey) -> tuple[str | None, str | None, bool]:
+def _choose_python(survey: Survey) -> tuple[str | None, str | None, bool]:
     """Choose a Python of the site.
 
     Returns (a module or None, an interpreter or None, whether any Python is new enough). For python3, the first two are None.
     """
-    python3_paths = [
-        path for path in site_survey.pythons if path.endswith("/python3") and site_survey.pythons[path] >= OLDEST_PYTHON
-    ]
+    python3_paths = [path for path in survey.pythons if path.endswith("/python3") and survey.pythons[path] >= OLDEST_PYTHON]
     if python3_paths:
         return None, None, True
-    other_paths = [path for path, version in site_survey.pythons.items() if version >= OLDEST_PYTHON]
+    other_paths = [path for path, version in survey.pythons.items() if version >= OLDEST_PYTHON]
     if other_paths:
         return None, other_paths[0], True
     version_and_module = [
         (version, name)
-        for name in site_survey.modules
+        for name in survey.modules
         if is_python_module(name)
         and (match := _MODULE_VERSION.search(name))
         and (version := (int(match[1]), int(match[2]))) >= OLDEST_PYTHON
@@ -268,14 +251,14 @@ def is_python_module(module_name: str) -> bool:
     return module_name.rpartition("/")[0].rpartition("/")[2].lower() in PYTHON_MODULES
 
 
-def _choose_folder(site_survey: Survey) -> SharedFolder | None:
+def _choose_folder(survey: Survey) -> SharedFolder | None:
     """The folder for runs: a folder in a network file system, or a folder for large data. `_folder_preference` has the
     order."""
-    large_folders = [folder for folder in site_survey.folders if folder.is_network or _is_for_large_data(folder)]
+    large_folders = [folder for folder in survey.folders if folder.is_network or _is_large(folder)]
     return max(large_folders, key=_make_folder_sort_key, default=None)
 
 
-def _is_for_large_data(shared_folder: SharedFolder) -> bool:
+def _is_large(shared_folder: SharedFolder) -> bool:
     """Whether the folder is for large data: its variable, or, without a variable, its path has a word such as scratch."""
     if shared_folder.variable:
         return _LARGE_FOLDER_VARIABLE.match(shared_folder.variable) is not None
@@ -288,9 +271,4 @@ def _make_folder_sort_key(shared_folder: SharedFolder) -> tuple[bool, bool, bool
     Folders for large data come first, because variables such as CONDA_PREFIX may name folders in the home folder. The home
     folder itself comes last.
     """
-    return (
-        _is_for_large_data(shared_folder),
-        shared_folder.variable != "HOME",
-        shared_folder.is_network,
-        shared_folder.free_bytes or 0,
-    )
+    return _is_large(shared_folder), shared_folder.variable != "HOME", shared_folder.is_network, shared_folder.free_bytes or 0

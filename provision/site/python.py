@@ -7,26 +7,19 @@ from pathlib import PurePosixPath
 
 import templates
 from provision import software
-from provision.operation import WriteFile
+from provision.operation import Write
 from shardlab.cluster import container, tool_caches
 from shardlab.cluster.cluster import Cluster
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 
-def make_script_changes(cluster: Cluster, folder: PurePosixPath, source_digest: str) -> list[WriteFile]:
-    """The changes that write the scripts of the environment in `folder`. source_digest: the digest of the source that they use."""
+def make_script_changes(cluster: Cluster, folder: PurePosixPath, source: str) -> list[Write]:
+    """The changes that write the scripts of the environment in `folder`. source: the digest of the source that they use."""
     python_path = f"{folder}/bin/python"
-    changes = [
-        WriteFile("write the script that starts Python", python_path, render_script(cluster, folder, source_digest), 0o755, "")
-    ]
+    changes = [Write("write the script that starts Python", python_path, render_script(cluster, folder, source), 0o755, "")]
     if cluster.environment.container is not None:
-        script_path, script_bytes = (
-            container.choose_rank_python(cluster, python_path),
-            render_script(cluster, folder, source_digest, for_ranks=True),
-        )
-        changes.append(
-            WriteFile("write the script that starts the Python of ranks in the container", script_path, script_bytes, 0o755, "")
-        )
+        path, script = container.find_rank_python(cluster, python_path), render_script(cluster, folder, source, for_ranks=True)
+        changes.append(Write("write the script that starts the Python of ranks in the container", path, script, 0o755, ""))
     return changes
 
 
@@ -46,11 +39,11 @@ def render_script(cluster: Cluster, folder: PurePosixPath, source_digest: str, *
         source=f"{folder}/source-{source_digest}",
         interpreter="python3" if for_ranks else f"{environment_keys.use or f'{folder}/venv'}/bin/python",
         ranks=for_ranks,
-        rank_python=container.choose_rank_python(cluster, python_path),
+        rank_python=container.find_rank_python(cluster, python_path),
         in_container=for_ranks and environment_keys.runtime == "pyxis",  # with pyxis, srun starts ranks in the container
         runtime=environment_keys.runtime,
         image=environment_keys.container,
-        folders=container.list_mounted_folders(cluster),
+        folders=container.list_mounts(cluster),
         gpus=has_gpus(cluster),
     ).encode()
 
@@ -60,12 +53,12 @@ def list_installed_extras(cluster: Cluster) -> tuple[str, ...]:
     return () if cluster.environment.container is not None else software.INSTALLED_EXTRAS
 
 
-def list_required_packages(cluster: Cluster) -> tuple[str, ...]:
+def list_requirements(cluster: Cluster) -> tuple[str, ...]:
     """The requirements that pip installs into the environment."""
     return software.list_required_packages(list_installed_extras(cluster), tuple(cluster.environment.packages))
 
 
-def compute_packages_digest(cluster: Cluster) -> str:
+def digest_packages(cluster: Cluster) -> str:
     """The digest of the packages that pip installs into the environment."""
     return software.compute_packages_digest(list_installed_extras(cluster), tuple(cluster.environment.packages))
 
@@ -89,4 +82,4 @@ def wrap_with_modules(cluster: Cluster, argv: Sequence[str], variables: Sequence
     setup_lines += [f"export {module_name}='{variable_value}'" for module_name, variable_value in variables]
     # The test of an exit code is on a line of its own, because a line of slurm.setup may end with a comment.
     script_text = "\n".join([*(f"{setup_line}\ntest $? = 0 || exit 1" for setup_line in setup_lines), 'exec "$@"'])
-    return make_login_shell_argv(script_text, *argv)
+    return make_login_argv(script_text, *argv)

@@ -50,11 +50,9 @@ def list_sbatch_options(
         option_words.append(f"cpus-per-task={cpu_count}")
         option_words += [f"mem={slurm_keys.mem}"] if slurm_keys.mem is not None else []
     if gpu_count is None:
-        gpus_per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
+        per_node = cluster.gpus.per_node if cluster.gpus is not None else 0
         # some partitions accept no job without a GPU
-        gpu_count = (
-            provision_keys.gpus if provision_keys is not None and provision_keys.gpus is not None else min(1, gpus_per_node)
-        )
+        gpu_count = provision_keys.gpus if provision_keys is not None and provision_keys.gpus is not None else min(1, per_node)
     option_words += sbatch_request.list_gpu_options(cluster, gpu_count, node_count)
     return [f"--{option}" for option in sbatch_request.change_options(slurm_keys, option_words)]
 
@@ -64,32 +62,27 @@ def list_cluster_variables(slurm_cluster: str | None) -> dict[str, str]:
     return {} if slurm_cluster is None else {VARIABLE: slurm_cluster}
 
 
-def _use_own_values(slurm_keys: Slurm, *, is_node_test: bool) -> Slurm:
-    """The keys `slurm_keys` for a job of `provision`, with the values of slurm.provision.
+def _use_own_values(slurm: Slurm, *, is_node_test: bool) -> Slurm:
+    """The keys `slurm` for a job of `provision`, with the values of slurm.provision.
 
     is_node_test: whether the job tests the nodes of runs, which are in the partition of runs.
     """
-    provision_keys = slurm_keys.provision
-    if provision_keys is None or (is_node_test and provision_keys.partition is not None):
-        return slurm_keys
-    extra_options = slurm_keys.extra if provision_keys.extra is None else provision_keys.extra
-    account, qos = (
-        provision_keys.account or slurm_keys.account,
-        provision_keys.qos or (slurm_keys.qos if provision_keys.partition is None else None),
-    )
+    own_keys = slurm.provision
+    if own_keys is None or (is_node_test and own_keys.partition is not None):
+        return slurm
+    extra = slurm.extra if own_keys.extra is None else own_keys.extra
+    account, qos = own_keys.account or slurm.account, own_keys.qos or (slurm.qos if own_keys.partition is None else None)
     if is_node_test:
-        return msgspec.structs.replace(slurm_keys, account=account, qos=qos)
-    if provision_keys.partition is None:
-        max_time = provision_keys.time or slurm_keys.max_time
-        constraint = provision_keys.constraint or slurm_keys.constraint
-        return msgspec.structs.replace(
-            slurm_keys, account=account, qos=qos, constraint=constraint, max_time=max_time, extra=extra_options
-        )
+        return msgspec.structs.replace(slurm, account=account, qos=qos)
+    if own_keys.partition is None:
+        max_time = own_keys.time or slurm.max_time
+        constraint = own_keys.constraint or slurm.constraint
+        return msgspec.structs.replace(slurm, account=account, qos=qos, constraint=constraint, max_time=max_time, extra=extra)
     changed_values = {
         "account": account,
         "qos": qos,
-        "constraint": provision_keys.constraint,
-        "max_time": provision_keys.time,
-        "extra": extra_options,
+        "constraint": own_keys.constraint,
+        "max_time": own_keys.time,
+        "extra": extra,
     }
-    return msgspec.structs.replace(slurm_keys, partition=provision_keys.partition, exclude=[], mem=None, **changed_values)
+    return msgspec.structs.replace(slurm, partition=own_keys.partition, exclude=[], mem=None, **changed_values)

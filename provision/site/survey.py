@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from provision.fact import FactQuery, NodeFacts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.facts.associations import ASSOCIATIONS, Association
 from provision.facts.modules import MODULES
 from provision.facts.node_types import NODE_TYPES, NodeType
@@ -25,22 +25,13 @@ from provision.site import requests
 from shardlab.cluster.slurm_cluster import ALL, VARIABLE
 from shardlab.errors import InputError
 from shardlab.record_types import SLURM_CLUSTER_PATTERN
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 T = TypeVar("T")
-SURVEY_FACTS: list[FactQuery[Any]] = [
-    SLURM_SETTINGS,
-    PARTITIONS,
-    NODE_TYPES,
-    ASSOCIATIONS,
-    MODULES,
-    SHARED_FOLDERS,
-    PYTHONS,
-    QUOTAS,
-]
+QUERIES: list[FactQuery[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
 SHOW_CLUSTERS = f"""\
-test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(make_login_shell_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
+test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(make_login_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
     sed -n 's/^clusters=//p')
 printf '%s\\n' "${VARIABLE}"
 """
@@ -83,15 +74,13 @@ def list_chosen_clusters(node: Node) -> tuple[str, ...]:
 def survey_site(node: Node) -> Survey:
     """Ask the login node of a site all questions, several at the same time. Raises Unreachable if the login fails."""
     node.run(["true"], timeout_s=30)  # log in once, before several threads use the connection
-    node_facts = NodeFacts(node)
+    facts = FactAnswers(node)
     with ThreadPoolExecutor(4) as thread_pool:
-        list(thread_pool.map(lambda fact: _ask_fact(node_facts, fact), SURVEY_FACTS))
-    unanswered_facts = {
-        fact_name: str(answer) for fact_name, answer in node_facts.answers.items() if isinstance(answer, Unanswered)
-    }
+        list(thread_pool.map(lambda fact: _ask_fact(facts, fact), QUERIES))
+    unanswered_facts = {fact_name: str(answer) for fact_name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
 
     def choose_answer(fact: FactQuery[T], default_answer: T) -> T:
-        fact_answer: Any = node_facts.answers.get(fact.name)
+        fact_answer: Any = facts.answers.get(fact.name)
         answer_value: T = default_answer if fact_answer is None or isinstance(fact_answer, Unanswered) else fact_answer
         return answer_value
 
@@ -108,7 +97,7 @@ def survey_site(node: Node) -> Survey:
     )
 
 
-def _ask_fact(node_facts: NodeFacts, fact: FactQuery[Any]) -> None:
+def _ask_fact(node_facts: FactAnswers, fact: FactQuery[Any]) -> None:
     try:
         node_facts[fact]
     except Unanswered:
@@ -133,9 +122,7 @@ def find_rejections(node: Node, options_by_request: Mapping[R, list[str]]) -> di
     """
     rejection_by_request: dict[R, str | None] = {}
     for request_keys, sbatch_options in options_by_request.items():
-        if request_keys.is_fallback and any(
-            rejection is None or _FINAL_ANSWER.search(rejection) for rejection in rejection_by_request.values()
-        ):
+        if request_keys.is_fallback and any(why is None or _FINAL_ANSWER.search(why) for why in rejection_by_request.values()):
             break
         rejection_by_request[request_keys] = _find_rejection(node.run, sbatch_options)
     return rejection_by_request
@@ -145,21 +132,17 @@ def count_job_cpus(node: Node, node_names: str) -> int | None:
     """The smallest number of processors that a job may get on one of these nodes of Slurm, without the processors that Slurm
     reserves for the system; None if it is not known. node_names: in Slurm's short form, such as gpu[1-8]. Raises
     Unreachable."""
-    scontrol_output = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
+    output = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
     cpu_counts = []
-    for value_by_key in map(
-        parse_pairs, scontrol_output.stdout.splitlines() if scontrol_output is not None and scontrol_output.code == 0 else []
-    ):
-        total_cpus = parse_limit(value_by_key.get("CPUTot", ""))
+    for value_by_key in map(parse_pairs, output.stdout.splitlines() if output is not None and output.code == 0 else []):
+        total = parse_limit(value_by_key.get("CPUTot", ""))
         threads_per_core = parse_limit(value_by_key.get("ThreadsPerCore", "")) or 1
         effective_cpus = parse_limit(value_by_key.get("CPUEfctv", ""))  # from Slurm 22.05 on
         listed_cpus = sum(
             int(last or first) - int(first) + 1 for first, last in _CPU_RANGE.findall(value_by_key.get("CPUSpecList", ""))
         )
         reserved_cpus = max(listed_cpus, threads_per_core * (parse_limit(value_by_key.get("CoreSpecCount", "")) or 0))
-        if (
-            job_cpus := effective_cpus if effective_cpus is not None or total_cpus is None else total_cpus - reserved_cpus
-        ) is not None:
+        if (job_cpus := effective_cpus if effective_cpus is not None or total is None else total - reserved_cpus) is not None:
             cpu_counts.append(job_cpus)
     return min(cpu_counts, default=None)
 
@@ -170,10 +153,8 @@ def _find_rejection(run_command: Callable[..., Any], sbatch_options: list[str]) 
     test_output = run_command(test_words, timeout_s=TEST_S)
     if test_output.code == 0:
         return None
-    error_lines = [_ERROR_PREFIX.sub("", line).strip() for line in test_output.stderr.splitlines()]
-    error_lines = [
-        line for line in dict.fromkeys(error_lines) if any(character.isalnum() for character in line)
-    ]  # without the lines of drawn frames
-    informative_lines = [line for line in error_lines if not line.endswith(UNSPECIFIED_ERROR)] or error_lines
+    lines = [_ERROR_PREFIX.sub("", line).strip() for line in test_output.stderr.splitlines()]
+    lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without the lines of drawn frames
+    informative_lines = [line for line in lines if not line.endswith(UNSPECIFIED_ERROR)] or lines
     rejection = "; ".join(informative_lines) or ("no answer" if test_output.code is None else f"exit code {test_output.code}")
-    return "".join(character if character.isprintable() else "?" for character in rejection)[:200]
+    return "".join(char if char.isprintable() else "?" for char in rejection)[:200]

@@ -18,7 +18,7 @@ import msgspec
 from provision import software
 from provision.fact import Unanswered, decode_last_line
 from provision.node import Node, find_error_line
-from provision.operation import find_failure_reason
+from provision.operation import failure_reason
 from shardlab.files import files
 from shardlab.remote.remote import CommandOutput
 
@@ -53,7 +53,7 @@ class WheelDownload:
 
     download_words: the command that downloads the wheels on the login node.
     interpreter_words: the command that starts the site's interpreter.
-    site_folder: the folder of the site. requirements: the requirements.
+    folder: the folder of the site. requirements: the requirements.
     local_folder: an existing folder of this machine for a temporary copy of the wheels; None: this machine is the login node.
     """
 
@@ -63,11 +63,11 @@ class WheelDownload:
         self,
         download_words: Sequence[str],
         interpreter_words: Sequence[str],
-        site_folder: PurePosixPath,
+        folder: PurePosixPath,
         requirements: Sequence[str],
         local_folder: Path | None,
     ) -> None:
-        self.download_words, self.interpreter_words, self.site_folder = download_words, interpreter_words, site_folder
+        self.download_words, self.interpreter_words, self.folder = download_words, interpreter_words, folder
         self.requirements, self.local_folder = requirements, local_folder
         self._result_text = ""
 
@@ -89,9 +89,7 @@ class WheelDownload:
         if download_output.code == 0:
             self._result_text = "on the login node"
             return
-        failure_text = (
-            f"not ended within {DOWNLOAD_S:g} s" if download_output.code is None else find_failure_reason(download_output)
-        )
+        failure_text = f"not ended within {DOWNLOAD_S:g} s" if download_output.code is None else failure_reason(download_output)
         if self.local_folder is None:
             raise Unanswered(f"{node.name}: the packages cannot be downloaded: {failure_text}. {WHEEL_ADVICE}")
         target_platform = self._read_platform(node)
@@ -117,70 +115,52 @@ class WheelDownload:
 
     def _send_wheels(self, node: Node, wheel_paths: Sequence[Path]) -> None:
         """Send wheels from this machine to the site. Wheels that an interrupted command has sent before are skipped."""
-        node_output = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.site_folder)], timeout_s=ANSWER_S)
+        node_output = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
         arrived_digests = {line.partition("  ")[2]: line.partition("  ")[0] for line in node_output.stdout.splitlines()}
         for wheel_path in wheel_paths:
             wheel_bytes = wheel_path.read_bytes()
             if arrived_digests.get(wheel_path.name) == hashlib.sha256(wheel_bytes).hexdigest():
                 continue
-            node_output = node.write_file(wheel_bytes, f"{self.site_folder}/{wheel_path.name}", mode=0o644, owner="")
+            node_output = node.put(wheel_bytes, f"{self.folder}/{wheel_path.name}", mode=0o644, owner="")
             if node_output.code != 0:
-                failure_text = "it took too long" if node_output.code is None else find_failure_reason(node_output)
-                raise Unanswered(
-                    f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.site_folder}: {failure_text}."
-                )
+                fault = "it took too long" if node_output.code is None else failure_reason(node_output)
+                raise Unanswered(f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.folder}: {fault}.")
 
 
 WHEEL_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
 
 
-def download_wheels(folder: Path, target_platform: InterpreterPlatform, requirements: Sequence[str]) -> list[Path]:
-    """Download the wheels of `requirements` into `folder`, for the interpreter `target_platform` of another machine.
+def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Sequence[str]) -> list[Path]:
+    """Download the wheels of `requirements` into `folder`, for the interpreter `target` of another machine.
 
     Returns the paths of the wheels. Raises Unanswered.
     """
     own_platform = (sys.platform, platform.machine())
-    if (
-        target_platform.system,
-        target_platform.machine,
-    ) != own_platform:  # pip would skip packages that only the system of the site needs
-        platform_phrase = f"{target_platform.system} {target_platform.machine}"
+    if (target.system, target.machine) != own_platform:  # pip would skip packages that only the system of the site needs
+        platform_phrase = f"{target.system} {target.machine}"
         raise Unanswered(
             f"this machine is {' '.join(own_platform)}, the site is {platform_phrase}; pip downloads only for its own system."
         )
     own_version = ".".join(platform.python_version_tuple()[:2])
-    if (
-        target_platform.python != own_version
-    ):  # requirements may depend on the version of Python; pip evaluates them for its own version
+    if target.python != own_version:  # requirements may depend on the version of Python; pip evaluates them for its own version
         raise Unanswered(
-            f"`provision` runs here with Python {own_version}, the site's Python is {target_platform.python}; for another version, pip "
-            f"may choose the wrong packages. Run `provision` with Python {target_platform.python}, or let environment.modules or "
+            f"`provision` runs here with Python {own_version}, the site's Python is {target.python}; for another version, pip "
+            f"may choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
             f"environment.python name a Python {own_version} of the site."
         )
     constraints_path = folder / "constraints.txt"
     constraints_path.write_bytes(software.read_constraints(tuple(requirements)))
     common_options = ["--constraint", str(constraints_path)]
-    source_requirements = [
-        requirement for requirement in requirements if any(requirement.startswith(name) for name in FROM_SOURCE)
-    ]
+    source_requirements = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
     if source_requirements:
         _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common_options, *source_requirements])
     _run_pip(
-        [
-            "download",
-            "--dest",
-            str(folder),
-            "--find-links",
-            str(folder),
-            *list_pip_options(target_platform),
-            *common_options,
-            *requirements,
-        ]
+        ["download", "--dest", str(folder), "--find-links", str(folder), *pip_options(target), *common_options, *requirements]
     )
     return sorted(folder.glob("*.whl"))
 
 
-def list_pip_options(target_platform: InterpreterPlatform) -> list[str]:
+def pip_options(target_platform: InterpreterPlatform) -> list[str]:
     """The options of `pip download` for wheels that work with the interpreter `target_platform` and its C library."""
     option_words = ["--only-binary=:all:", "--implementation=cp", f"--python-version={target_platform.python}"]
     libc_name, libc_version = target_platform.libc
@@ -195,12 +175,10 @@ def _run_pip(pip_words: Sequence[str]) -> None:
     pip_command = [sys.executable, *PIP_WORDS, *pip_words]
     pip_environment = {**os.environ, "LC_ALL": "C"}
     try:
-        pip_process = subprocess.run(
+        process = subprocess.run(
             pip_command, capture_output=True, text=True, errors="replace", timeout=DOWNLOAD_S, env=pip_environment, check=False
         )
     except subprocess.TimeoutExpired:
         raise Unanswered(f"pip did not end within {DOWNLOAD_S:g} s.") from None
-    if pip_process.returncode != 0:
-        raise Unanswered(
-            f"{find_failure_reason(CommandOutput(pip_process.returncode, pip_process.stdout, pip_process.stderr)).rstrip('.')}."
-        )
+    if process.returncode != 0:
+        raise Unanswered(f"{failure_reason(CommandOutput(process.returncode, process.stdout, process.stderr)).rstrip('.')}.")

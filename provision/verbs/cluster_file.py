@@ -39,12 +39,8 @@ def read_cluster_again(invocation: Invocation) -> Cluster:
 
 def check_consent(invocation: Invocation) -> None:
     """Store the consent of --trust. Raises InputError if the user may not act with this cluster file in this workspace."""
-    file_argument, workspace = invocation.arguments.cluster, invocation.workspace
-    named_files = (
-        [Path(file_argument)]
-        if file_argument is not None and Path(file_argument).resolve().is_relative_to(workspace.real_path)
-        else []
-    )
+    file, workspace = invocation.arguments.cluster, invocation.workspace
+    named_files = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
     if invocation.arguments.trust:
         workspace_trust.store_consent(workspace, invocation.out.print_remark, named_files)
     _show_powers_once(invocation.out, workspace, invocation.cluster if named_files else None)
@@ -61,10 +57,7 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
         return
     for power_sentence in unseen_powers:
         output.print_remark(f"the cluster file {power_sentence}", style="yellow")
-    if (
-        sys.stdin.isatty()
-        and output.ask_question("This file was here before. Type yes if this is what it should do: ") != "yes"
-    ):
+    if sys.stdin.isatty() and output.ask("This file was here before. Type yes if this is what it should do: ") != "yes":
         raise InputError("the cluster file was not allowed. Nothing was changed.")
     workspace_trust.mark_powers_shown(workspace)
 

@@ -39,11 +39,9 @@ class InitVerb(Verb):
     def run(self, invocation: Invocation) -> int:
         from provision.command import init  # not imported at the top: init imports psutil, which would make --help slower
 
-        arguments = invocation.arguments
-        manifest_paths = None if arguments.cloudlab is None else [Path(name) for name in arguments.cloudlab]
-        return init.print_cluster_file(
-            invocation.out, invocation.workspace, arguments.site, arguments.ssh or [], manifest_paths
-        )
+        args = invocation.arguments
+        manifest_paths = None if args.cloudlab is None else [Path(name) for name in args.cloudlab]
+        return init.print_cluster_file(invocation.out, invocation.workspace, args.site, args.ssh or [], manifest_paths)
 
 
 class HardwareVerb(Verb):
@@ -76,12 +74,10 @@ class RequestVerb(Verb):
         if provider.request is None:
             refusal = provider.carry_out_verb("request", cluster, workspace)
             raise InputError(f"{arguments.cluster or workspace.path / 'cluster.yaml'}: {refusal}")
-        request_text = provider.carry_out_verb("profile" if arguments.profile else "request", cluster, workspace)
+        text = provider.carry_out_verb("profile" if arguments.profile else "request", cluster, workspace)
         if not output.json:
-            output.results.file.write(request_text)
-        output.print_document(
-            {**display.make_result_document("request", Site(cluster, workspace, []), [], [], []), "request": request_text}
-        )
+            output.results.file.write(text)
+        output.print_document({**display.result_document("request", Site(cluster, workspace, []), [], [], []), "request": text})
         return 0
 
 
@@ -105,7 +101,7 @@ class MachinesVerb(Verb):
             with interruption.handle_interruption(nodes, lambda: None):
                 answer_text = self.carry_out(invocation, provider, site)
         output.print_line(answer_text)
-        output.print_document(display.make_result_document(self.name, site, [], [], [], find_lease(site)))
+        output.print_document(display.result_document(self.name, site, [], [], [], find_lease(site)))
         return 0
 
     def ask_confirmation(self, invocation: Invocation, provider: Provider[Any]) -> None:
@@ -171,5 +167,5 @@ def _confirm_down(output: Output, confirmation: Confirmation | None, is_confirme
         raise InputError(
             f"down was not confirmed. Allowed: the option --yes, or the typed name {confirmation.name} on a terminal."
         )
-    if output.ask_question(f"Type the name {confirmation.name} to confirm: ") != confirmation.name:
+    if output.ask(f"Type the name {confirmation.name} to confirm: ") != confirmation.name:
         raise InputError(f"down was not confirmed: the typed name is not {confirmation.name}. Nothing was changed.")

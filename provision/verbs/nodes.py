@@ -15,7 +15,7 @@ import msgspec
 from provision import interruption, inventory_file, lock, order
 from provision.check import Outcome, map_targets
 from provision.command import command_line, display, progress
-from provision.fact import NodeFacts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.interruption import IS_STOPPING
 from provision.node import Node
 from provision.nodes import pretend
@@ -50,7 +50,7 @@ class NodesVerbInput(NamedTuple):
     """The operations of the provider, in order."""
     chosen_names: set[str]
     """The names of the operations to carry out (--only, --skip)."""
-    max_parallel: int | None
+    parallel: int | None
     """The most nodes that an operation changes at the same time; None: all."""
 
 
@@ -65,13 +65,11 @@ class NodesVerb(Verb):
     """Whether the verb carries out operations, or plans them."""
 
     def add_options(self, parser: Parser) -> None:
-        name_list_options: dict[str, Any] = {"ends_list": command_line.may_be_file, "type": command_line.parse_names}
-        parser.add_list_option("--limit", metavar="NODE,...", help="work only on these nodes", **name_list_options)
+        list_settings: dict[str, Any] = {"ends_list": command_line.may_be_file, "type": command_line.parse_names}
+        parser.add_list_option("--limit", metavar="NODE,...", help="work only on these nodes", **list_settings)
         if self.has_operations:
-            parser.add_list_option("--only", metavar="OP,...", help="carry out only these operations", **name_list_options)
-            parser.add_list_option(
-                "--skip", metavar="OP,...", help="carry out all operations except these", **name_list_options
-            )
+            parser.add_list_option("--only", metavar="OP,...", help="carry out only these operations", **list_settings)
+            parser.add_list_option("--skip", metavar="OP,...", help="carry out all operations except these", **list_settings)
             parallel_help = "number of nodes that an operation changes at the same time (default: all)"
             parser.add_argument("--parallel", type=command_line.parse_count, metavar="N", help=parallel_help)
         if self.starts_ranks:
@@ -139,7 +137,7 @@ class NodesVerb(Verb):
             display.show_checks(output, findings)
         if (lease := find_lease(work.site)) is not None:
             output.print_line(lease.describe(datetime.now(UTC)))
-        output.print_document(display.make_result_document(self.name, work.site, work.targets, steps, findings, lease))
+        output.print_document(display.result_document(self.name, work.site, work.targets, steps, findings, lease))
         fact_answers = [answer for target in work.targets for answer in target.facts.answers.values()]
         has_unanswered = any(isinstance(answer, Unanswered) for answer in fact_answers)
         return 1 if failed_steps or is_verified(findings) is False or (has_unanswered and self.name == "facts") else 0
@@ -154,7 +152,7 @@ class ApplyVerb(NodesVerb):
 
     def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         steps = _make_changes(output, work, is_dry_run=False)
-        return steps, _run_checks(output, work, steps, replaces_earlier=False)
+        return steps, _run_checks(output, work, steps, replaces=False)
 
 
 class PlanChangesVerb(NodesVerb):
@@ -196,45 +194,36 @@ class VerifyVerb(NodesVerb):
     def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         steps: list[OperationStep] = []
         if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
-            targets, operation_names = work.targets, work.chosen_names
+            targets, only_names = work.targets, work.chosen_names
             planned_steps = converge_site(
-                work.site,
-                work.operations,
-                targets=targets,
-                only_names=operation_names,
-                is_dry_run=True,
-                max_parallel=work.max_parallel,
+                work.site, work.operations, targets=targets, only_names=only_names, is_dry_run=True, max_parallel=work.parallel
             )
             steps = [step for step in planned_steps if step.state == "administrator"]
-            work.site.skip_reason_by_node.clear()
-        return steps, _run_checks(output, work, steps, replaces_earlier=True)
+            work.site.skipped.clear()
+        return steps, _run_checks(output, work, steps, replaces=True)
 
 
-def _check_creation(
-    file_cluster: Cluster, machines_to_create: MachinesToCreate, verb_name: str, node_option: str | None
-) -> None:
+def _check_creation(file_cluster: Cluster, machines_to_create: MachinesToCreate, verb_name: str, option: str | None) -> None:
     """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
-    if the machines cannot be created now. node_option: the option that needs nodes, if it is given."""
+    if the machines cannot be created now. option: the option that needs nodes, if it is given."""
     if machines_to_create.blocked is not None and verb_name != "plan":
         raise InputError(machines_to_create.blocked)
-    if verb_name not in ("apply", "plan") or node_option is not None:
+    if verb_name not in ("apply", "plan") or option is not None:
         raise InputError(
-            f"{file_cluster.name}: {node_option or f'the verb {verb_name}'} needs nodes, and its machines do not exist yet. "
+            f"{file_cluster.name}: {option or f'the verb {verb_name}'} needs nodes, and its machines do not exist yet. "
             "Run first: provision CLUSTER.yaml"
         )
 
 
-def _print_creation_plan(
-    output: Output, file_cluster: Cluster, workspace: Workspace, machines_to_create: MachinesToCreate
-) -> int:
+def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
     """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
-    for line in machines_to_create.request_lines:
+    for line in to_create.request_lines:
         output.print_line(line)
     output.print_line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
-    if machines_to_create.blocked is not None:
-        output.print_remark(f"note: {machines_to_create.blocked}", style="yellow")
-    plan_document = display.make_result_document("plan", Site(file_cluster, workspace, []), [], [], [])
-    output.print_document({**plan_document, "changes": 1, "request": machines_to_create.request})
+    if to_create.blocked is not None:
+        output.print_remark(f"note: {to_create.blocked}", style="yellow")
+    plan_document = display.result_document("plan", Site(file_cluster, workspace, []), [], [], [])
+    output.print_document({**plan_document, "changes": 1, "request": to_create.request})
     return 0
 
 
@@ -242,9 +231,7 @@ def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node
     """The nodes with their facts, which come from the machines, or from the file `pretend_path`. Raises InputError."""
     targets = _make_targets(file_cluster, nodes, pretend_path)
     for environment_name in file_cluster.environments:
-        described_nodes = find_provider(file_cluster.provider).nodes(
-            file_cluster.select_environment(environment_name), workspace
-        )
+        described_nodes = find_provider(file_cluster.provider).nodes(file_cluster.for_environment(environment_name), workspace)
         node_copies = [copy.copy(node) for node in nodes]  # a copy has the same connection
         for node, described_node in zip(node_copies, described_nodes, strict=True):
             node.python, node.wheelhouse = described_node.python, described_node.wheelhouse
@@ -255,7 +242,7 @@ def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node
 
 def _make_targets(file_cluster: Cluster, nodes: Sequence[Node], pretend_path: Path | None) -> list[Target]:
     node_facts = (
-        [NodeFacts(node, order.list_operation_files()) for node in nodes]
+        [FactAnswers(node, order.list_operation_files()) for node in nodes]
         if pretend_path is None
         else pretend.read_pretended_facts(pretend_path, nodes)
     )
@@ -275,7 +262,7 @@ def _make_changes(output: Output, work: NodesVerbInput, *, is_dry_run: bool) -> 
             targets=targets,
             only_names=work.chosen_names,
             is_dry_run=is_dry_run,
-            max_parallel=work.max_parallel,
+            max_parallel=work.parallel,
             observer=observer,
         )
     if steps and not IS_STOPPING.is_set():
@@ -283,49 +270,30 @@ def _make_changes(output: Output, work: NodesVerbInput, *, is_dry_run: bool) -> 
     return steps
 
 
-def _run_checks(
-    output: Output, work: NodesVerbInput, steps: Sequence[OperationStep], *, replaces_earlier: bool
-) -> list[Finding]:
+def _run_checks(output: Output, work: NodesVerbInput, steps: Sequence[OperationStep], *, replaces: bool) -> list[Finding]:
     """Run the checks on the nodes on which no operation failed or waits for an administrator. Returns all results.
 
-    replaces_earlier: whether the measured times of all-reduces replace all earlier times in the inventory.
+    replaces: whether the measured times of all-reduces replace all earlier times in the inventory.
     """
-    failure_by_node = {
-        step.node_name: ": ".join([f"{step.operation_name} failed", *step.sentences[-1:]])
-        for step in steps
-        if step.state == "failed"
-    }
+    faults = {step.node: ": ".join([f"{step.operation} failed", *step.says[-1:]]) for step in steps if step.state == "failed"}
     operations_by_node = display.find_administrator_operations(steps)
-    findings = [
-        Finding(node, "operations", Outcome(False, failure_text, RERUN_HINT)) for node, failure_text in failure_by_node.items()
-    ]
+    findings = [Finding(node, "operations", Outcome(False, failure_text, RERUN_HINT)) for node, failure_text in faults.items()]
     findings += [
-        Finding(
-            environment_name,
-            "administrator",
-            Outcome(False, f"an administrator has to do: {', '.join(operation_names)}", ROOT_HINT),
-        )
-        for environment_name, operation_names in operations_by_node.items()
+        Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(operation_names)}", ROOT_HINT))
+        for name, operation_names in operations_by_node.items()
     ]
-    ready_targets = [target for target in work.targets if target.node.name not in {**failure_by_node, **operations_by_node}]
+    ready_targets = [target for target in work.targets if target.node.name not in {**faults, **operations_by_node}]
     if ready_targets and not IS_STOPPING.is_set():
         print_dim_remark = functools.partial(output.print_remark, style="dim")
         check_stages = order.select_checks(find_provider(work.site.cluster.provider))
         findings += verify_targets(work.site, ready_targets, check_stages, print_dim_remark)
-        inventory_file.record_all_reduces(work.site, findings, replaces_earlier=replaces_earlier)
-        environment_checks = [
-            [check for check in stage_checks if check in order.ENVIRONMENT_CHECKS] for stage_checks in check_stages
-        ]
-        for environment_name in work.site.cluster.environments:
-            targets = [target.environments[environment_name] for target in ready_targets]
-            output.print_remark(f"environment {environment_name}:", style="dim")
-            further_findings = verify_targets(
-                work.site.select_environment(environment_name), targets, environment_checks, print_dim_remark
-            )
-            findings += [
-                msgspec.structs.replace(finding, check_name=f"{finding.check_name} in {environment_name}")
-                for finding in further_findings
-            ]
+        inventory_file.record_all_reduces(work.site, findings, replaces_earlier=replaces)
+        environment_checks = [[check for check in stage if check in order.ENVIRONMENT_CHECKS] for stage in check_stages]
+        for name in work.site.cluster.environments:
+            targets = [target.environments[name] for target in ready_targets]
+            output.print_remark(f"environment {name}:", style="dim")
+            further_findings = verify_targets(work.site.select_environment(name), targets, environment_checks, print_dim_remark)
+            findings += [msgspec.structs.replace(finding, check=f"{finding.check} in {name}") for finding in further_findings]
     return findings
 
 

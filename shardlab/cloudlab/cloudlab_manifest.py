@@ -92,7 +92,7 @@ def read_manifest(path: Path) -> bytes:
         raise InputError(f"{path}: {error.strerror}. Allowed: the file of a manifest.") from None
 
 
-def parse_aggregate_name(manifest_name: str, urn: str) -> str:
+def aggregate_name(manifest_name: str, urn: str) -> str:
     """The name of the aggregate (site) in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm.
 
     The name is safe as a file name. manifest_name: the name of the manifest for error messages. Raises InputError.
@@ -114,9 +114,7 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     Raises InputError with the name of the manifest, and MissingExtra if defusedxml is not installed.
     """
     node_by_name: dict[str, ManifestNode] = {}
-    place_by_unlogged_node: dict[
-        str, str
-    ] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
+    place_by_node: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
     expirations: list[tuple[datetime, str]] = []
     for name, manifest_bytes in manifests:
         root_element = _parse_root(name, manifest_bytes)
@@ -128,16 +126,16 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
             if node is None:
                 continue
             if not node.login_by_user:
-                place_by_unlogged_node.setdefault(node.name, f"{name}: {node.name}")
+                place_by_node.setdefault(node.name, f"{name}: {node.name}")
                 continue
             if node_by_name.setdefault(node.name, node) != node:
                 raise InputError(f"{name}: two different nodes are called {node.name}. Allowed: each client_id once.")
             if len(node_by_name) > MOST_NODES:
                 raise InputError(f"{name}: more than {MOST_NODES:,} nodes. Allowed: the manifest of one experiment.")
-    for name, node_place in place_by_unlogged_node.items():
+    for name, where in place_by_node.items():
         if name not in node_by_name:
             raise InputError(
-                f"{node_place}: the manifest has no login. Allowed: the manifest of an experiment whose nodes are ready, and one of "
+                f"{where}: the manifest has no login. Allowed: the manifest of an experiment whose nodes are ready, and one of "
                 "each site."
             )
     if not node_by_name:
@@ -148,27 +146,23 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
     return Experiment(tuple(node_by_name.values()), min(expirations)[1] if expirations else None)
 
 
-def _parse_root(manifest_name: str, manifest_bytes: bytes) -> Element:
+def _parse_root(name: str, manifest_bytes: bytes) -> Element:
     try:
         from defusedxml import DefusedXmlException
         from defusedxml.ElementTree import ParseError, fromstring
     except ModuleNotFoundError:
         raise MissingExtra("a CloudLab manifest", "defusedxml") from None
     if len(manifest_bytes) > MOST_BYTES:
-        raise InputError(f"{manifest_name}: is larger than {MOST_BYTES >> 20} MiB. Allowed: a manifest as CloudLab writes it.")
+        raise InputError(f"{name}: is larger than {MOST_BYTES >> 20} MiB. Allowed: a manifest as CloudLab writes it.")
     try:
-        root_element: Element = fromstring(manifest_bytes, forbid_dtd=True)
+        root: Element = fromstring(manifest_bytes, forbid_dtd=True)
     except DefusedXmlException:
-        raise InputError(
-            f"{manifest_name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none."
-        ) from None
+        raise InputError(f"{name}: has a DOCTYPE. Allowed: a manifest as CloudLab writes it, which has none.") from None
     except (ParseError, ValueError, LookupError) as error:  # LookupError: the XML names an unknown encoding
-        raise InputError(f"{manifest_name}: is not XML ({error}). Allowed: the manifest of an experiment.") from None
-    if _strip_namespace(root_element) != "rspec":
-        raise InputError(
-            f"{manifest_name}: its first element is {_strip_namespace(root_element)[:40]!r}. Allowed: a manifest, which begins with <rspec>."
-        )
-    return root_element
+        raise InputError(f"{name}: is not XML ({error}). Allowed: the manifest of an experiment.") from None
+    if _tag(root) != "rspec":
+        raise InputError(f"{name}: its first element is {_tag(root)[:40]!r}. Allowed: a manifest, which begins with <rspec>.")
+    return root
 
 
 def _parse_expiry(manifest_name: str, expiry_text: str) -> datetime:
@@ -196,18 +190,18 @@ def _read_node(manifest_name: str, node_element: Element, link_by_interface: dic
     if sliver_type not in MACHINE_SLIVER_TYPES:
         return None
     node_name = _check_pattern(manifest_name, "the client_id", node_element.get("client_id", ""), NODE_NAME)
-    node_place = f"{manifest_name}: {node_name}"
+    place = f"{manifest_name}: {node_name}"
     urn_parts = _URN_PATTERN.match(node_element.get("component_manager_id") or node_element.get("component_id") or "")
     if urn_parts is None:
         raise InputError(
-            f"{node_place}: component_manager_id is no URN of an aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm."
+            f"{place}: component_manager_id is no URN of an aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm."
         )
     login_by_user: dict[str, tuple[str, int]] = {}
     for services_element in _find_children(node_element, "services"):
         for login_element in _find_children(services_element, "login"):
-            user_name = _check_pattern(node_place, "the user of a login", login_element.get("username", ""), LOGIN_PATTERN)
-            host = _check_pattern(node_place, "the host of a login", login_element.get("hostname", ""), HOST_PATTERN)
-            login_by_user[user_name] = (host, _check_port(node_place, login_element.get("port") or "22"))
+            user_name = _check_pattern(place, "the user of a login", login_element.get("username", ""), LOGIN_PATTERN)
+            host = _check_pattern(place, "the host of a login", login_element.get("hostname", ""), HOST_PATTERN)
+            login_by_user[user_name] = (host, _check_port(place, login_element.get("port") or "22"))
     host_element = next(iter(_find_children(node_element, "host")), None)
     control_address = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
@@ -217,15 +211,13 @@ def _read_node(manifest_name: str, node_element: Element, link_by_interface: dic
     return ManifestNode(
         name=node_name,
         site=urn_parts[1],
-        hardware=_check_pattern(node_place, "the hardware type", hardware_type, NODE_NAME)
-        if hardware_type is not None
-        else None,
+        hardware=_check_pattern(place, "the hardware type", hardware_type, NODE_NAME) if hardware_type is not None else None,
         login_by_user=login_by_user,
-        control=_check_address(node_place, control_address) if control_address else None,
-        interfaces=tuple(_read_interfaces(node_place, node_element, link_by_interface)),
-        full_name=_check_pattern(node_place, "the name of the host", full_name, FULL_NAME) if full_name else None,
+        control=_check_address(place, control_address) if control_address else None,
+        interfaces=tuple(_read_interfaces(place, node_element, link_by_interface)),
+        full_name=_check_pattern(place, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
-            _check_pattern(node_place, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT_PATTERN)
+            _check_pattern(place, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT_PATTERN)
             for blockstore in _find_extensions(node_element, "blockstore")
             if blockstore.get("mountpoint")
         ),
@@ -281,7 +273,7 @@ def _check_pattern(node_place: str, value_phrase: str, checked_text: str, patter
     return checked_text
 
 
-def _strip_namespace(element: Element) -> str:
+def _tag(element: Element) -> str:
     """The name of an element without its namespace."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
@@ -294,4 +286,4 @@ def _find_children(element: Element, element_name: str) -> Sequence[Element]:
 
 def _find_extensions(element: Element, element_name: str) -> Sequence[Element]:
     """The child elements with this name in any namespace, such as the namespace of emulab's extension of RSpec."""
-    return [child for child in element if _strip_namespace(child) == element_name]
+    return [child for child in element if _tag(child) == element_name]

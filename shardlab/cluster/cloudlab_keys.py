@@ -11,7 +11,7 @@ import msgspec
 
 from shardlab.cloudlab.cloudlab_manifest import Experiment, ManifestInterface, ManifestNode
 from shardlab.errors import InputError
-from shardlab.record_types import PlainWord, make_text_rule
+from shardlab.record_types import PlainWord, limit_text
 
 TOKEN_VARIABLE = "CLOUDLAB_TOKEN"  # the variable with the token of the portal; it is secret, so runs do not get it
 EXTRA_DISK = "/mydata"  # the folder at which the local disk of a node is mounted, by a blockstore or by mkextrafs.pl
@@ -20,12 +20,12 @@ NFS_FOLDERS = ("/proj", "/users")  # CloudLab's folders of projects and users: t
 
 DiskImage = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[A-Za-z0-9][A-Za-z0-9_.:+/-]{0,200}\Z", "the name of a disk image, with letters, digits and the signs _ . : + / -"
     ),
 ]
 PortalAddress = Annotated[
-    str, make_text_rule(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://")
+    str, limit_text(r"^https://[A-Za-z0-9.-]+(?::\d{1,5})?(?:/[A-Za-z0-9._/-]*)?\Z", "an address that begins with https://")
 ]
 
 
@@ -85,8 +85,8 @@ class ExperimentNode(msgspec.Struct, frozen=True):
 def select_nodes(experiment: Experiment, requested_user: str | None, manifest_names: str) -> list[ExperimentNode]:
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
-    requested_user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
-    else the only member. manifest_names: the names of the manifests for error messages. Raises InputError.
+    requested_user: the member of the CloudLab project whose login is used; None: the member whose name is that of this
+    machine's user, or else the only member. manifest_names: the names of the manifests for error messages. Raises InputError.
     """
     member_name = _choose_member(experiment, requested_user, manifest_names)
     common_network = _find_common_network(experiment.nodes)
@@ -100,56 +100,48 @@ def select_nodes(experiment: Experiment, requested_user: str | None, manifest_na
     node_by_name: dict[str, ExperimentNode] = {}
     node_name_by_address: dict[str, str] = {}  # the name of a node, by its address on the experiment network
     for node in experiment.nodes:
-        node_name = node.name.lower().replace("_", "-")[:31]
-        if node_name in node_by_name:
-            raise InputError(f"{manifest_names}: two nodes are called {node_name}, in lower case. Allowed: different names.")
+        name = node.name.lower().replace("_", "-")[:31]
+        if name in node_by_name:
+            raise InputError(f"{manifest_names}: two nodes are called {name}, in lower case. Allowed: different names.")
         host, port = node.login_by_user[member_name]
         interface = next(
-            (node_interface for node_interface in node.interfaces if _find_interface_network(node_interface) == common_network),
-            None,
+            (node_interface for node_interface in node.interfaces if _interface_network(node_interface) == common_network), None
         )
-        if (
-            interface is not None
-            and (other_node_name := node_name_by_address.setdefault(interface.address, node_name)) != node_name
-        ):
+        if interface is not None and (other_node_name := node_name_by_address.setdefault(interface.address, name)) != name:
             raise InputError(
-                f"{manifest_names}: {other_node_name} and {node_name} have the same address {interface.address} on the experiment "
+                f"{manifest_names}: {other_node_name} and {name} have the same address {interface.address} on the experiment "
                 "network. Allowed: the "
                 "manifests of one experiment, in which each node has its own address."
             )
-        node_by_name[node_name] = ExperimentNode(
-            node_name, host, port, member_name, node.hardware, node.site, node.control, interface
-        )
+        node_by_name[name] = ExperimentNode(name, host, port, member_name, node.hardware, node.site, node.control, interface)
     return list(node_by_name.values())
 
 
 def _choose_member(experiment: Experiment, requested_user: str | None, manifest_names: str) -> str:
-    member_names = experiment.find_common_users()
+    members = experiment.find_common_users()
     user_name = requested_user or getpass.getuser()
-    if user_name in member_names:
+    if user_name in members:
         return user_name
-    if requested_user is None and len(member_names) == 1:
-        return next(iter(member_names))
+    if requested_user is None and len(members) == 1:
+        return next(iter(members))
     problem = (
         f"the user {user_name} has no login on every node"
         if requested_user
         else f"none of the logins is of the user {user_name} of this machine"
     )
     raise InputError(
-        f"{manifest_names}: {problem}. Set in the cluster file ssh.user to one of: {', '.join(sorted(member_names)) or 'nobody'}."
+        f"{manifest_names}: {problem}. Set in the cluster file ssh.user to one of: {', '.join(sorted(members)) or 'nobody'}."
     )
 
 
-def _find_interface_network(interface: ManifestInterface) -> ipaddress.IPv4Network:
+def _interface_network(interface: ManifestInterface) -> ipaddress.IPv4Network:
     return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix_length}", strict=False)
 
 
 def _find_common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
     """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
-        network = _find_interface_network(interface)
-        if all(
-            any(_find_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes
-        ):
+        network = _interface_network(interface)
+        if all(any(_interface_network(other_interface) == network for other_interface in node.interfaces) for node in nodes):
             return network
     return None

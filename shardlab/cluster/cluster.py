@@ -134,7 +134,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return msgspec.structs.replace(self, gpus=partition.gpus, slurm=partition_slurm)
         return self
 
-    def select_environment(self, name: str | None) -> Cluster:
+    def for_environment(self, name: str | None) -> Cluster:
         """A copy of this cluster in which `environment` is the environment with this name.
 
         name: the value in a cell: None, or one of `environments`. If it is None or unknown, the cluster is returned unchanged.
@@ -226,128 +226,103 @@ def encode_resolved_file(cluster: Cluster) -> bytes:
     return msgspec.json.format(cluster_json, indent=2) + b"\n"
 
 
-def _check_nodes(cluster_document: document.Document, cluster: Cluster) -> None:
+def _check_nodes(doc: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "local":
         for key in REMOTE_KEYS:
             if getattr(cluster, key) != getattr(THIS_MACHINE, key):
-                raise cluster_document.error(
+                raise doc.error(
                     (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
                 )
         for name, environment in cluster.environments.items():
-            environment_keys.check_local_environment(cluster_document, environment, ("environments", name))
+            environment_keys.check_local_environment(doc, environment, ("environments", name))
         return
     if cluster.provider == "slurm":
-        _check_slurm_site(cluster_document, cluster)
+        _check_slurm_site(doc, cluster)
         return
     if cluster.provider == "cloudlab" and cluster.cloudlab is None:
-        raise cluster_document.error(
+        raise doc.error(
             ("provider",), "provider cloudlab needs the key cloudlab. Allowed: a mapping such as `cloudlab: {manifest: FILE}`."
         )
     if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
-        raise cluster_document.error(
-            ("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab."
-        )
-    _check_installed_nodes(cluster_document, cluster)
+        raise doc.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
+    _check_installed_nodes(doc, cluster)
 
 
-def _check_slurm_site(cluster_document: document.Document, cluster: Cluster) -> None:
+def _check_slurm_site(doc: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of a managed Slurm site, where Slurm knows the nodes and nothing is installed on them."""
     for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
-            raise cluster_document.error(
-                (key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it."
-            )
+            raise doc.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
     for key in ("server", "disk", "mount"):
         if getattr(cluster.storage, key) is not None:
-            raise cluster_document.error(
-                ("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared."
-            )
+            raise doc.error(("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared.")
     if cluster.ssh.between_nodes:
-        raise cluster_document.error(
-            ("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it."
-        )
+        raise doc.error(("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it.")
     if cluster.slurm is None:
-        raise cluster_document.error(
+        raise doc.error(
             ("provider",), "provider slurm needs the key slurm. Allowed: a mapping such as `slurm: {partition: gpu}`."
         )
     if cluster.storage.shared is None:
-        raise cluster_document.error(
+        raise doc.error(
             ("provider",),
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
     for key_path, environment in cluster.map_environments().items():
-        environment_keys.check_site(cluster_document, environment, key_path)
+        environment_keys.check_site(doc, environment, key_path)
     container_images = [environment.container for environment in cluster.map_environments().values() if environment.container]
     if container_images and not MOUNTABLE_PATH.match(cluster.data.path or ""):
-        raise cluster_document.error(
+        raise doc.error(
             ("data", "path"),
             f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
         )
     if not cluster.ssh.sudo:
-        raise cluster_document.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
-    slurm_keys.check_slurm(cluster_document, cluster.slurm)
+        raise doc.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
+    slurm_keys.check_slurm(doc, cluster.slurm)
 
 
-def _check_installed_nodes(cluster_document: document.Document, cluster: Cluster) -> None:
+def _check_installed_nodes(text: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
-        raise cluster_document.error(
-            ("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm."
-        )
+        raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
     for key_path, environment in cluster.map_environments().items():
-        environment_keys.check_installed_environment(cluster_document, environment, cluster.provider, key_path)
+        environment_keys.check_installed_environment(text, environment, cluster.provider, key_path)
     for key in ("release", "lan"):
         if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
-            raise cluster_document.error(
-                (key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it."
-            )
+            raise text.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
     if cluster.provider == "cloudlab":
-        _check_nfs_folders(cluster_document, cluster)
+        _check_nfs_folders(text, cluster)
     if not cluster.nodes and cluster.provider == "cloudlab":
         return  # the experiment does not exist yet, so its nodes are not known
     if not cluster.nodes:
-        raise cluster_document.error(
-            ("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes."
-        )
-    node_names = [node_entry.name for node_entry in cluster.nodes]
-    for index, node_entry in enumerate(cluster.nodes):
-        if node_entry.name in node_names[:index]:
-            raise cluster_document.error(
-                ("nodes", index, "name"), f"the name {node_entry.name} is used twice. Allowed: each name once."
+        raise text.error(("provider",), f"provider {cluster.provider} needs nodes. Allowed: one or more, in the list nodes.")
+    node_names = [entry.name for entry in cluster.nodes]
+    for index, entry in enumerate(cluster.nodes):
+        if entry.name in node_names[:index]:
+            raise text.error(("nodes", index, "name"), f"the name {entry.name} is used twice. Allowed: each name once.")
+        if cluster.provider != "ssh" and not HOST_NAME.match(entry.name):
+            raise text.error(
+                ("nodes", index, "name"), f"found {entry.name!r}. Allowed: at most 31 small letters, digits and hyphens."
             )
-        if cluster.provider != "ssh" and not HOST_NAME.match(node_entry.name):
-            raise cluster_document.error(
-                ("nodes", index, "name"), f"found {node_entry.name!r}. Allowed: at most 31 small letters, digits and hyphens."
-            )
-        if cluster.provider in ("ssh", "cloudlab") and not (node_entry.host and HOST_REGEX.match(node_entry.host)):
+        if cluster.provider in ("ssh", "cloudlab") and not (entry.host and HOST_REGEX.match(entry.host)):
             allowed_hosts = "Allowed: an address, or a name from ~/.ssh/config."
-            raise cluster_document.error(("nodes", index), f"found the host {node_entry.host!r}. {allowed_hosts}")
-        if cluster.provider != "cloudlab" and (node_entry.mac, node_entry.control) != (None, None):
-            raise cluster_document.error(
+            raise text.error(("nodes", index), f"found the host {entry.host!r}. {allowed_hosts}")
+        if cluster.provider != "cloudlab" and (entry.mac, entry.control) != (None, None):
+            raise text.error(
                 ("nodes", index), f"mac and control are not allowed with provider {cluster.provider}. Remove them."
             )
-        if cluster.provider == "virtual" and (node_entry.host, node_entry.address, node_entry.port, node_entry.user) != (
-            None,
-            None,
-            None,
-            None,
-        ):
-            raise cluster_document.error(
-                ("nodes", index), "practice nodes get their addresses from lan.subnet. Allowed: name and roles."
-            )
+        if cluster.provider == "virtual" and (entry.host, entry.address, entry.port, entry.user) != (None, None, None, None):
+            raise text.error(("nodes", index), "practice nodes get their addresses from lan.subnet. Allowed: name and roles.")
     if cluster.provider == "virtual":
-        _check_practice(cluster_document, cluster)
+        _check_practice(text, cluster)
     if not cluster.ssh.sudo:
-        _check_without_root(cluster_document, cluster)
-    _check_storage(cluster_document, cluster)
+        _check_without_root(text, cluster)
+    _check_storage(text, cluster)
     if cluster.slurm is not None and len(cluster.list_with_role("controller")) != 1:
-        raise cluster_document.error(
-            ("slurm",), f"{len(cluster.list_with_role('controller'))} nodes have the role controller. Allowed: 1."
-        )
+        raise text.error(("slurm",), f"{len(cluster.list_with_role('controller'))} nodes have the role controller. Allowed: 1.")
     if cluster.slurm is not None and not cluster.list_with_role("worker"):
-        raise cluster_document.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
+        raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
     if cluster.slurm is not None:
-        slurm_keys.check_installed_slurm(cluster_document, cluster.slurm, cluster.provider)
+        slurm_keys.check_installed_slurm(text, cluster.slurm, cluster.provider)
 
 
 def _check_nfs_folders(cluster_document: document.Document, cluster: Cluster) -> None:
@@ -376,105 +351,87 @@ def _find_top_folder(path: str) -> str:
     return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
 
-def _check_without_root(cluster_document: document.Document, cluster: Cluster) -> None:
+def _check_without_root(doc: document.Document, cluster: Cluster) -> None:
     if cluster.provider != "ssh":
-        raise cluster_document.error(
-            ("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh."
-        )
+        raise doc.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
     if cluster.storage.shared is None:
-        raise cluster_document.error(
+        raise doc.error(
             ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
         )
     if cluster.storage.disk is not None:
-        raise cluster_document.error(
+        raise doc.error(
             ("storage", "disk"),
             "not allowed with ssh.sudo: false, because only root can see whether a disk is empty. Allowed: an administrator "
             "mounts the disk, and storage.shared names a folder on it.",
         )
 
 
-def _check_storage(cluster_document: document.Document, cluster: Cluster) -> None:
+def _check_storage(doc: document.Document, cluster: Cluster) -> None:
     storage_keys = cluster.storage
     if (storage_keys.disk is None) != (storage_keys.mount is None):
-        raise cluster_document.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
+        raise doc.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
     if storage_keys.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
-        raise cluster_document.error(
-            ("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab."
-        )
+        raise doc.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
     if storage_keys.server is not None and storage_keys.shared is None:
-        raise cluster_document.error(
-            ("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared."
-        )
+        raise doc.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
     if storage_keys.server is not None and storage_keys.server not in [entry.name for entry in cluster.nodes]:
-        raise cluster_document.error(
-            ("storage", "server"), f"no node is called {storage_keys.server}. Allowed: a name under nodes."
-        )
+        raise doc.error(("storage", "server"), f"no node is called {storage_keys.server}. Allowed: a name under nodes.")
     folder_by_key = {"mount": storage_keys.mount, "shared": storage_keys.shared if storage_keys.server else None}
     for key, path in folder_by_key.items():
         if path is not None and (
             posixpath.normpath(path) != path or path.startswith("//") or path.split("/")[1] in SYSTEM_FOLDERS
         ):
-            raise cluster_document.error(
+            raise doc.error(
                 ("storage", key),
                 f"found {path}. Allowed: a path outside the system's folders, without `..` or a final slash, such as /mydata.",
             )
 
 
-def _check_practice(cluster_document: document.Document, cluster: Cluster) -> None:
+def _check_practice(doc: document.Document, cluster: Cluster) -> None:
     for environment_name, environment in cluster.environments.items():
         if environment.wheelhouse is not None:
-            raise cluster_document.error(
+            raise doc.error(
                 ("environments", environment_name, "wheelhouse"),
                 "not allowed with provider virtual, whose nodes have the wheels of environment.wheelhouse. Remove it.",
             )
     for key in ("user", "identity"):
         if getattr(cluster.ssh, key) is not None:
-            raise cluster_document.error(
-                ("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it."
-            )
+            raise doc.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
     try:
         lan_network = ipaddress.IPv4Network(cluster.lan.subnet)
     except ValueError as error:
-        raise cluster_document.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
+        raise doc.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
     if not lan_network.is_private or lan_network.num_addresses < len(cluster.nodes) + 3:
-        raise cluster_document.error(
+        raise doc.error(
             ("lan", "subnet"),
             f"found {lan_network}. Allowed: a private network with an address for each node and one for this machine.",
         )
 
 
-def _check_data_sets(cluster_document: document.Document, data_sets: list[DataSet]) -> None:
+def _check_data_sets(doc: document.Document, data_sets: list[DataSet]) -> None:
     for index, data_set in enumerate(data_sets):
-        key_path = ("data", "sets", index)
+        path = ("data", "sets", index)
         if data_set.name in [other_data_set.name for other_data_set in data_sets[:index]]:
-            raise cluster_document.error(
-                key_path, f"the data set {data_set.name} is listed twice. Allowed: each data set once."
-            )
+            raise doc.error(path, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
         if data_set.archive is None:
             if data_set.sha256 is not None:
-                raise cluster_document.error(
-                    (*key_path, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
+                raise doc.error(
+                    (*path, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
                 )
             continue
         if not data_set.archive.strip():
-            raise cluster_document.error((*key_path, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
+            raise doc.error((*path, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
         if data_set.is_url:
             archive_url = urlsplit(data_set.archive)
             if archive_url.scheme not in ("http", "https") or not archive_url.hostname:
                 shown_address = remove_secrets(data_set.archive.partition("?")[0])
-                raise cluster_document.error(
-                    (*key_path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path."
-                )
+                raise doc.error((*path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path.")
             if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
-                raise cluster_document.error(
-                    (*key_path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these."
-                )
+                raise doc.error((*path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
             if archive_url.username or archive_url.password:
-                raise cluster_document.error(
-                    (*key_path, "archive"), "a URL with a user or password in it. Allowed: a URL without them."
-                )
+                raise doc.error((*path, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if data_set.sha256 is None:
-                raise cluster_document.error(key_path, "a URL without a checksum. Allowed: a URL together with the key sha256.")
+                raise doc.error(path, "a URL without a checksum. Allowed: a URL together with the key sha256.")
 
 
 def find_cluster(named_file: Path | None, workspace: Path) -> Cluster:

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardlab.record_types import HOST_PATTERN, AbsolutePath, HostName, Sha256, ShortName, make_text_rule
+from shardlab.record_types import HOST_PATTERN, AbsolutePath, HostName, Sha256, ShortName, limit_text
 
 HOST_NAME = re.compile(r"^[a-z0-9][a-z0-9-]{0,30}\Z")  # the name of a node that shardlab sets up itself
 # A node of an existing Slurm may have any name of a host. The names of nodes that shardlab sets up itself must match HOST_NAME.
 NodeName = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z", "up to 63 letters, digits and the signs . _ -, beginning with a letter or digit"
     ),
 ]
@@ -21,11 +21,11 @@ NodeName = Annotated[
 Role = Literal["controller", "worker"]
 
 IPV4 = r"^(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)(?:\.(?!\Z)|\Z)){4}\Z"
-Ipv4Address = Annotated[str, make_text_rule(IPV4, "an IPv4 address, such as 10.10.1.1")]
+Ipv4Address = Annotated[str, limit_text(IPV4, "an IPv4 address, such as 10.10.1.1")]
 MacAddress = Annotated[
-    str, make_text_rule(r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\Z", "a MAC address in small letters, such as 02:00:5e:10:00:01")
+    str, limit_text(r"^(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\Z", "a MAC address in small letters, such as 02:00:5e:10:00:01")
 ]
-DiskPath = Annotated[str, make_text_rule(r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z", "the path of a disk, such as /dev/nvme0n1")]
+DiskPath = Annotated[str, limit_text(r"^/dev/[A-Za-z0-9][A-Za-z0-9._:+/-]*\Z", "the path of a disk, such as /dev/nvme0n1")]
 
 HOST_REGEX = re.compile(HOST_PATTERN)
 

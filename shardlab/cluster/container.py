@@ -19,7 +19,7 @@ RANK_PYTHON = "rank-python"
 NODE_DISK = "$SHARDLAB_NODE_DISK"
 
 
-def choose_rank_python(cluster: Cluster, python_path: str) -> str:
+def find_rank_python(cluster: Cluster, python_path: str) -> str:
     """The Python that starts ranks. python_path: the Python of shardlab's commands, which also starts ranks if there is no
     container."""
     if cluster.environment.container is None:
@@ -37,7 +37,7 @@ def list_srun_options(cluster: Cluster, working_folder: str, *, copies_to_node_d
     if environment_keys.runtime != "pyxis":
         return []
     # without this mount, /tmp of the container is in memory
-    mount_words = [*list_mounted_folders(cluster), *([NODE_DISK] if copies_to_node_disk else [])]
+    mount_words = [*list_mounts(cluster), *([NODE_DISK] if copies_to_node_disk else [])]
     return [
         f"--container-image={environment_keys.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mount_words)}",
@@ -56,7 +56,7 @@ def replace_node_disk(srun_words: Sequence[str]) -> list[str]:
     return [word.replace(NODE_DISK, str(node_folder.choose_parent_folder()[0])) for word in srun_words]
 
 
-def list_mounted_folders(cluster: Cluster) -> list[str]:
+def list_mounts(cluster: Cluster) -> list[str]:
     """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
     shared_folder = PurePosixPath(cluster.storage.shared)

@@ -8,29 +8,25 @@ from typing import Annotated, Literal
 import msgspec
 
 from shardlab.files import document
-from shardlab.record_types import AbsolutePath, make_text_rule
+from shardlab.record_types import AbsolutePath, limit_text
 
 Runtime = Literal["apptainer", "pyxis", "charliecloud"]
 ModuleName = Annotated[
-    str,
-    make_text_rule(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -"),
+    str, limit_text(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z", "a module, such as cuda/12.6, with letters, digits and _ . + / -")
 ]
 PythonPath = Annotated[
-    str,
-    make_text_rule(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -"),
+    str, limit_text(r"^/[A-Za-z0-9._/+-]+\Z", "a path that begins with / and has only letters, digits and the signs . _ / + -")
 ]
 ImageName = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[A-Za-z0-9/][A-Za-z0-9._/:@#+-]{0,400}\Z",
         "a path or the name of an image, with letters, digits and the signs . _ / : @ # + -",
     ),
 ]
 PinnedPackage = Annotated[
     str,
-    make_text_rule(
-        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"
-    ),
+    limit_text(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}==[A-Za-z0-9][A-Za-z0-9.+!]{0,99}\Z", "NAME==VERSION, such as einops==0.8.1"),
 ]
 
 
@@ -107,7 +103,7 @@ def check_local_environment(cluster_document: document.Document, environment: En
 
 
 def check_installed_environment(
-    cluster_document: document.Document, environment: Environment, provider: str, key_path: document.KeyPath
+    doc: document.Document, environment: Environment, provider: str, key_path: document.KeyPath
 ) -> None:
     """Check that no key of the environment is only for provider slurm. Raises InputError with file:line:column.
 
@@ -115,13 +111,9 @@ def check_installed_environment(
     """
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
-            raise cluster_document.error(
-                (*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm."
-            )
+            raise doc.error((*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     if environment.build != "auto":
-        raise cluster_document.error(
-            (*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm."
-        )
+        raise doc.error((*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
 def is_image_path(container_image: str) -> bool:

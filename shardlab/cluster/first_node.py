@@ -9,20 +9,13 @@ from shardlab.cluster.cluster import Cluster
 
 def is_on_first_node(cluster: Cluster) -> bool:
     """Whether this machine has the name or the address of the cluster's controller (without this role, of its first node)."""
-    controller = cluster.controller
-    return controller is not None and (
-        gethostname().partition(".")[0] == controller.name or controller.host in _list_own_addresses()
-    )
+    first = cluster.controller
+    return first is not None and (gethostname().partition(".")[0] == first.name or first.host in _list_own_addresses())
 
 
 def _list_own_addresses() -> set[str]:
     """The addresses of this machine, without the addresses of the loopback interface."""
     import psutil  # imported only here, because the import would slow down commands such as `provision --help`
 
-    address_entries = (
-        address_entry
-        for nic_name, nic_addresses in psutil.net_if_addrs().items()
-        if nic_name != "lo"
-        for address_entry in nic_addresses
-    )
-    return {address_entry.address for address_entry in address_entries}
+    entries = (entry for name, nic_addresses in psutil.net_if_addrs().items() if name != "lo" for entry in nic_addresses)
+    return {entry.address for entry in entries}

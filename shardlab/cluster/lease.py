@@ -61,9 +61,9 @@ class Lease(msgspec.Struct, frozen=True):
         age_text = f"{moments.format_duration(max((current_time - self.read).total_seconds(), 0))} ago"
         if self.was_read_in_future(current_time):
             age_text = f"at {moments.format_time(self.read)}, which lies ahead, so a clock is wrong"
-        end_verb = "ends" if left_s > 0 else "ended"
-        source_phrase = SOURCE_PHRASES[self.source]
-        sentence = f"the lease {end_verb} {moments.format_time(self.expires)}, {distance_text} (read {age_text}, from {source_phrase})."
+        verb = "ends" if left_s > 0 else "ended"
+        origin = SOURCE_PHRASES[self.source]
+        sentence = f"the lease {verb} {moments.format_time(self.expires)}, {distance_text} (read {age_text}, from {origin})."
         if self.is_stale(current_time):
             manifest_hint = " with a new manifest" if self.source == "manifest" else ""
             sentence += (
@@ -75,10 +75,8 @@ class Lease(msgspec.Struct, frozen=True):
         """A sentence that asks the user to copy the runs, during the last two hours of the lease; else None."""
         if not timedelta() < self.expires - current_time <= REMIND_BEFORE:
             return None
-        left_text = moments.format_duration(self.compute_left_s(current_time))
-        return (
-            f"the lease ends in {left_text}, and then the runs on the nodes are lost; copy them to your machine: collect fetch"
-        )
+        left = moments.format_duration(self.compute_left_s(current_time))
+        return f"the lease ends in {left}, and then the runs on the nodes are lost; copy them to your machine: collect fetch"
 
 
 class _PortalLease(msgspec.Struct, frozen=True):
@@ -94,8 +92,8 @@ def read_newest_lease(shardlab_folder: Path, manifest_paths: Sequence[Path]) -> 
     """The lease according to the newest source, which is the manifests or the portal; None if no source says when the lease
     ends.
 
-    shardlab_folder: the folder .shardlab of the workspace. manifest_paths: the paths of the manifests that the cluster file names;
-    if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
+    shardlab_folder: the folder .shardlab of the workspace. manifest_paths: the paths of the manifests that the cluster file
+    names; if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
     manifest_paths = manifest_paths or cloudlab_experiment.list_stored_manifests(shardlab_folder)
     # First in the list: the portal is used if the manifests are as new
     portal_lease = _read_portal_lease(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE)
@@ -114,19 +112,17 @@ def store_portal_lease(shardlab_folder: Path, expires: datetime) -> None:
     files.write_json(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE, portal_lease)
 
 
-def _read_manifest_lease(manifest_paths: Sequence[Path]) -> Lease | None:
-    """The lease according to the manifest_paths: its end is the earliest end in them. None if no manifest contains an end.
+def _read_manifest_lease(manifests: Sequence[Path]) -> Lease | None:
+    """The lease according to the manifests: its end is the earliest end in them. None if no manifest contains an end.
 
     `read_time` is the time at which the oldest of the files was written, because an old file contains no newer information even
     if it is read again now."""
-    if not manifest_paths:
+    if not manifests:
         return None
-    experiment = cloudlab_manifest.parse_manifests(
-        (str(path), cloudlab_manifest.read_manifest(path)) for path in manifest_paths
-    )
+    experiment = cloudlab_manifest.parse_manifests((str(path), cloudlab_manifest.read_manifest(path)) for path in manifests)
     if experiment.expires is None:
         return None
-    read_time = datetime.fromtimestamp(int(min(path.stat().st_mtime for path in manifest_paths)), UTC)
+    read_time = datetime.fromtimestamp(int(min(path.stat().st_mtime for path in manifests)), UTC)
     return Lease(datetime.fromisoformat(experiment.expires).astimezone(UTC), read_time, "manifest")
 
 

@@ -22,14 +22,12 @@ def is_login_node() -> bool:
     if shutil.which("sbatch") is None or shutil.which("sinfo") is None or "SLURMD_NODENAME" in os.environ:
         return False
     try:
-        sinfo_process = subprocess.run(
-            ["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False
-        )
+        sinfo = subprocess.run(["sinfo", "--noheader", "--format=%P"], capture_output=True, timeout=ANSWER_S, check=False)
     except OSError:
         return False
     except subprocess.TimeoutExpired:
         return True  # Slurm's controller is busy, but Slurm is installed, so this is a login node
-    return sinfo_process.returncode == 0 and bool(drop_cluster_headers(sinfo_process.stdout.decode("utf-8", "replace")).strip())
+    return sinfo.returncode == 0 and bool(drop_cluster_headers(sinfo.stdout.decode("utf-8", "replace")).strip())
 
 
 def refuse_login_node(*, here_option: bool) -> None:

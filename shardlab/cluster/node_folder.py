@@ -47,7 +47,8 @@ def make_shared_folder_name(run_path: Path) -> str:
 
 @contextlib.contextmanager
 def hold_shared_folder(folder_name: str, fill_folder: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield the folder `folder_name` on this node. The first process fills the folder; the other processes wait until it is filled.
+    """Yield the folder `folder_name` on this node. The first process fills the folder; the other processes wait until it is
+    filled.
 
     fill_folder: is called with the empty folder.
 
@@ -64,7 +65,7 @@ def hold_shared_folder(folder_name: str, fill_folder: Callable[[Path], None]) ->
         _release_folder(shared_folder, lock_descriptor)
 
 
-def remove_unused_folders() -> list[str]:
+def remove_unused() -> list[str]:
     """Remove this user's shared folders on this node that no process uses. They remain if the processes of a run are killed.
 
     Returns the names of the shared folders that processes still use. Raises WorkspaceError.
@@ -93,15 +94,15 @@ def _make_name_on_node(folder_name: str) -> str:
     return f"{gethostname()}-{folder_name}"
 
 
-def _lock_filled_folder(shared_folder: Path, fill_folder: Callable[[Path], None]) -> int:
+def _lock_filled_folder(folder: Path, fill_folder: Callable[[Path], None]) -> int:
     """Wait until another process has filled the folder, or fill it. fill_folder: called with the empty folder.
 
     Returns the descriptor of the lock file. This process holds a shared lock until it closes the descriptor.
     """
     while True:
-        lock_descriptor = os.open(f"{shared_folder}{LOCK_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock_descriptor = os.open(f"{folder}{LOCK_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         fcntl.flock(lock_descriptor, fcntl.LOCK_SH)  # this call waits while another process fills the folder
-        if _is_filled(shared_folder, lock_descriptor):
+        if _is_filled(folder, lock_descriptor):
             return lock_descriptor
         try:
             fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,20 +111,18 @@ def _lock_filled_folder(shared_folder: Path, fill_folder: Callable[[Path], None]
             time.sleep(PAUSE_S)
             continue
         try:
-            if _is_current_lock_file(shared_folder, lock_descriptor) and not _is_filled(shared_folder, lock_descriptor):
-                shutil.rmtree(
-                    shared_folder, ignore_errors=True
-                )  # incomplete, if a process was killed while it filled the folder
-                shared_folder.mkdir(mode=0o700)
-                fill_folder(shared_folder)
-                (shared_folder / FILLED_MARK_NAME).touch()
+            if _is_current_lock_file(folder, lock_descriptor) and not _is_filled(folder, lock_descriptor):
+                shutil.rmtree(folder, ignore_errors=True)  # incomplete, if a process was killed while it filled the folder
+                folder.mkdir(mode=0o700)
+                fill_folder(folder)
+                (folder / FILLED_MARK_NAME).touch()
             fcntl.flock(lock_descriptor, fcntl.LOCK_SH)
         except BaseException:
-            _release_folder(shared_folder, lock_descriptor)
+            _release_folder(folder, lock_descriptor)
             raise
         # The kernel releases the exclusive lock before it grants the shared lock. In between, another process may have removed
         # the folder.
-        if _is_filled(shared_folder, lock_descriptor):
+        if _is_filled(folder, lock_descriptor):
             return lock_descriptor
         os.close(lock_descriptor)
 

@@ -60,15 +60,13 @@ def list_gpu_options(cluster: Cluster, gpus_per_node: int, node_count: int) -> l
     return [option_by_request[cluster.slurm.gpu_request]]
 
 
-def change_options(slurm_keys: Slurm, sbatch_options: Sequence[str]) -> list[str]:
+def change_options(slurm: Slurm, sbatch_options: Sequence[str]) -> list[str]:
     """These options without those that `slurm.omit` names, followed by those of `slurm.extra`."""
-    omitted_options = {*slurm_keys.omit, *(["no-requeue"] if "requeue" in slurm_keys.omit else [])}
-    if any(name in slurm_keys.extra for name in _MEMORY_OPTIONS):
+    omitted_options = {*slurm.omit, *(["no-requeue"] if "requeue" in slurm.omit else [])}
+    if any(name in slurm.extra for name in _MEMORY_OPTIONS):
         omitted_options.add("mem")
     sent_options = [option for option in sbatch_options if option.partition("=")[0] not in omitted_options]
-    return sent_options + [
-        name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm_keys.extra.items()
-    ]
+    return sent_options + [name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm.extra.items()]
 
 
 def _quote(option_value: str) -> str:

@@ -25,13 +25,13 @@ def choose_slurm_cluster(cluster: Cluster) -> str | None:
     of this machine. Raises InputError if SLURM_CLUSTERS names several clusters."""
     if cluster.provider != "slurm" or cluster.slurm is None or cluster.slurm.cluster is not None:
         return cluster.slurm.cluster if cluster.slurm is not None else None
-    cluster_name = os.environ.get(VARIABLE, "")
-    if cluster_name and (cluster_name == ALL or not re.search(SLURM_CLUSTER_PATTERN, cluster_name)):
+    text = os.environ.get(VARIABLE, "")
+    if text and (text == ALL or not re.search(SLURM_CLUSTER_PATTERN, text)):
         raise InputError(
-            f"the environment variable {VARIABLE} is {cluster_name!r}, but a run needs one cluster. Allowed: the name of one cluster, "
+            f"the environment variable {VARIABLE} is {text!r}, but a run needs one cluster. Allowed: the name of one cluster, "
             "or the key slurm.cluster in the cluster file."
         )
-    return cluster_name or None
+    return text or None
 
 
 def address_cluster(command_words: Sequence[str], slurm_cluster: str | None) -> list[str]:

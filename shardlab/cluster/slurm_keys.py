@@ -10,7 +10,7 @@ import msgspec
 from shardlab.cluster.slurm_time import parse_time_limit
 from shardlab.files import document
 from shardlab.matrix.cell import GpuType
-from shardlab.record_types import SlurmClusterName, make_text_rule
+from shardlab.record_types import SlurmClusterName, limit_text
 
 MOST_GPUS = 64  # the largest allowed number of GPUs of a node
 MOST_NODES = 100_000  # the largest allowed number of nodes of a job
@@ -19,37 +19,37 @@ MOST_CPUS_PER_RANK = 1024
 # $ and ` have a meaning only in a shell; they are not allowed, because own templates may use options in a command.
 SbatchText = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[!%&(-\[\]-_a-~](?:[ !%&(-\[\]-_a-~]{0,398}[!%&(-\[\]-_a-~])?\Z",
         "up to 400 printable ASCII characters without quotes and the signs \\ # $ `, spaces only inside",
     ),
 ]
 SbatchWord = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[!%&(-\[\]-_a-~]{1,400}\Z", "up to 400 printable ASCII characters without spaces, quotes and the signs \\ # $ `"
     ),
 ]
 SbatchOption = Annotated[  # -M is refused by its name, see below
-    str, make_text_rule(r"^([a-z][a-z0-9-]{1,40}|M)\Z", "the long name of an option of sbatch, such as reservation")
+    str, limit_text(r"^([a-z][a-z0-9-]{1,40}|M)\Z", "the long name of an option of sbatch, such as reservation")
 ]
 PartitionName = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[A-Za-z0-9_][A-Za-z0-9_.:@+,-]{0,200}\Z",
         "letters, digits and the signs _ . : @ + -, and commas between several partitions",
     ),
 ]
 MemorySize = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[0-9]{1,9}[KMGTkmgt]?\Z",
         "a whole number of MiB, or of the unit K, M, G or T that follows it, such as 1536G (Slurm reads no 1.5T)",
     ),
 ]
 NodeNames = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]{0,400}\Z",
         "a name of a node or names such as gpu[01-04], with letters, digits and the signs _ . , [ ] -",
     ),
@@ -203,62 +203,44 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.max_time is None else parse_time_limit(self.max_time)
 
 
-def check_slurm(cluster_document: document.Document, slurm: Slurm) -> None:
+def check_slurm(doc: document.Document, slurm: Slurm) -> None:
     """Check the rules that the types above cannot express. Raises InputError with file:line:column."""
-    provision_keys = slurm.provision
-    for key_path in (("time",), ("max_time",), ("provision", "time")):
+    jobs = slurm.provision
+    for path in (("time",), ("max_time",), ("provision", "time")):
         try:
-            _ = slurm.time_s if key_path == ("time",) else slurm.max_time_s
-            _ = (
-                parse_time_limit(provision_keys.time)
-                if provision_keys is not None and provision_keys.time is not None and key_path[0] == "provision"
-                else None
-            )
+            _ = slurm.time_s if path == ("time",) else slurm.max_time_s
+            _ = parse_time_limit(jobs.time) if jobs is not None and jobs.time is not None and path[0] == "provision" else None
         except ValueError as error:
-            raise cluster_document.error(("slurm", *key_path), str(error)) from None
+            raise doc.error(("slurm", *path), str(error)) from None
     if slurm.max_time_s is not None and slurm.time_s > slurm.max_time_s:
-        raise cluster_document.error(
-            ("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}."
-        )
+        raise doc.error(("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}.")
     if slurm.cluster == "all":
-        raise cluster_document.error(
-            ("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job."
-        )
-    _check_partitions(cluster_document, slurm)
-    _check_extra_options(cluster_document, slurm)
+        raise doc.error(("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job.")
+    _check_partitions(doc, slurm)
+    _check_extra_options(doc, slurm)
     for index, setup_line in enumerate(slurm.setup):
         if not setup_line.strip() or any(not character.isprintable() for character in setup_line):
-            raise cluster_document.error(
+            raise doc.error(
                 ("slurm", "setup", index), f"found {setup_line!r}. Allowed: one line of shell with printable characters."
             )
 
 
-def check_installed_slurm(cluster_document: document.Document, slurm: Slurm, provider: str) -> None:
+def check_installed_slurm(text: document.Document, slurm: Slurm, provider: str) -> None:
     """Check the keys of Slurm that `provision` installs, as `check_slurm` does. Raises InputError with file:line:column."""
     if slurm.partition is None:
-        raise cluster_document.error(
-            ("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes."
-        )
+        raise text.error(("slurm", "partition"), "found null. Allowed: the name of the partition that `provision` makes.")
     if not _INSTALLED_PARTITION.match(slurm.partition):
         allowed_names = "Allowed: one name with letters, digits and the signs _ . + -, at most 61 characters."
-        raise cluster_document.error(("slurm", "partition"), f"found {slurm.partition!r}. {allowed_names}")
+        raise text.error(("slurm", "partition"), f"found {slurm.partition!r}. {allowed_names}")
     if slurm.provision is not None:
-        raise cluster_document.error(
-            ("slurm", "provision"), f"not allowed with provider {provider}. Allowed: only with provider slurm."
-        )
+        raise text.error(("slurm", "provision"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     if slurm.partitions:
-        raise cluster_document.error(
-            ("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition."
-        )
+        raise text.error(("slurm", "partitions"), f"not allowed with provider {provider}, which makes one partition.")
     if slurm.cluster is not None:
-        raise cluster_document.error(
-            ("slurm", "cluster"), f"not allowed with provider {provider}, whose Slurm has one cluster. Remove it."
-        )
+        raise text.error(("slurm", "cluster"), f"not allowed with provider {provider}, whose Slurm has one cluster. Remove it.")
     if slurm.setup:
-        raise cluster_document.error(
-            ("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm."
-        )
-    check_slurm(cluster_document, slurm)
+        raise text.error(("slurm", "setup"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+    check_slurm(text, slurm)
 
 
 def _check_extra_options(cluster_document: document.Document, slurm: Slurm) -> None:
@@ -280,24 +262,20 @@ def _check_extra_options(cluster_document: document.Document, slurm: Slurm) -> N
         raise cluster_document.error(option_path, f"{refusal}.")
 
 
-def _check_partitions(cluster_document: document.Document, slurm: Slurm) -> None:
+def _check_partitions(doc: document.Document, slurm: Slurm) -> None:
     gpu_types: list[str] = []
     for index, partition in enumerate(slurm.partitions):
-        key_path: document.KeyPath = ("slurm", "partitions", index)
+        path: document.KeyPath = ("slurm", "partitions", index)
         if partition.gpus.type is None:
-            raise cluster_document.error(
-                (*key_path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name."
-            )
+            raise doc.error((*path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name.")
         if partition.gpus.type in gpu_types:
-            raise cluster_document.error(
-                (*key_path, "gpus", "type"), f"another partition has the type {partition.gpus.type}. Allowed: each type once."
+            raise doc.error(
+                (*path, "gpus", "type"), f"another partition has the type {partition.gpus.type}. Allowed: each type once."
             )
         gpu_types.append(partition.gpus.type)
         try:
             longest_s = partition.max_time_s
         except ValueError as error:
-            raise cluster_document.error((*key_path, "max_time"), str(error)) from None
+            raise doc.error((*path, "max_time"), str(error)) from None
         if longest_s is not None and slurm.time_s > longest_s:
-            raise cluster_document.error(
-                (*key_path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more."
-            )
+            raise doc.error((*path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more.")

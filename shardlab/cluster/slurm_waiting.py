@@ -41,8 +41,8 @@ WAITS = {
     "JobHeldAdmin": "an administrator of the cluster holds its job and can release it",
     "PartitionTimeLimit": "Slurm never starts it, because its time limit is above the limit of the partition; cancel it, lower "
     "{advice.time_keys}, or change slurm.partition, and {advice.resubmit_advice}",
-    "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change {advice.node_keys} "
-    "or slurm.partition",
+    "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change "
+    "{advice.node_keys} or slurm.partition",
     "Partition(Down|Inactive)": "it starts when its partition is up",
     "BadConstraints": "no node fits it; if no node is down, cancel it and change slurm.constraint, slurm.gpu_request or "
     "slurm.mem",

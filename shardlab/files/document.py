@@ -47,7 +47,7 @@ class Position(msgspec.Struct, frozen=True):
 class Problem(msgspec.Struct, frozen=True):
     """A problem in a file."""
 
-    position: Position
+    mark: Position
     """The place of the problem in the file."""
     key_text: str
     """The dotted path of the key."""
@@ -60,7 +60,7 @@ class Problem(msgspec.Struct, frozen=True):
 class Document(msgspec.Struct):
     """The content of a YAML file, and the place of every value and of every key in the file."""
 
-    file_name: str
+    file: str
     """The name of the file for error messages."""
     data: Any = None
     """The content as dicts, lists, text and numbers."""
@@ -94,10 +94,10 @@ class Document(msgspec.Struct):
 
         The lines are in the order of the places of the problems in the file.
         """
-        ordered_problems = sorted(problems, key=lambda p: (p.position.line, p.position.column))
+        ordered_problems = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
         problem_lines = [
-            f"{problem.option or f'{self.file_name}:{problem.position.line}:{problem.position.column}'}: {problem.key_text + ': ' if problem.key_text else ''}{problem.sentence}"
-            for problem in ordered_problems
+            f"{p.option or f'{self.file}:{p.mark.line}:{p.mark.column}'}: {p.key_text + ': ' if p.key_text else ''}{p.sentence}"
+            for p in ordered_problems
         ]
         return InputError("\n".join(dict.fromkeys(problem_lines)))
 
@@ -126,15 +126,12 @@ def load_document(path: Path) -> Document:
     return parse_document(yaml_bytes, str(path))
 
 
-def _explain_shape(yaml_text: str, yaml_error: yaml.MarkedYAMLError) -> str:
+def _explain_shape(yaml_text: str, error: yaml.MarkedYAMLError) -> str:
     """What is wrong with the shape of a YAML text: in words about its lines, where the words of the parser do not help."""
-    problem, begin_mark = yaml_error.problem or yaml_error.context or "cannot be read", yaml_error.context_mark
-    if yaml_error.problem_mark is None:
+    problem, begin_mark = error.problem or error.context or "cannot be read", error.context_mark
+    if error.problem_mark is None:
         return problem
-    lines, line_index = (
-        re.split(r"\r\n|[\n\r\x85\u2028\u2029]", yaml_text),
-        yaml_error.problem_mark.line,
-    )  # as YAML counts lines
+    lines, line_index = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", yaml_text), error.problem_mark.line  # as YAML counts lines
     upper_index = max((index for index in range(line_index) if lines[index].strip()), default=line_index)
     line_indent, upper_indent = (len(line) - len(line.lstrip(" ")) for line in (lines[line_index], lines[upper_index]))
     if r"'\t'" in problem:
@@ -242,31 +239,29 @@ class _DocumentBuilder:
         return value_by_key
 
     def build_scalar(self, event: yaml.ScalarEvent, path: KeyPath) -> Any:
-        scalar_text = event.value
+        value = event.value
         if event.style:
-            return scalar_text
-        if scalar_text in ("", "~", "null"):
+            return value
+        if value in ("", "~", "null"):
             return None
-        if scalar_text in ("true", "false"):
-            return scalar_text == "true"
-        if _INT_PATTERN.match(scalar_text):
-            return int(scalar_text)
-        if _FLOAT_PATTERN.match(scalar_text) and not re.match(r"[-+]?0[0-9]", scalar_text):
-            return float(scalar_text)
-        if _TIME_PATTERN.match(scalar_text):
-            sentence = f'found {scalar_text} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{scalar_text}"'
+        if value in ("true", "false"):
+            return value == "true"
+        if _INT_PATTERN.match(value):
+            return int(value)
+        if _FLOAT_PATTERN.match(value) and not re.match(r"[-+]?0[0-9]", value):
+            return float(value)
+        if _TIME_PATTERN.match(value):
+            sentence = (
+                f'found {value} without quotes, which some YAML parsers read as a number. Allowed: a number, or "{value}"'
+            )
             raise self.error_at(event, path, f"{sentence} if it is a time")
-        if _ODD_NUMBER_PATTERN.match(scalar_text):
+        if _ODD_NUMBER_PATTERN.match(value):
             raise self.error_at(
-                event,
-                path,
-                f'{scalar_text} is read differently by different YAML parsers; write a plain decimal or "{scalar_text}"',
+                event, path, f'{value} is read differently by different YAML parsers; write a plain decimal or "{value}"'
             )
-        if scalar_text.lower() in _ODD_BOOL_WORDS:
-            raise self.error_at(
-                event, path, f'{scalar_text} is true or false to some YAML parsers; write true, false or "{scalar_text}"'
-            )
-        return scalar_text
+        if value.lower() in _ODD_BOOL_WORDS:
+            raise self.error_at(event, path, f'{value} is true or false to some YAML parsers; write true, false or "{value}"')
+        return value
 
 
 def _find_event_position(event: yaml.Event) -> Position:

@@ -34,15 +34,11 @@ def read_field_docs(struct_type: type[msgspec.Struct]) -> dict[str, str]:
 
 def _list_documented_fields(class_definition: ast.ClassDef) -> Iterator[tuple[str, str]]:
     """Yields (name of the field, its docstring) for each field that has a docstring below it in the source of a class."""
-    for field_statement, next_statement in zip(class_definition.body, class_definition.body[1:], strict=False):
-        if (
-            isinstance(field_statement, ast.AnnAssign)
-            and isinstance(field_statement.target, ast.Name)
-            and isinstance(next_statement, ast.Expr)
-        ):
+    for field, next_statement in zip(class_definition.body, class_definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(next_statement, ast.Expr):
             docstring_node = next_statement.value
             if isinstance(docstring_node, ast.Constant) and isinstance(docstring_node.value, str):
-                yield field_statement.target.id, " ".join(docstring_node.value.split())
+                yield field.target.id, " ".join(docstring_node.value.split())
 
 
 def join_lines(docstring: str) -> str:

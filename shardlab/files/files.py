@@ -74,8 +74,8 @@ def read(path: Path | str, max_bytes: int = MOST_BYTES, *, follow_links: bool = 
 def open_regular(path: Path | str, *, follow_links: bool = False) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError as open does, and NotRegular.
 
-    follow_links: whether the path may be a symlink to a regular file. Only for a file that the user names, such as a cluster file
-    that several workspaces share.
+    follow_links: whether the path may be a symlink to a regular file. Only for a file that the user names, such as a cluster
+    file that several workspaces share.
     """
     return os.fdopen(open_descriptor(path, follow_links=follow_links)[0], "rb")
 

@@ -90,16 +90,12 @@ def read_idx(path: Path, dimension_count: int) -> tuple[bytes, tuple[int, ...]]:
 
 def _check_labels(path: Path, label_bytes: bytes) -> None:
     if max(label_bytes) >= LABEL_COUNT:
-        record_index = next(index for index, label in enumerate(label_bytes) if label >= LABEL_COUNT)
-        raise InputError(
-            f"{path}: record {record_index} has the label {label_bytes[record_index]}. Allowed: 0 to {LABEL_COUNT - 1}."
-        )
+        position = next(index for index, label in enumerate(label_bytes) if label >= LABEL_COUNT)
+        raise InputError(f"{path}: record {position} has the label {label_bytes[position]}. Allowed: 0 to {LABEL_COUNT - 1}.")
 
 
-def _find_mnist_file(folder: Path, file_name: str) -> Path:
-    for path in (folder / file_name, folder / f"{file_name}.gz"):
+def _find_mnist_file(folder: Path, name: str) -> Path:
+    for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             return path
-    raise InputError(
-        f"{folder / file_name}: no such file, and no {file_name}.gz. Allowed: a folder with the four files of MNIST."
-    )
+    raise InputError(f"{folder / name}: no such file, and no {name}.gz. Allowed: a folder with the four files of MNIST.")

@@ -19,8 +19,8 @@ def make_cache_path(folder_name: str) -> Path:
 
 
 def make_own_folder(parent_folder: Path, folder_name: str) -> Path:
-    """The folder `folder_name` in `parent_folder`, or a folder `name-RANDOM`, which belongs to this user and which no other user can
-    enter.
+    """The folder `folder_name` in `parent_folder`, or a folder `name-RANDOM`, which belongs to this user and which no other
+    user can enter.
 
     The folder is made if it does not exist. Raises OSError.
     """

@@ -27,28 +27,28 @@ MOST_BYTES = 1 << 20  # largest size of one file
 class PluginSource(msgspec.Struct, frozen=True):
     """The source of a plug-in."""
 
-    plugin_path: Path
+    file: Path
     """The path of the file that defines the plug-in."""
-    content_by_name: dict[str, bytes]
+    contents: dict[str, bytes]
     """The content of this file and of every helper, by file name."""
 
     @property
     def name(self) -> str:
         """The name of the plug-in."""
-        return self.plugin_path.stem
+        return self.file.stem
 
     @property
     def digest(self) -> str:
         """The digest of the names and contents of the files: 16 hexadecimal digits of SHA-256."""
         sha256 = hashlib.sha256()
-        for file_name, file_content in sorted(self.content_by_name.items()):
+        for file_name, file_content in sorted(self.contents.items()):
             sha256.update(f"{file_name} {len(file_content)}\n".encode() + file_content)
         return sha256.hexdigest()[:16]
 
 
 def list_plugin_files(folder: Path) -> list[Path]:
     """The files in a folder that define plug-ins (helpers are left out), sorted by name; none if the folder does not exist."""
-    return sorted(path for path in list_python_files(folder) if not path.name.startswith("_"))
+    return sorted(path for path in list_code_files(folder) if not path.name.startswith("_"))
 
 
 def read_plugin(plugin_path: Path) -> PluginSource:
@@ -63,7 +63,7 @@ def read_plugin(plugin_path: Path) -> PluginSource:
             f"{plugin_path}: {plugin_path.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches "
             f"{NAME_PATTERN.pattern}.py."
         )
-    helper_paths = [path for path in list_python_files(plugin_path.parent) if path.name.startswith("_")]
+    helper_paths = [path for path in list_code_files(plugin_path.parent) if path.name.startswith("_")]
     return PluginSource(plugin_path, {path.name: read_plugin_file(path) for path in (plugin_path, *helper_paths)})
 
 
@@ -75,11 +75,11 @@ def read_carried_files(workspace: Path) -> dict[str, bytes]:
     return {
         f"{folder}/{path.name}": read_plugin_file(path)
         for folder in CARRIED_FOLDERS
-        for path in list_python_files(workspace / folder)
+        for path in list_code_files(workspace / folder)
     }
 
 
-def list_python_files(folder: Path) -> list[Path]:
+def list_code_files(folder: Path) -> list[Path]:
     """The plug-ins and helpers in a folder, sorted by name; none if the folder does not exist."""
     return [folder / name for name in files.list_names(folder) if name.endswith(".py") and not name.startswith(".")]
 
@@ -95,14 +95,12 @@ def read_plugin_file(plugin_path: Path, allowed_content: str = "Python code; dat
         raise InputError(f"{plugin_path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
 
 
-def read_submitted_plugin(plugin_path: Path, submitted_digest: str | None) -> PluginSource:
-    """As `read_plugin`, on a rank. submitted_digest: the digest of the plug-in when the run was submitted. Raises InputError also if the
+def read_submitted_plugin(plugin_path: Path, digest: str | None) -> PluginSource:
+    """As `read_plugin`, on a rank. digest: the digest of the plug-in when the run was submitted. Raises InputError also if the
     plug-in was changed after that."""
     plugin_source = read_plugin(plugin_path)
-    if plugin_source.digest != submitted_digest:
-        raise InputError(
-            f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {submitted_digest}."
-        )
+    if plugin_source.digest != digest:
+        raise InputError(f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {digest}.")
     return plugin_source
 
 
@@ -110,5 +108,5 @@ def write_plugin(folder: Path, plugin_source: PluginSource) -> None:
     """Write the files of a plug-in into a folder that has none of them. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         folder.mkdir(parents=True, exist_ok=True)
-    for file_name, file_content in plugin_source.content_by_name.items():
+    for file_name, file_content in plugin_source.contents.items():
         files.write_new(folder / file_name, file_content)

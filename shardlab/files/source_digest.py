@@ -23,8 +23,8 @@ BYTECODE_FOLDER = "__pycache__"  # the folders in which Python keeps bytecode
 
 
 def digest_source(source_root: Path = ROOT) -> str:
-    """The digest of all files of shardlab that a run may use: 12 hexadecimal digits. source_root: the folder that contains shardlab's
-    packages."""
+    """The digest of all files of shardlab that a run may use: 12 hexadecimal digits. source_root: the folder that contains
+    shardlab's packages."""
     return digest_packages(RUN_PACKAGES, source_root)
 
 
@@ -48,17 +48,15 @@ def digest_packages(package_names: Iterable[str], source_root: Path = ROOT) -> s
 
 def digest_installed_packages() -> str:
     """The digest of the names and versions of the installed packages without shardlab: 12 hexadecimal digits."""
-    package_names = sorted(
-        package_name for package_name in _list_installed_packages() if not package_name.startswith(OWN_PREFIX)
-    )
+    package_names = sorted(package_name for package_name in _list_installed() if not package_name.startswith(OWN_PREFIX))
     return hashlib.sha256("".join(f"{package_name}\n" for package_name in package_names).encode()).hexdigest()[:12]
 
 
 def list_source_files(package_names: Iterable[str], source_root: Path = ROOT) -> Iterator[Path]:
     """The files of some of shardlab's packages, package by package, sorted by path within a package.
 
-    package_names: the names of the packages. source_root: the folder that contains them. Folders with bytecode are not looked into, because
-    another process may write or remove them at any time.
+    package_names: the names of the packages. source_root: the folder that contains them. Folders with bytecode are not looked
+    into, because another process may write or remove them at any time.
     """
     for package in package_names:
         package_files = []
@@ -70,7 +68,7 @@ def list_source_files(package_names: Iterable[str], source_root: Path = ROOT) ->
         yield from sorted(package_files)
 
 
-def _list_installed_packages() -> set[str]:
+def _list_installed() -> set[str]:
     """The names of the .dist-info folders of the installed packages. Each name contains the name and version of a package.
 
     The files in these folders are not read, because that takes seconds on slow storage.

@@ -78,11 +78,9 @@ def _unwrap_union(target_type: Any, document_part: Any) -> Any:
     None is removed from the union. If the union has a mapping and its short form, such as text, the mapping is meant if
     `document_part` is a mapping."""
     if get_origin(target_type) in (Union, types.UnionType):
-        union_types = [member_type for member_type in get_args(target_type) if member_type is not type(None)]
+        union_types = [member for member in get_args(target_type) if member is not type(None)]
         if len(union_types) > 1:  # the union has a mapping and its short form
-            union_types = [
-                member_type for member_type in union_types if isinstance(document_part, dict) == _is_struct(member_type)
-            ]
+            union_types = [member for member in union_types if isinstance(document_part, dict) == _is_struct(member)]
         if document_part is not None and len(union_types) == 1:
             return _unwrap_union(union_types[0], document_part)
     return target_type
@@ -92,7 +90,7 @@ def _is_struct(target_type: Any) -> bool:
     return isinstance(target_type, type) and issubclass(target_type, msgspec.Struct)
 
 
-def _describe_mismatch(found_value: Any, target_type: Any, error_text: str) -> str:
+def _describe_mismatch(value: Any, target_type: Any, error_text: str) -> str:
     """The message for a value that does not match the type `target_type`: what was found, and what is allowed.
 
     error_text: the error message of msgspec.
@@ -100,36 +98,25 @@ def _describe_mismatch(found_value: Any, target_type: Any, error_text: str) -> s
     plain_type = get_args(target_type)[0] if get_origin(target_type) is typing.Annotated else target_type
     if get_origin(plain_type) is Literal:
         allowed_choices = ", ".join(str(choice) for choice in get_args(plain_type))
-        return f"found {describe_value(found_value)}. Allowed: {allowed_choices}."
-    if plain_type is str and isinstance(found_value, int | float) and not isinstance(found_value, bool):
-        return f'expected text, found {describe_value(found_value)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
+        return f"found {describe_value(value)}. Allowed: {allowed_choices}."
+    if plain_type is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return f'expected text, found {describe_value(value)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
     union_types = get_args(target_type) if get_origin(target_type) in (Union, types.UnionType) else (target_type,)
-    annotations = [
-        annotation
-        for member_type in union_types
-        for annotation in getattr(member_type, "__metadata__", ())
-        if isinstance(found_value, str)
-    ]
-    if (
-        allowed_text := next((annotation.extra["allowed"] for annotation in annotations if annotation.extra), None)
-    ) is not None:
-        return f"found {describe_value(found_value)}. Allowed: {allowed_text}."
+    annotations = [meta for member in union_types for meta in getattr(member, "__metadata__", ()) if isinstance(value, str)]
+    if (allowed_text := next((meta.extra["allowed"] for meta in annotations if meta.extra), None)) is not None:
+        return f"found {describe_value(value)}. Allowed: {allowed_text}."
     error_text = error_text[0].lower() + error_text[1:] if error_text else "is not allowed"
-    return f"found {describe_value(found_value)}: {error_text}."
+    return f"found {describe_value(value)}: {error_text}."
 
 
-def describe_value(found_value: Any) -> str:
+def describe_value(data: Any) -> str:
     """A value in words for a message, shortened to one line."""
     kind_names = {bool: "the truth value", int: "the number", float: "the number", str: "the text"}
-    if found_value is None:
+    if data is None:
         return "nothing"
-    if isinstance(found_value, dict):
+    if isinstance(data, dict):
         return "a mapping"
-    if isinstance(found_value, list):
+    if isinstance(data, list):
         return "a list"
-    value_text = (
-        str(found_value).lower()
-        if isinstance(found_value, bool)
-        else repr(remove_secrets(found_value) if isinstance(found_value, str) else found_value)
-    )
-    return f"{kind_names[type(found_value)]} {value_text[:60]}"
+    value_text = str(data).lower() if isinstance(data, bool) else repr(remove_secrets(data) if isinstance(data, str) else data)
+    return f"{kind_names[type(data)]} {value_text[:60]}"

@@ -164,10 +164,8 @@ def list_nics(sysfs_folder: Path = Path("/sys/class/net")) -> list[Nic]:
 
 def _read_interface(nic_folder: Path) -> Nic:
     device_link = nic_folder / "device"
-    hardware_type = read_kernel_text(nic_folder / "type")
-    nic_kind = (
-        "loopback" if hardware_type == "772" else "physical" if device_link.exists() else "virtual"
-    )  # 772: ARPHRD_LOOPBACK
+    link_type = read_kernel_text(nic_folder / "type")
+    nic_kind = "loopback" if link_type == "772" else "physical" if device_link.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
     speed_text = read_kernel_text(nic_folder / "speed")
     return Nic(
         name=nic_folder.name,
@@ -182,10 +180,8 @@ def _read_interface(nic_folder: Path) -> Nic:
 
 def list_numa_nodes(sysfs_folder: Path = Path("/sys/devices/system/node")) -> list[NumaNode]:
     """The NUMA nodes that the kernel shows, sorted by number; empty if the kernel shows no NUMA nodes."""
-    node_folders = sorted(sysfs_folder.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
-    return [
-        NumaNode(int(folder.name.removeprefix("node")), read_kernel_text(folder / "cpulist") or "") for folder in node_folders
-    ]
+    folders = sorted(sysfs_folder.glob("node[0-9]*"), key=lambda folder: int(folder.name.removeprefix("node")))
+    return [NumaNode(int(folder.name.removeprefix("node")), read_kernel_text(folder / "cpulist") or "") for folder in folders]
 
 
 def read_git_commit() -> str | None:

@@ -71,19 +71,10 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
 
     def describe(self) -> str | None:
         """The transports between nodes in words, such as `NET/IB on mlx5_0 (IB), with GPUDirect RDMA`; None: there are none."""
-        details_by_transport = {
-            "NET/IB": self.devices,
-            "NET/Socket": self.interfaces,
-            **dict.fromkeys(_OFI_TRANSPORTS, self.providers),
-        }
+        notes = {"NET/IB": self.devices, "NET/Socket": self.interfaces, **dict.fromkeys(_OFI_TRANSPORTS, self.providers)}
         network_transports = sorted(name for name in self.channels if name.startswith("NET/"))
-        transport_texts = [
-            f"{name} on {', '.join(details_by_transport[name])}" if details_by_transport.get(name) else name
-            for name in network_transports
-        ]
-        return (
-            f"{' and '.join(transport_texts)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if transport_texts else None
-        )
+        phrases = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in network_transports]
+        return f"{' and '.join(phrases)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if phrases else None
 
 
 def read_transports(log_paths: Iterable[Path]) -> NcclTransports:

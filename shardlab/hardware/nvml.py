@@ -79,11 +79,9 @@ def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in gpu_handles]
         observed_gpus = [_read_gpu(handle, uuid) for handle, uuid in zip(gpu_handles, uuids)]
         for gpu, handle in zip(observed_gpus, gpu_handles):
-            other_gpus = [(uuid, other_handle) for uuid, other_handle in zip(uuids, gpu_handles) if uuid != gpu.uuid]
+            other_gpus = [(uuid, other) for uuid, other in zip(uuids, gpu_handles) if uuid != gpu.uuid]
             path_by_uuid = {
-                uuid: path
-                for uuid, other_handle in other_gpus
-                if (path := _call_if_supported(_read_connection, handle, other_handle)) is not None
+                uuid: path for uuid, other in other_gpus if (path := _call_if_supported(_read_link, handle, other)) is not None
             }
             gpu.paths = path_by_uuid or None
         return pynvml.nvmlSystemGetDriverVersion(), observed_gpus, None
@@ -192,7 +190,7 @@ def _count_nvlinks(gpu_handle: Any) -> dict[str, int] | None:
     return count_by_address or None
 
 
-def _read_connection(gpu_handle: Any, other_handle: Any) -> str | None:
+def _read_link(gpu_handle: Any, other_handle: Any) -> str | None:
     import pynvml as nvml
 
     return NAME_BY_ANCESTOR_LEVEL.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu_handle, other_handle))

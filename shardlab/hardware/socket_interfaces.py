@@ -42,10 +42,7 @@ def list_network_interfaces(interface: str) -> list[str]:
     a control network, which must carry no data.
     """
     addresses_by_interface, state_by_interface = psutil.net_if_addrs(), psutil.net_if_stats()
-    own_networks = {
-        _find_network(address_entry.address, address_entry.netmask)
-        for address_entry in addresses_by_interface.get(interface, ())
-    } - {None}
+    own_networks = {_find_network(entry.address, entry.netmask) for entry in addresses_by_interface.get(interface, ())} - {None}
     own_speed_mbps = state_by_interface[interface].speed if interface in state_by_interface else 0  # Mbit/s; 0: not known
     other_interfaces = [
         name
@@ -54,9 +51,7 @@ def list_network_interfaces(interface: str) -> list[str]:
         and (state := state_by_interface.get(name)) is not None
         and state.isup
         and state.speed >= own_speed_mbps
-        and any(
-            _find_network(address_entry.address, address_entry.netmask) in own_networks for address_entry in address_entries
-        )
+        and any(_find_network(entry.address, entry.netmask) in own_networks for entry in address_entries)
     ]
     return sorted([interface, *other_interfaces])
 

@@ -94,7 +94,7 @@ class TryOutcome(msgspec.Struct, frozen=True):
     """Units of data per second."""
 
 
-def make_try_cell(cell: Cell, batch_size: int) -> Cell:
+def try_cell(cell: Cell, batch_size: int) -> Cell:
     """The cell of a try: `cell` with another batch size and the same number of passes in a step.
 
     batch_size: units of data per data-parallel rank and step; it must be a multiple of the number of passes.
@@ -105,7 +105,7 @@ def make_try_cell(cell: Cell, batch_size: int) -> Cell:
 
 def compute_search_hash(cell: Cell) -> str:
     """A hash that is the same for the cells of all tries of a search, because the batch size does not influence it."""
-    return make_try_cell(cell, PLACEHOLDER_SIZE * cell.gradient_accumulation_steps).hash()
+    return try_cell(cell, PLACEHOLDER_SIZE * cell.gradient_accumulation_steps).hash()
 
 
 def choose_next_size(search: BatchSearch, outcome_by_size: Mapping[int, TryOutcome]) -> int | None:

@@ -15,7 +15,7 @@ from shardlab.files.decoders import get_decoder
 from shardlab.matrix.command import Command, mark_label
 from shardlab.matrix.faults import LostWorker, SlowedRank
 from shardlab.matrix.gradient_sync import LAST_PASS
-from shardlab.record_types import Count, Integer, Measured, PlainWord, Positive, Ranks, ShortName, WholeSeconds, make_text_rule
+from shardlab.record_types import Count, Integer, Measured, PlainWord, Positive, Ranks, ShortName, WholeSeconds, limit_text
 
 FASTEST_HZ = 50.0  # largest rate of telemetry; at 100 Hz, the sampler made the ranks on its node slower by a fifth
 SLOWEST_HZ = 0.5  # smallest rate of telemetry: 1 sample in 2 s, because a node without samples for 10 s may be treated as lost
@@ -23,7 +23,7 @@ TELEMETRY_HZ = 2.0  # default rate of telemetry
 ServerCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 Checkpointing = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^(none|full|every-[1-9][0-9]{0,3}|segments-[1-9][0-9]{0,3})\Z",
         "none, full, every-N or segments-N with a number from 1 to 9999",
     ),
@@ -465,7 +465,7 @@ def select_trainings(cells: Iterable[AnyCell]) -> list[Cell]:
 
 
 @functools.cache
-def find_keys_with_role(*roles: Role) -> frozenset[str]:
+def find_role_keys(*roles: Role) -> frozenset[str]:
     """The names of the keys of `AnyCell` whose role is one of these roles."""
     key_types = get_type_hints(AnyCell, include_extras=True)
     return frozenset(key for key, key_type in key_types.items() if any(role in key_type.__metadata__ for role in roles))
@@ -474,7 +474,7 @@ def find_keys_with_role(*roles: Role) -> frozenset[str]:
 def compute_cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
     of the hash."""
-    bookkeeping_keys = find_keys_with_role(Role.BOOKKEEPING)
+    bookkeeping_keys = find_role_keys(Role.BOOKKEEPING)
     # not in the hash if null or empty: cells of older versions lack these keys
     newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment", "command", "set", "env", "imported")
     unhashed_keys = {*bookkeeping_keys, *(key for key in newer_keys if cell.get(key) in (None, {}))}

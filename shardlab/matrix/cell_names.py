@@ -25,7 +25,7 @@ PLAIN_NAMES = (
 )
 
 
-def map_values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
+def map_cell_values(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a resolved cell, by name. Members of mappings have dotted names, such as optimizer.lr.
 
     cell: the cell as dicts, lists, text and numbers, as in run.json.
@@ -41,21 +41,19 @@ def map_values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
 def is_cell_name(name: str) -> bool:
     """Whether a resolved cell can have a value of this name. Every name options.NAME is accepted, because only strategies and
     workloads know their options, and every name set.NAME and env.NAME."""
-    name_head, _, name_tail = name.partition(".")
+    head, _, name_tail = name.partition(".")
     if not name_tail:
         return name in PLAIN_NAMES
     member_names = (
-        [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[name_head])]
-        if name_head in _KEYS_WITH_MEMBERS
-        else []
+        [field.name for field in msgspec.structs.fields(_KEYS_WITH_MEMBERS[head])] if head in _KEYS_WITH_MEMBERS else []
     )
-    return name_head in _FREE_MAPPINGS or name_tail in member_names
+    return head in _FREE_MAPPINGS or name_tail in member_names
 
 
 def matches_cell(cell: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:
     """Whether a cell has all values in `required_values`, which are given by name. For a tiny twin, the original cell is
     compared."""
-    return has_values(map_values_by_name(cell.get("rehearses") or cell), required_values)
+    return has_values(map_cell_values(cell.get("rehearses") or cell), required_values)
 
 
 def has_values(cell_values: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:

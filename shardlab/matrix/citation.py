@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardlab.record_types import make_text_rule
+from shardlab.record_types import limit_text
 from shardlab.terminal import printable
 
 CITATION_FILE = "CITATION.cff"
@@ -34,9 +34,9 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The year in which the study was published."""
     published: str = ""
     """Where the study was published, such as the name of a journal or a conference."""
-    doi: Annotated[str, make_text_rule(r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z", "a DOI, such as 10.1145/3458817.3476209")] = ""
+    doi: Annotated[str, limit_text(r"^(10\.[0-9]{4,9}/[^\s{}\\%#]+)?\Z", "a DOI, such as 10.1145/3458817.3476209")] = ""
     """The DOI, without an address before it."""
-    url: Annotated[str, make_text_rule(r"^(https?://[^\s{}\\]+)?\Z", "an address that begins with https:// or http://")] = ""
+    url: Annotated[str, limit_text(r"^(https?://[^\s{}\\]+)?\Z", "an address that begins with https:// or http://")] = ""
     """The address of the study."""
 
 
@@ -78,12 +78,8 @@ def _escape_tex(plain_text: str) -> str:
 
 def _format_entry(entry_key: str, bibtex_fields: dict[str, str]) -> str:
     """An entry of the type misc, which every BibTeX style has (only biblatex has @software). Empty fields are left out."""
-    known_fields = {field_name: field_value for field_name, field_value in bibtex_fields.items() if field_value}
+    known_fields = {name: value for name, value in bibtex_fields.items() if value}
     name_width = max(map(len, known_fields))
     return "\n".join(
-        [
-            f"@misc{{{entry_key},",
-            *(f"  {field_name:<{name_width}} = {{{field_value}}}," for field_name, field_value in known_fields.items()),
-            "}",
-        ]
+        [f"@misc{{{entry_key},", *(f"  {name:<{name_width}} = {{{value}}}," for name, value in known_fields.items()), "}"]
     )

@@ -81,7 +81,7 @@ def find_claims_without_cells(
 
     document: the matrix file. test_texts: the test of each claim. cells: all cells of the matrix, also cells that the user did
     not select. excluded_cells: the combinations that the matrix excludes."""
-    cell_values = [cell_names.map_values_by_name(msgspec.to_builtins(cell)) for cell in cells] if test_texts else []
+    cell_values = [cell_names.map_cell_values(msgspec.to_builtins(cell)) for cell in cells] if test_texts else []
     cell_values += list(excluded_cells)
     problems = []
     for index, test_text in enumerate(test_texts):
@@ -96,19 +96,15 @@ def find_claims_without_cells(
     return problems
 
 
-def _check_test(test_expression: Expression) -> None:
+def _check_test(test: Expression) -> None:
     """Check the test of a claim. Raises ExpressionError or UnknownName if the test is wrong or uses an unknown name."""
-    if test_expression.names:
-        unknown_name = min(test_expression.names)
-        example_text = f", as in {unknown_name}(strategy='ddp')" if unknown_name in metric_names.KNOWN_METRICS else ""
-        raise ExpressionError(
-            f"{unknown_name!r} is not a number. Allowed: a metric with the values that select one cell{example_text}"
-        )
-    if not test_expression.called_names:
-        raise ExpressionError(
-            f"{test_expression.expression_text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4"
-        )
-    for metric, arguments in test_expression.call_arguments:
+    if test.names:
+        name = min(test.names)
+        example_text = f", as in {name}(strategy='ddp')" if name in metric_names.KNOWN_METRICS else ""
+        raise ExpressionError(f"{name!r} is not a number. Allowed: a metric with the values that select one cell{example_text}")
+    if not test.calls:
+        raise ExpressionError(f"{test.text!r} names no metric. Allowed: one or more, as in final_loss(strategy='ddp') < 4")
+    for metric, arguments in test.call_arguments:
         if metric not in metric_names.KNOWN_METRICS:
             raise UnknownName("metric", metric, metric_names.KNOWN_METRICS)
         needed_argument = metric_names.WITH_ARGUMENT.get(metric)

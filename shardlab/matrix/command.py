@@ -19,7 +19,7 @@ from shardlab.errors import InputError
 from shardlab.files import json_file
 from shardlab.files.document import Document, Problem
 from shardlab.matrix import matrix_sections
-from shardlab.record_types import make_text_rule
+from shardlab.record_types import limit_text
 
 CHECKPOINT_PLACEHOLDER = "checkpoint"  # in `resume`: the path of the newest checkpoint of an earlier attempt
 DEFAULT_LABEL = "command"  # the strategy of a cell of a command for which the matrix gives no label
@@ -29,7 +29,7 @@ Word = str | int | float
 Words = Annotated[list[Word], msgspec.Meta(min_length=1, max_length=MOST_WORDS)]
 Label = Annotated[
     str,
-    make_text_rule(
+    limit_text(
         r"^(?!c[0-9]+(\.[0-9]+)?\Z)[A-Za-z0-9][A-Za-z0-9 ._+-]{0,39}\Z",
         "up to 40 letters, digits, spaces and the signs . _ + -, beginning with a letter or digit; not a short name of cells "
         "such as c1",
@@ -37,7 +37,7 @@ Label = Annotated[
 ]
 RelativePath = Annotated[
     str,
-    make_text_rule(r"^(?!/)(?!.*(^|/)\.\.(/|\Z)).{1,500}\Z", "a path below the folder of the command, without .."),
+    limit_text(r"^(?!/)(?!.*(^|/)\.\.(/|\Z)).{1,500}\Z", "a path below the folder of the command, without .."),
 ]
 # The names of the values that a script may report about a step.
 STEP_NAMES = ("step", "loss", "tokens", "seconds", "ms")
@@ -75,9 +75,7 @@ class CommandWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     """Patterns of files in the folder that runs do not need, as in .gitignore, such as data/*."""
     include: list[str] = []
     """Patterns of files in the folder that runs need although git ignores them, such as data/*.bin."""
-    name: Annotated[str, make_text_rule(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = (
-        None
-    )
+    name: Annotated[str, limit_text(r"^[a-z0-9][a-z0-9._-]{0,39}\Z", "up to 40 small letters, digits and . _ -")] | None = None
     """The name of the workload; null: the name of the folder."""
     steps: StepSource | None = None
     """Where the steps are found; null: the script calls shardlab.steps.report."""
@@ -144,7 +142,7 @@ def replace_commands(
             continue
         workload = msgspec.convert(workload_entry, CommandWorkload)
         try:
-            sent_folder = find_sent_folder(Path(document.file_name), workload)
+            sent_folder = find_sent_folder(Path(document.file), workload)
             workload_name = sent_folder.name if sent_folder else workload.name or _name_folder(folder / workload.folder)
             find_placeholders(workload)
             if workload.steps is not None and (fault := explain_wrong_steps(workload.steps)) is not None:
@@ -178,12 +176,7 @@ def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder
     sent_folders = json_file.read_json_if_valid(find_sent_folders_path(matrix_path), list[SentFolder]) or []
     stated_keys = (workload.folder, workload.exclude, workload.include, workload.name)
     return next(
-        (
-            sent_folder
-            for sent_folder in sent_folders
-            if stated_keys == (sent_folder.folder, sent_folder.exclude, sent_folder.include, sent_folder.stated_name)
-        ),
-        None,
+        (sent for sent in sent_folders if stated_keys == (sent.folder, sent.exclude, sent.include, sent.stated_name)), None
     )
 
 
@@ -250,13 +243,9 @@ def format_variables(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: format_value(value) for name, value in values.items()}
 
 
-def explain_wrong_setting(setting_name: str) -> str | None:
+def explain_wrong_setting(name: str) -> str | None:
     """Why NAME cannot be used in `set.NAME`; None if it can."""
-    return (
-        None
-        if _SETTING.fullmatch(setting_name)
-        else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."
-    )
+    return None if _SETTING.fullmatch(name) else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."
 
 
 def explain_wrong_variable(variable_name: str) -> str | None:
@@ -274,11 +263,13 @@ def explain_wrong_steps(step_source: StepSource) -> str | None:
         return f"names: {unknown_names[0]!r} is no value of a step. Allowed: {', '.join(STEP_NAMES)}."
     if step_source.regex is not None:
         try:
-            group_indexes = re.compile(step_source.regex).groupindex
+            groups = re.compile(step_source.regex).groupindex
         except re.error as error:
             return f"regex: is not a regular expression: {error}."
-        if "step" not in group_indexes or not group_indexes.keys() <= set(STEP_NAMES):
-            return f"regex: found the groups {', '.join(group_indexes) or 'none'}. Allowed: step, and any of {', '.join(STEP_NAMES[1:])}."
+        if "step" not in groups or not groups.keys() <= set(STEP_NAMES):
+            return (
+                f"regex: found the groups {', '.join(groups) or 'none'}. Allowed: step, and any of {', '.join(STEP_NAMES[1:])}."
+            )
     if step_source.sample is not None and read_step(step_source, step_source.sample) is None:
         return f"sample: no step is found in {step_source.sample!r}."
     return None

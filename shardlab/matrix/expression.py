@@ -38,20 +38,20 @@ class ExpressionError(ValueError):
 
 
 class Expression:
-    """A checked expression. names: the names (cell keys) in the expression. called_names: the names of the functions that it calls."""
+    """A checked expression. names: the names (cell keys) in the expression. calls: the names of the functions that it calls."""
 
-    def __init__(self, expression_text: str) -> None:
-        self.expression_text = expression_text
-        if len(expression_text) > MAX_LENGTH:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > MAX_LENGTH:
             raise ExpressionError(f"an expression of more than {MAX_LENGTH} characters, which is the limit")
         try:
-            self.syntax_tree = ast.parse(expression_text.strip(), mode="eval").body
+            self.syntax_tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ExpressionError(f"{expression_text!r} is not an expression: {getattr(error, 'msg', None) or error}") from None
+            raise ExpressionError(f"{text!r} is not an expression: {getattr(error, 'msg', None) or error}") from None
         self.names: set[str] = set()
-        self.called_names: set[str] = set()
+        self.calls: set[str] = set()
         try:
-            _check_node(self.syntax_tree, self.names, self.called_names)
+            _check_node(self.syntax_tree, self.names, self.calls)
         except RecursionError:
             raise ExpressionError("an expression nested too deeply") from None
 
@@ -62,22 +62,21 @@ class Expression:
         Raises ExpressionError for an argument that is not a constant.
         """
         return [
-            (node.func.id, {keyword_to_key(k.arg): Evaluator({}).evaluate_node(k.value) for k in node.keywords if k.arg})
+            (node.func.id, {keyword_to_key(k.arg): Evaluator({}).evaluate(k.value) for k in node.keywords if k.arg})
             for node in ast.walk(self.syntax_tree)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         ]
 
-    def evaluate(
-        self, value_by_name: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None
-    ) -> Any:
-        """The value of the expression. value_by_name: the value of each name. function_by_name: the functions that it may call, by name.
+    def evaluate(self, values: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+        """The value of the expression. values: the value of each name. function_by_name: the functions that it may call, by
+        name.
 
         Raises only ExpressionError, unless a function raises another exception.
         """
         try:
-            return Evaluator(value_by_name, function_by_name).evaluate_node(self.syntax_tree)
+            return Evaluator(values, function_by_name).evaluate(self.syntax_tree)
         except (TypeError, ZeroDivisionError, OverflowError, RecursionError) as error:
-            raise ExpressionError(f"{self.expression_text!r} cannot be evaluated: {error}") from None
+            raise ExpressionError(f"{self.text!r} cannot be evaluated: {error}") from None
 
 
 def keyword_to_key(keyword: str) -> str:
@@ -133,13 +132,11 @@ def _parse_dotted_name(node: ast.AST) -> str:
 class Evaluator:
     """Evaluates the tree of an expression. `collect.verdicts.draws` has a subclass for values that are arrays of draws."""
 
-    def __init__(
-        self, value_by_name: Mapping[str, Any], function_by_name: Mapping[str, Callable[..., Any]] | None = None
-    ) -> None:
+    def __init__(self, value_by_name: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self.value_by_name = value_by_name
-        self.function_by_name = function_by_name or {}
+        self.functions = functions or {}
 
-    def evaluate_node(self, node: ast.AST) -> Any:
+    def evaluate(self, node: ast.AST) -> Any:
         """The value of the part of the tree below `node`. Raises TypeError and ZeroDivisionError as Python does."""
         match node:
             case ast.Constant(value=constant):
@@ -149,18 +146,16 @@ class Evaluator:
             case ast.Attribute():
                 return self.lookup(_parse_dotted_name(node))
             case ast.List(elts=items) | ast.Tuple(elts=items):
-                return [self.evaluate_node(item) for item in items]
+                return [self.evaluate(item) for item in items]
             case ast.BoolOp(op=op, values=values):
-                tests = (self.evaluate_node(item) for item in values)
+                tests = (self.evaluate(item) for item in values)
                 return self.combine_with_and(tests) if isinstance(op, ast.And) else self.combine_with_or(tests)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                return self.negate(self.evaluate_node(operand))
+                return self.negate(self.evaluate(operand))
             case ast.UnaryOp(operand=operand):
-                return -self.require_number(self.evaluate_node(operand))
+                return -self.require_number(self.evaluate(operand))
             case ast.BinOp(left=left, op=op, right=right):
-                return _BINARY[type(op)](
-                    self.require_number(self.evaluate_node(left)), self.require_number(self.evaluate_node(right))
-                )
+                return _BINARY[type(op)](self.require_number(self.evaluate(left)), self.require_number(self.evaluate(right)))
             case ast.Compare(left=left, ops=ops, comparators=others):
                 return self.combine_with_and(self._compare_chain(left, ops, others))
             case ast.Call():
@@ -193,20 +188,16 @@ class Evaluator:
     def call_function(self, node: ast.Call) -> Any:
         """The value of a function call. Raises ExpressionError for a function that is not allowed."""
         assert isinstance(node.func, ast.Name)
-        function_name = node.func.id
-        if function_name not in self.function_by_name:
-            raise ExpressionError(
-                f"unknown function {function_name!r}. Allowed: {', '.join(sorted(self.function_by_name)) or 'none here'}"
-            )
-        return self.function_by_name[function_name](
-            **{keyword_to_key(k.arg): self.evaluate_node(k.value) for k in node.keywords if k.arg}
-        )
+        name = node.func.id
+        if name not in self.functions:
+            raise ExpressionError(f"unknown function {name!r}. Allowed: {', '.join(sorted(self.functions)) or 'none here'}")
+        return self.functions[name](**{keyword_to_key(k.arg): self.evaluate(k.value) for k in node.keywords if k.arg})
 
     def _compare_chain(self, left: ast.expr, ops: list[ast.cmpop], operands: list[ast.expr]) -> Iterator[Any]:
         """The results of the comparisons in a chain such as `1 < x < 9`. An operand is evaluated once, and only if needed."""
-        left_value = self.evaluate_node(left)
+        left_value = self.evaluate(left)
         for op, operand in zip(ops, operands, strict=True):
-            right_value = self.evaluate_node(operand)
+            right_value = self.evaluate(operand)
             yield self.compare(left_value, op, right_value)
             left_value = right_value
 

@@ -21,7 +21,5 @@ def describe_sync_difference(strategy_syncs: Iterable[tuple[str, object]]) -> st
     for strategy, sync_option in strategy_syncs:
         if isinstance(sync_option, str) and sync_option in IN_WORDS:
             strategies_by_phrase.setdefault(IN_WORDS[sync_option], set()).add(strategy)
-    clauses = "; ".join(
-        f"{sync_phrase}: {', '.join(sorted(strategies_by_phrase[sync_phrase]))}" for sync_phrase in sorted(strategies_by_phrase)
-    )
+    clauses = "; ".join(f"{when}: {', '.join(sorted(strategies_by_phrase[when]))}" for when in sorted(strategies_by_phrase))
     return f"gradients are exchanged {clauses}; so sent bytes and memory differ" if len(strategies_by_phrase) > 1 else None

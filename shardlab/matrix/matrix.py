@@ -32,7 +32,7 @@ from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.matrix.model_file import ModelByConfiguration, ModelFile
 from shardlab.matrix.retry import Retry
 from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
-from shardlab.record_types import Sha256, make_text_rule
+from shardlab.record_types import Sha256, limit_text
 
 MAX_CELLS = 100_000
 PlacedValues = dict[str, tuple[Any, KeyPath]]  # cell key -> (value of the key, path of this value in the matrix file)
@@ -55,7 +55,7 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The version of the format."""
     name: Annotated[
         str,
-        make_text_rule(
+        limit_text(
             r"^[a-z0-9][a-z0-9._-]{0,40}\Z",
             "up to 41 small letters, digits and the signs . _ -, beginning with a letter or digit",
         ),
@@ -116,14 +116,14 @@ class MatrixFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Point(msgspec.Struct, frozen=True):
     """One combination of a matrix, which becomes a cell."""
 
-    value_by_key: dict[str, Any]
+    keys: dict[str, Any]
     """Cell key -> its value."""
-    path_by_key: dict[str, KeyPath]
+    origin: dict[str, KeyPath]
     """Cell key -> the path of its value in the matrix file."""
 
     def make_draft(self) -> Draft:
         """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""
-        return msgspec.convert(_nest_dotted_keys(self.value_by_key), Draft)
+        return msgspec.convert(_nest_dotted_keys(self.keys), Draft)
 
 
 class Matrix(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class Matrix(msgspec.Struct, frozen=True):
     """The combinations, in the order of the axes."""
     excluded: list[ExcludedPoint]
     """The combinations that the file excludes."""
-    model_by_name: dict[str, ModelFile] = {}
+    models: dict[str, ModelFile] = {}
     """The models that the file describes by their configuration, by the names that replace them in `file` and `points`."""
     command_by_name: dict[str, CommandWorkload] = {}
     """The commands that the file gives as workloads, by the names that replace them."""
@@ -161,7 +161,7 @@ class Matrix(msgspec.Struct, frozen=True):
 
     def entry_adds_to(self, entry_index: int, point: Point) -> bool:
         """Whether a combination has a value from entry `entry_index` of `include`."""
-        return any(key_path[:2] == ("include", entry_index) for key_path in point.path_by_key.values())
+        return any(key_path[:2] == ("include", entry_index) for key_path in point.origin.values())
 
 
 def find_shipped_matrices() -> dict[str, Path]:
@@ -190,7 +190,7 @@ def load_matrix(path: Path, settings: Sequence[str] = ()) -> Matrix:
     overrides.override_defaults(matrix_document, settings)
     matrix = expand_matrix(matrix_document, path.parent)
     for (_, key), option in matrix_document.option_by_path.items():
-        if not any(point.path_by_key.get(str(key)) == ("defaults", key) for point in matrix.points):
+        if not any(point.origin.get(str(key)) == ("defaults", key) for point in matrix.points):
             raise InputError(
                 f"{option}: changes no cell, because `axes`, `zip`, `include` or `search` gives {key} for each cell. Allowed: "
                 "another key, or --where to select cells."
@@ -215,7 +215,7 @@ def expand_matrix(document: Document, folder: Path) -> Matrix:
     if not remaining_points:
         raise document.error(("axes",), "no cell is left: all combinations are excluded, or the file lists none.")
     return Matrix(
-        matrix_file, document, document.file_name, remaining_points, excluded_points, model_by_name, command_by_name, labels
+        matrix_file, document, document.file, remaining_points, excluded_points, model_by_name, command_by_name, labels
     )
 
 
@@ -245,47 +245,37 @@ def find_key_path(point: Point, key: str) -> KeyPath:
     The file may contain the value of a dotted key (`optimizer.lr`) under this key, or in the mapping `optimizer`.
     """
     key_head, _, key_tail = key.partition(".")
-    if key in point.path_by_key:
-        return point.path_by_key[key]
-    return (
-        (*point.path_by_key[key_head], key_tail)
-        if key_tail and key_head in point.path_by_key
-        else point.path_by_key.get(key_head, ())
-    )
+    if key in point.origin:
+        return point.origin[key]
+    return (*point.origin[key_head], key_tail) if key_tail and key_head in point.origin else point.origin.get(key_head, ())
 
 
-def _check_keys(matrix_document: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
+def _check_keys(doc: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
     for key, value in matrix_file.defaults.items():
-        _check_value(matrix_document, key, value, ("defaults", key), problems)
+        _check_value(doc, key, value, ("defaults", key), problems)
     axis_groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), matrix_file.axes)]
     axis_groups += [(("zip", index), group) for index, group in enumerate(matrix_file.zip)]
     path_by_key: dict[str, KeyPath] = {}
     for path, group in axis_groups:
         for key, values in group.items():
             if key in path_by_key:
-                problems.append(
-                    matrix_document.problem((*path, key), f"already has a list at {document.format_path(path_by_key[key])}.")
-                )
+                problems.append(doc.problem((*path, key), f"already has a list at {document.format_path(path_by_key[key])}."))
             path_by_key[key] = (*path, key)
             if not values:
-                problems.append(matrix_document.problem((*path, key), "found an empty list. Allowed: one value or more."))
+                problems.append(doc.problem((*path, key), "found an empty list. Allowed: one value or more."))
             for index, value in enumerate(values):
-                _check_value(matrix_document, key, value, (*path, key, index), problems)
+                _check_value(doc, key, value, (*path, key, index), problems)
         if path[0] == "zip" and len({len(values) for values in group.values()}) > 1:
             list_lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
-            problems.append(
-                matrix_document.problem(path, f"the lists of one zip must have the same length, found {list_lengths}.")
-            )
+            problems.append(doc.problem(path, f"the lists of one zip must have the same length, found {list_lengths}."))
     for section_name, entries in (("exclude", matrix_file.exclude), ("include", matrix_file.include)):
         for index, entry in enumerate(entries):
-            _check_entry(matrix_document, section_name, index, entry, problems)
+            _check_entry(doc, section_name, index, entry, problems)
 
 
-def _check_entry(
-    document: Document, section_name: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]
-) -> None:
-    path: KeyPath = (section_name, entry_index)
-    if section_name == "exclude" and not isinstance(entry.get("why"), str):
+def _check_entry(document: Document, section: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
+    path: KeyPath = (section, entry_index)
+    if section == "exclude" and not isinstance(entry.get("why"), str):
         problems.append(
             document.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run.")
         )
@@ -295,17 +285,15 @@ def _check_entry(
         if key == "when":
             try:
                 expression = Expression(value if isinstance(value, str) else "")
-                unknown_keys = sorted(section_name for section_name in expression.names if key_type(section_name) is None)
-                if unknown_keys or expression.called_names:
+                unknown_keys = sorted(section for section in expression.names if key_type(section) is None)
+                if unknown_keys or expression.calls:
                     allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
-                    raise ExpressionError(
-                        f"unknown name {(unknown_keys or sorted(expression.called_names))[0]!r}. Allowed: {allowed}"
-                    )
+                    raise ExpressionError(f"unknown name {(unknown_keys or sorted(expression.calls))[0]!r}. Allowed: {allowed}")
             except ExpressionError as error:
                 problems.append(document.problem((*path, key), f"{error}."))
         else:
             _check_value(document, key, value, (*path, key), problems)
-    if not set(entry) - {"why", *(["when"] if section_name == "include" else [])}:
+    if not set(entry) - {"why", *(["when"] if section == "include" else [])}:
         problems.append(
             document.problem(path, "an entry without any cell key. Allowed: one cell key or more; in exclude, `when` alone.")
         )
@@ -327,23 +315,20 @@ def _check_value(document: Document, key: str, value: Any, key_path: KeyPath, pr
         validation.check_value(document, value, value_type, key_path, problems)
 
 
-def _check_study(document: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
+def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) -> None:
     """Check that the entries about the study (assumed, settings, reported, claims) use only keys and metrics that exist.
 
     problems: a problem is appended for each wrong key, value or metric.
     """
-    for index, assumed in enumerate(matrix_file.assumed):
+    for index, assumed in enumerate(file.assumed):
         if key_type(assumed.key) is None:
             draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
             problems.append(document.problem(("assumed", index, "key"), str(UnknownName("cell key", assumed.key, draft_keys))))
             continue
         for value in assumed.value if isinstance(assumed.value, list) else [assumed.value]:  # a list: each item is a value
             _check_value(document, assumed.key, value, ("assumed", index, "value"), problems)
-    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (
-        ("settings", matrix_file.settings),
-        ("reported", matrix_file.reported),
-    )
-    for section_name, entries in sections:
+    sections: tuple[tuple[str, Sequence[Setting | Reported]], ...] = (("settings", file.settings), ("reported", file.reported))
+    for section, entries in sections:
         for index, entry in enumerate(entries):
             for selector_name, cell in (
                 ("cell", entry.cell),
@@ -352,18 +337,14 @@ def _check_study(document: Document, matrix_file: MatrixFile, problems: list[Pro
                 for key in cell:
                     if not is_cell_name(key):
                         problems.append(
-                            document.problem(
-                                (section_name, index, selector_name, key), _make_unknown_name_sentence(key), at_key=True
-                            )
+                            document.problem((section, index, selector_name, key), _explain_unknown(key), at_key=True)
                         )
-    problems += claim_check.find_table_problems(document, matrix_file.tables)
-    problems += claim_check.find_long_quotes(document, matrix_file.claims)
-    problems += claim_check.find_claim_problems(
-        document, matrix_file.claim_tests, [entry.metric for entry in matrix_file.reported]
-    )
+    problems += claim_check.find_table_problems(document, file.tables)
+    problems += claim_check.find_long_quotes(document, file.claims)
+    problems += claim_check.find_claim_problems(document, file.claim_tests, [entry.metric for entry in file.reported])
 
 
-def _make_unknown_name_sentence(key: str) -> str:
+def _explain_unknown(key: str) -> str:
     return str(UnknownName("name of a resolved cell", key, PLAIN_NAMES))
 
 
@@ -390,30 +371,25 @@ def _expand_axes(document: Document, matrix_file: MatrixFile) -> tuple[list[Poin
         for point in merged_points:
             pass_count = point["microbatches"][0] if "microbatches" in point else 1
             point[matrix_file.search.key] = (PLACEHOLDER_SIZE * (pass_count or 1), ("search",))
-    return [
-        Point(_strip_paths(point_values), {k: value_path for k, (_, value_path) in point_values.items()})
-        for point_values in merged_points
-    ], excluded_points
+    return [Point(_strip_paths(p), {k: value_path for k, (_, value_path) in p.items()}) for p in merged_points], excluded_points
 
 
 def _include_entries(
-    document: Document, matrix_file: MatrixFile, axis_points: Sequence[PlacedValues], default_values: PlacedValues
+    document: Document, file: MatrixFile, axis_points: Sequence[PlacedValues], default_values: PlacedValues
 ) -> list[PlacedValues]:
     """All combinations with all their keys: those of the axes, and then the new combinations of `include`."""
-    varying_keys = set(matrix_file.axes) | {key for group in matrix_file.zip for key in group}
+    varying_keys = set(file.axes) | {key for group in file.zip for key in group}
     added_entries: list[PlacedValues] = [
         {key: (value, ("include", index, key)) for key, value in entry.items() if key not in ("when", "why")}
-        for index, entry in enumerate(matrix_file.include)
+        for index, entry in enumerate(file.include)
     ]
 
     def select_points(index: int, points: Sequence[PlacedValues]) -> list[int]:
         try:
             return [
-                point_index
-                for point_index, point in enumerate(points)
-                if _entry_applies(
-                    point, added_entries[index], varying_keys, matrix_file.include[index].get("when"), default_values
-                )
+                n
+                for n, point in enumerate(points)
+                if _entry_applies(point, added_entries[index], varying_keys, file.include[index].get("when"), default_values)
             ]
         except ExpressionError as error:
             raise document.error(("include", index, "when"), f"{error}.") from None
@@ -421,20 +397,16 @@ def _include_entries(
     added_values: list[PlacedValues] = [{} for _ in axis_points]
     matching_points = [select_points(index, axis_points) for index in range(len(added_entries))]
     for entry, point_indexes in zip(added_entries, matching_points, strict=True):
-        for point_index in point_indexes:
-            added_values[point_index].update({key: value for key, value in entry.items() if key not in varying_keys})
-    is_new = [
-        not point_indexes and "when" not in matrix_file.include[index] for index, point_indexes in enumerate(matching_points)
-    ]
+        for n in point_indexes:
+            added_values[n].update({key: value for key, value in entry.items() if key not in varying_keys})
+    is_new = [not point_indexes and "when" not in file.include[index] for index, point_indexes in enumerate(matching_points)]
     new_points = [entry for entry, is_new_point in zip(added_entries, is_new, strict=True) if is_new_point]
     added_to_new: list[PlacedValues] = [{} for _ in new_points]
     for index, entry in enumerate(added_entries):
-        if "when" in matrix_file.include[index]:
+        if "when" in file.include[index]:
             point_indexes = select_points(index, new_points)
-            for point_index in point_indexes:
-                added_to_new[point_index].update(
-                    {key: value for key, value in entry.items() if not _has_key(new_points[point_index], key)}
-                )
+            for n in point_indexes:
+                added_to_new[n].update({key: value for key, value in entry.items() if not _has_key(new_points[n], key)})
             if not point_indexes and not matching_points[index]:
                 raise document.error(("include", index, "when"), "is true for no combination of this matrix.")
     points = [_merge_layers(default_values, point, added) for point, added in zip(axis_points, added_values, strict=True)]
@@ -473,22 +445,18 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
 
 
 def _entry_applies(
-    point_values: PlacedValues,
-    added_keys: PlacedValues,
-    varying_keys: set[str],
-    condition: str | None,
-    default_values: PlacedValues,
+    point_values: PlacedValues, added_keys: PlacedValues, varying_keys: set[str], condition: str | None, defaults: PlacedValues
 ) -> bool:
     if any(
         key in varying_keys & point_values.keys() and point_values[key][0] != value for key, (value, _) in added_keys.items()
     ):
         return False
-    return condition is None or bool(_condition_holds(condition, _strip_paths(_merge_layers(default_values, point_values))))
+    return condition is None or bool(_condition_holds(condition, _strip_paths(_merge_layers(defaults, point_values))))
 
 
 def explain_exclusion(document: Document, matrix_file: MatrixFile, value_by_key: dict[str, Any]) -> str | None:
-    """Why a matrix file excludes the combination `value_by_key`; None if it does not. document: the matrix file. matrix_file: its
-    content."""
+    """Why a matrix file excludes the combination `value_by_key`; None if it does not. document: the matrix file. matrix_file:
+    its content."""
     for entry_index, entry in enumerate(matrix_file.exclude):
         required_values = {k: v for k, v in entry.items() if k not in ("why", "when")}
         if any(value_by_key.get(key) != value for key, value in required_values.items()):
@@ -501,12 +469,10 @@ def explain_exclusion(document: Document, matrix_file: MatrixFile, value_by_key:
     return None
 
 
-def _condition_holds(expression_text: str, value_by_key: dict[str, Any]) -> bool:
-    expression, nested_keys = Expression(expression_text), _nest_dotted_keys(value_by_key)
+def _condition_holds(expression_text: str, keys: dict[str, Any]) -> bool:
+    expression, nested_keys = Expression(expression_text), _nest_dotted_keys(keys)
     fields = msgspec.structs.fields(Draft)
-    value_by_name = {
-        field.name: None if field.default is msgspec.NODEFAULT else field.default for field in fields
-    } | value_by_key
+    value_by_name = {field.name: None if field.default is msgspec.NODEFAULT else field.default for field in fields} | keys
     for key_head, key_tail in (name.split(".") for name in expression.names if "." in name):
         value_by_name[f"{key_head}.{key_tail}"] = (nested_keys.get(key_head) or {}).get(key_tail)
     return bool(expression.evaluate(value_by_name))
@@ -516,12 +482,10 @@ def _strip_paths(point: PlacedValues) -> dict[str, Any]:
     return {key: value for key, (value, _) in point.items()}
 
 
-def _nest_dotted_keys(value_by_key: dict[str, Any]) -> dict[str, Any]:
+def _nest_dotted_keys(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys of a cell, in which each dotted key, such as optimizer.lr, has become a member of the mapping `optimizer`."""
-    nested_keys = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in value_by_key.items() if "." not in key
-    }
-    for key, value in value_by_key.items():
+    nested_keys = {key: dict(value) if isinstance(value, dict) else value for key, value in keys.items() if "." not in key}
+    for key, value in keys.items():
         key_head, _, key_tail = key.partition(".")
         if key_tail:
             nested_keys[key_head] = {**(nested_keys.get(key_head) or {}), key_tail: value}

@@ -19,7 +19,7 @@ from shardlab.files import plugin_source
 from shardlab.files.document import Document, Problem
 from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import matrix_sections
-from shardlab.record_types import Positive, make_text_rule
+from shardlab.record_types import Positive, limit_text
 
 CONFIGURATION_SUFFIX = ".json"  # suffix of a configuration, and of its copy in a run folder
 LONGEST_NAME = 40  # characters of the name of a model
@@ -48,7 +48,7 @@ class ModelByConfiguration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
     transformers: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """The path of a configuration of the transformers library (config.json), within the folder of the matrix."""
-    torchvision: Annotated[str, make_text_rule(r"^[a-z0-9_]{1,40}\Z", "up to 40 small letters, digits and _")] | None = None
+    torchvision: Annotated[str, limit_text(r"^[a-z0-9_]{1,40}\Z", "up to 40 small letters, digits and _")] | None = None
     """The name of an image classifier of torchvision."""
     seq_len: Positive | None = None
     """The number of tokens of a sequence, if the model is a language model; a cell may set another value."""
@@ -128,23 +128,16 @@ def read_model(model_entry: ModelByConfiguration, folder: Path) -> ModelFile:
         model_bytes = _encode_canonical({"torchvision": model_entry.torchvision})
         return ModelFile(model_entry.torchvision, None, f"torchvision: {model_entry.torchvision}", model_bytes, None)
     assert model_entry.transformers is not None
-    relative_path = PurePosixPath(model_entry.transformers)
-    if (
-        relative_path.is_absolute()
-        or ".." in relative_path.parts
-        or "\\" in model_entry.transformers
-        or relative_path.suffix != CONFIGURATION_SUFFIX
-    ):
+    path = PurePosixPath(model_entry.transformers)
+    if path.is_absolute() or ".." in path.parts or "\\" in model_entry.transformers or path.suffix != CONFIGURATION_SUFFIX:
         raise InputError(
             f"found the file {model_entry.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
             "below it, such as models/llama.json."
         )
-    configuration_path = folder / relative_path
+    configuration_path = folder / path
     configuration = _read_configuration(configuration_path)
     model_bytes = _encode_canonical({"transformers": configuration})
-    return ModelFile(
-        _make_model_name(relative_path), str(relative_path), str(configuration_path), model_bytes, model_entry.seq_len
-    )
+    return ModelFile(_make_model_name(path), str(path), str(configuration_path), model_bytes, model_entry.seq_len)
 
 
 def _make_model_name(path: PurePosixPath) -> str:
@@ -156,19 +149,17 @@ def _make_model_name(path: PurePosixPath) -> str:
     return model_name
 
 
-def _read_configuration(configuration_path: Path) -> dict[str, Any]:
+def _read_configuration(file: Path) -> dict[str, Any]:
     """Read and check a configuration. Raises an InputError that names the file."""
-    json_bytes = plugin_source.read_plugin_file(configuration_path, "a configuration, which has a few KiB")
+    json_bytes = plugin_source.read_plugin_file(file, "a configuration, which has a few KiB")
     try:
         configuration = json.loads(json_bytes, object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InputError(f"{configuration_path}: is not JSON: {reason}.") from None
+        raise InputError(f"{file}: is not JSON: {reason}.") from None
     if not isinstance(configuration, dict):
-        raise InputError(
-            f"{configuration_path}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers."
-        )
-    _check_keys(f"{configuration_path}: has", configuration, 0)
+        raise InputError(f"{file}: is no configuration of a model. Allowed: a JSON object, as config.json of transformers.")
+    _check_keys(f"{file}: has", configuration, 0)
     return configuration
 
 

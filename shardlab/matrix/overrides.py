@@ -31,23 +31,13 @@ def override_defaults(document: Document, settings: Sequence[str]) -> None:
             raise InputError(f"--set: the key {key} is set twice. Allowed: one value for each key.")
         value_by_key[key] = parse_document(value_text.encode(errors="surrogateescape"), f"--set {setting}").data
         document.option_by_path["defaults", key] = f"--set {setting}"
-    file_content = document.data if isinstance(document.data, dict) else {}
-    defaults, deviations = (
-        file_content.setdefault("defaults", {}),
-        file_content.setdefault("deviations", []) if settings else [],
-    )
+    content = document.data if isinstance(document.data, dict) else {}
+    defaults, deviations = content.setdefault("defaults", {}), content.setdefault("deviations", []) if settings else []
     if not isinstance(defaults, dict) or not isinstance(deviations, list):
         return  # the check of the file reports it
     for key, value in value_by_key.items():
-        replacing_keys = [
-            other_key
-            for key_pair in REPLACING_KEYS
-            for other_key in key_pair
-            if key in key_pair and other_key not in value_by_key
-        ]
-        replaced_keys = [
-            default_key for default_key in defaults if default_key in replacing_keys or default_key.startswith(f"{key}.")
-        ]
+        partners = [other for key_pair in REPLACING_KEYS for other in key_pair if key in key_pair and other not in value_by_key]
+        replaced_keys = [old for old in defaults if old in partners or old.startswith(f"{key}.")]
         for replaced_key in replaced_keys:
             deviations.append(_make_deviation(replaced_key, defaults.pop(replaced_key), None))
         deviations.append(_make_deviation(key, defaults.get(key), value))

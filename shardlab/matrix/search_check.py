@@ -48,7 +48,5 @@ def _list_cell_keys(matrix_data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]
     """Yields (the path of the section that contains the key, the key) for each cell key in the matrix file."""
     yield from ((("defaults",), key) for key in matrix_data.get("defaults") or {})
     yield from ((("axes",), key) for key in matrix_data.get("axes") or {})
-    for section_name in ("zip", "include"):
-        yield from (
-            ((section_name, index), key) for index, entry in enumerate(matrix_data.get(section_name) or []) for key in entry
-        )
+    for section in ("zip", "include"):
+        yield from (((section, index), key) for index, entry in enumerate(matrix_data.get(section) or []) for key in entry)

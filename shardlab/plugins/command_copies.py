@@ -20,7 +20,7 @@ MOST_BYTES = 200 * 10**6  # the largest size of all files of a command together
 MOST_FILES = 20_000
 
 
-def find_copy_path(store_folder: Path, digest: str) -> Path:
+def find_copy(store_folder: Path, digest: str) -> Path:
     """The path of the frozen copy of a command's folder. store_folder: the folder of frozen copies."""
     return store_folder / f"command-{digest}"
 

@@ -27,10 +27,8 @@ class HelperFinder(MetaPathFinder, Loader):
     """
 
     def __init__(self, source: PluginSource) -> None:
-        self.folder = source.plugin_path.parent
-        self.code_by_helper = {
-            name.removesuffix(".py"): text for name, text in source.content_by_name.items() if name.startswith("_")
-        }
+        self.folder = source.file.parent
+        self.code_by_helper = {name.removesuffix(".py"): text for name, text in source.contents.items() if name.startswith("_")}
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> ModuleSpec | None:
         if path is not None or fullname not in self.code_by_helper:
@@ -51,13 +49,13 @@ def execute_plugin(source: PluginSource) -> ModuleType:
 
     Raises an InputError that names the file and, if possible, the line.
     """
-    plugin_path = str(source.plugin_path)
-    module = ModuleType(f"{source.plugin_path.parent.name}.{source.name}")
+    plugin_path = str(source.file)
+    module = ModuleType(f"{source.file.parent.name}.{source.name}")
     module.__file__ = plugin_path
     _install_finder(HelperFinder(source))
     sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
     with raise_plugin_errors(plugin_path, passed_errors=()):
-        exec(compile(source.content_by_name[source.plugin_path.name], plugin_path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+        exec(compile(source.contents[source.file.name], plugin_path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     return module
 
 

@@ -27,7 +27,7 @@ class PluginKind(msgspec.Struct, Generic[A], frozen=True):
 
     noun: str
     """The word for a plug-in of this kind in messages, such as `workload`."""
-    folder_name: str
+    folder: str
     """The folder of a workspace with the files. If runs execute the files, a run folder has copies in a folder of this name."""
     answer_type: type[A]
     """What a process answers that executes a file to find out what the file defines."""
@@ -44,22 +44,18 @@ class PluginKind(msgspec.Struct, Generic[A], frozen=True):
         """Whether a file may define a plug-in with this name."""
         return re.fullmatch(f"{re.escape(self.make_base_name(plugin_path))}{self.suffix_pattern}", name) is not None
 
-    def refuse_used_name(
-        self, plugin_path: Path, name: str, shipped_names: Collection[str], file_by_name: Mapping[str, str]
-    ) -> None:
+    def refuse_used_name(self, file: Path, name: str, shipped_names: Collection[str], defined: Mapping[str, str]) -> None:
         """Raises InputError if a plug-in that a file defines has the name of another plug-in.
 
-        shipped_names: the names of the plug-ins of this kind that ship with shardlab. file_by_name: the file that defines each plug-in of
-        the workspace, by name.
+        shipped_names: the names of the plug-ins of this kind that ship with shardlab. defined: the file that defines each
+        plug-in of the workspace, by name.
         """
         if name in shipped_names:
             raise InputError(
-                f"{plugin_path}: the {self.noun} {name} ships with shardlab and cannot be replaced. Allowed: another name."
+                f"{file}: the {self.noun} {name} ships with shardlab and cannot be replaced. Allowed: another name."
             )
-        if name in file_by_name:
-            raise InputError(
-                f"{plugin_path}: the {self.noun} {name} is defined by {file_by_name[name]} as well. Allowed: another name."
-            )
+        if name in defined:
+            raise InputError(f"{file}: the {self.noun} {name} is defined by {defined[name]} as well. Allowed: another name.")
 
 
 class PluginDescription(msgspec.Struct, Generic[D], frozen=True):

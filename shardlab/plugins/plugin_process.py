@@ -31,18 +31,16 @@ FIRST_ANSWER_S, NEXT_ANSWER_S = 300.0, 30.0  # the most seconds for the first an
 A = TypeVar("A")
 
 
-def ask_process(
-    module_words: Sequence[str], plugin_path: Path, answer_type: type[A], limit_s: int, python: str | None = None
-) -> A:
+def ask_process(words: Sequence[str], plugin_path: Path, answer_type: type[A], limit_s: int, python: str | None = None) -> A:
     """The answer of a process that executes files of the user, checked to have the type `answer_type`.
 
-    module_words: the module of the process, and its arguments; the file for the answer, in JSON, is added as `--out FILE`. plugin:
+    words: the module of the process, and its arguments; the file for the answer, in JSON, is added as `--out FILE`. plugin:
     the file or folder that is executed, for messages. python: the interpreter; None: that of this process. Raises InputError if
     there is no answer within `limit_s` seconds.
     """
     with tempfile.TemporaryDirectory(prefix="shardlab-own-") as answer_folder:
         answer_path, output_path = Path(answer_folder) / "answer.json", Path(answer_folder) / "said"
-        argv = [python or find_interpreter(), "-P", "-m", *module_words, "--out", str(answer_path)]
+        argv = [python or find_interpreter(), "-P", "-m", *words, "--out", str(answer_path)]
         exit_code = run_process(argv, answer_folder, output_path, limit_s)
         if exit_code is None:
             raise InputError(f"{plugin_path}: its code did not end within {limit_s} s.")

@@ -34,20 +34,18 @@ def describe_login_failure(host: str, ssh_output: str, *, keeps_host_keys: bool 
     text_before_login = output_text.partition(_HOST_KEY_ACCEPTED)[0]
     found_key = next(reversed(_FOUND_KEY.findall(text_before_login)), "its fingerprint is not known")
     messages = [line for line in output_lines if not _DETAIL.match(line)]
-    if revoked_match := _REVOKED.search(text_before_login):
-        place_text = (
-            "a line @revoked in a file of known host keys" if revoked_match[2] is None else f"the file {revoked_match[2]}"
-        )
+    if revoked := _REVOKED.search(text_before_login):
+        place = "a line @revoked in a file of known host keys" if revoked[2] is None else f"the file {revoked[2]}"
         return (
-            f"{revoked_match[1] or host}: its host key {found_key} is revoked by {place_text}, because somebody may have stolen it. Do "
+            f"{revoked[1] or host}: its host key {found_key} is revoked by {place}, because somebody may have stolen it. Do "
             "not log in to this machine until its administrator has given it a new key."
         )
-    if unknown_match := _UNKNOWN.search(text_before_login):
+    if unknown := _UNKNOWN.search(text_before_login):
         login_advice = "log in once with ssh"
         if not keeps_host_keys:
             login_advice = f"name another UserKnownHostsFile than /dev/null in your SSH configuration and {login_advice}"
         return (
-            f"{unknown_match[1]}: its host key is not known: {found_key}. Compare it with one that the machine's console or provider "
+            f"{unknown[1]}: its host key is not known: {found_key}. Compare it with one that the machine's console or provider "
             f"shows, then {login_advice}, or write host_keys: accept-new under ssh in the cluster file."
         )
     if changed_match := _CHANGED.search(text_before_login):
@@ -55,8 +53,8 @@ def describe_login_failure(host: str, ssh_output: str, *, keeps_host_keys: bool 
     if "Permission denied (" in output_text or "Too many authentication failures" in output_text:
         return f"{host}: {_describe_refusal(output_text, messages)}"
     if refused_match := _NO_CONNECTION.search(output_text):
-        place_text = f"port {refused_match[2]}" if refused_match[1] == host else f"{refused_match[1]}, port {refused_match[2]}"
-        return f"{host}: cannot be reached: {refused_match[3]} ({place_text})."
+        place = f"port {refused_match[2]}" if refused_match[1] == host else f"{refused_match[1]}, port {refused_match[2]}"
+        return f"{host}: cannot be reached: {refused_match[3]} ({place})."
     if _CLOSED.search(output_text):
         return f"{host}: it closed the connection during the login: it may be starting, or have too many logins."
     reasons = [line for line in messages if line != "Host key verification failed."] or messages or ["ssh gave no reason"]
@@ -69,38 +67,30 @@ def compute_key_fingerprint(key_bytes: bytes) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(key_bytes).digest()).decode().rstrip("=")
 
 
-def _describe_changed_key(host_name: str, found_key: str, offending_match: re.Match[str] | None) -> str:
-    """host_name: the machine, as files of host keys name it. offending_match: the file and the line of the known key."""
+def _describe_changed_key(name: str, found_key: str, offending_match: re.Match[str] | None) -> str:
+    """name: the machine, as files of host keys name it. offending_match: the file and the line of the known key."""
     known_key, advice = "another one", "replace the old key where your SSH configuration takes it from"
     # The file does not exist if the key comes from a command (KnownHostsCommand).
-    if offending_match is not None and (known_hosts_path := Path(offending_match[1])).is_file():
-        key_lines = (
-            files.read(known_hosts_path, follow_links=True)
-            .decode(errors="replace")
-            .splitlines()[int(offending_match[2]) - 1 :][:1]
-        )
+    if offending_match is not None and (file := Path(offending_match[1])).is_file():
+        key_lines = files.read(file, follow_links=True).decode(errors="replace").splitlines()[int(offending_match[2]) - 1 :][:1]
         key_match = re.search(r" (?:ssh|ecdsa|sk)-\S+ ([A-Za-z0-9+/=]+)", key_lines[0]) if key_lines else None
         known_key = compute_key_fingerprint(base64.b64decode(key_match[1])) if key_match is not None else known_key
-        advice = f"ask the administrator of your machine to replace the old key in {known_hosts_path}"
-        if all(
-            os.access(path, os.W_OK, effective_ids=True) for path in (known_hosts_path, known_hosts_path.parent)
-        ):  # ssh-keygen writes a new file
-            advice = f"remove the old key: {shlex.join(['ssh-keygen', '-R', host_name, '-f', offending_match[1]])}"
+        advice = f"ask the administrator of your machine to replace the old key in {file}"
+        if all(os.access(path, os.W_OK, effective_ids=True) for path in (file, file.parent)):  # ssh-keygen writes a new file
+            advice = f"remove the old key: {shlex.join(['ssh-keygen', '-R', name, '-f', offending_match[1]])}"
     return (
-        f"{host_name}: its host key CHANGED: known is {known_key}, found is {found_key}. If the machine was reinstalled, {advice}. "
+        f"{name}: its host key CHANGED: known is {known_key}, found is {found_key}. If the machine was reinstalled, {advice}. "
         "Otherwise the connection may be intercepted."
     )
 
 
-def _describe_refusal(output_text: str, messages: Sequence[str]) -> str:
-    """Why a machine accepted no key of this user. messages: the lines of `output_text` without details."""
-    if "with partial success" in output_text:  # the site wants a password or a code, too
+def _describe_refusal(text: str, messages: Sequence[str]) -> str:
+    """Why a machine accepted no key of this user. messages: the lines of `text` without details."""
+    if "with partial success" in text:  # the site wants a password or a code, too
         return f"it accepts the SSH key and asks for more: {messages[-1].rstrip('.')}."
-    if (
-        "debug1: Server accepts key: " in output_text
-    ):  # the key could not be used, because nobody can be asked for its passphrase
+    if "debug1: Server accepts key: " in text:  # the key could not be used, because nobody can be asked for its passphrase
         return "the key needs a passphrase; add it to an agent: ssh-add."
-    if "debug1: Authentications that can continue" in output_text and "debug1: Offering public key: " not in output_text:
+    if "debug1: Authentications that can continue" in text and "debug1: Offering public key: " not in text:
         return (
             "found no SSH key: no SSH agent has a key, and ~/.ssh has no key with a default name. Add a key to an agent "
             f"(ssh-add), or set ssh.identity in the cluster file to the path of a key. {messages[-1].rstrip('.')}."

@@ -27,20 +27,18 @@ class JumpHost(msgspec.Struct, frozen=True):
     """For the login to this machine; None: `~/.ssh/config` decides."""
 
     @property
-    def target_words(self) -> list[str]:
+    def words(self) -> list[str]:
         """The last words of an OpenSSH command that connects to this machine."""
         port_words = ["-p", str(self.port)] if self.port is not None else []
         user_words = ["-l", self.user] if self.user is not None else []
         return [*port_words, *user_words, "--", self.host]
 
 
-def read_ssh_settings(jump_host: JumpHost) -> dict[str, str]:
+def read_settings(jump_host: JumpHost) -> dict[str, str]:
     """The settings of OpenSSH for a machine (`ssh -G`), by their names in small letters. Empty if OpenSSH is not installed or
     does not answer within LIMIT_S."""
     try:
-        ssh_output = subprocess.run(
-            ["ssh", "-G", *jump_host.target_words], capture_output=True, timeout=LIMIT_S, check=False
-        ).stdout
+        ssh_output = subprocess.run(["ssh", "-G", *jump_host.words], capture_output=True, timeout=LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return {}
     setting_lines = ssh_output.decode("utf-8", "surrogateescape").splitlines()
@@ -48,7 +46,8 @@ def read_ssh_settings(jump_host: JumpHost) -> dict[str, str]:
 
 
 def find_jumps(ssh_settings: Mapping[str, str]) -> tuple[JumpHost, ...]:
-    """The machines through which a connection goes, in the order of the connections. ssh_settings: those of the last machine."""
+    """The machines through which a connection goes, in the order of the connections. ssh_settings: those of the last
+    machine."""
     jump_hosts: tuple[JumpHost, ...] = ()
     while True:
         jump_list = ssh_settings.get("proxyjump", "none")
@@ -57,7 +56,7 @@ def find_jumps(ssh_settings: Mapping[str, str]) -> tuple[JumpHost, ...]:
         if not further_jumps or further_jumps[0] in jump_hosts:  # no further jumps, or the jumps form a circle
             return jump_hosts
         jump_hosts = (*further_jumps, *jump_hosts)
-        ssh_settings = read_ssh_settings(jump_hosts[0])
+        ssh_settings = read_settings(jump_hosts[0])
 
 
 def make_proxy_option(jump_hosts: Sequence[JumpHost], login_rules: Callable[[JumpHost], Sequence[str]]) -> list[str]:
@@ -67,16 +66,12 @@ def make_proxy_option(jump_hosts: Sequence[JumpHost], login_rules: Callable[[Jum
     """
     proxy_words: list[str] = []
     for jump in jump_hosts:
-        command_words = shlex.join([*login_rules(jump), *proxy_words, *jump.target_words]).replace("%", "%%")
+        command_words = shlex.join([*login_rules(jump), *proxy_words, *jump.words]).replace("%", "%%")
         # OpenSSH replaces %h and %p, and turns %% into %
         proxy_words = ["-o", f"ProxyCommand=ssh -W '[%h]:%p' {command_words}"]
     return proxy_words
 
 
 def _parse_jump(jump_text: str) -> JumpHost | None:
-    jump_match = _JUMP_PATTERN.fullmatch(jump_text.strip())
-    return (
-        JumpHost(jump_match[2] or jump_match[3], jump_match[1], int(jump_match[4]) if jump_match[4] else None)
-        if jump_match
-        else None
-    )
+    match = _JUMP_PATTERN.fullmatch(jump_text.strip())
+    return JumpHost(match[2] or match[3], match[1], int(match[4]) if match[4] else None) if match else None

@@ -78,14 +78,14 @@ class Remote:
     """A machine that is reached over SSH. The first command logs in; later commands of all threads use the same connection."""
 
     def __init__(self, address: Address, *, may_sudo: bool = True, prepare_script: str = "") -> None:
-        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root. prepare_script: lines of sh
-        that run before each command."""
+        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root. prepare_script: lines
+        of sh that run before each command."""
         self.address = address
         self._may_sudo, self._prepare_script = may_sudo, prepare_script
         self._lock = threading.Lock()
         self._session_slots = threading.BoundedSemaphore(MOST_SESSIONS)
         self._connection: SshConnection | None = None
-        self._last_used_s = 0.0  # when the connection was used last
+        self._used_at_s = 0.0  # when the connection was used last
         self._command_by_mark: dict[str, str] = {}  # the beginning of each running command, by the mark of the command
         self._is_ended = False
 
@@ -132,17 +132,17 @@ class Remote:
         timed_out = exit_code in (124, 137) and time.monotonic() - start_s >= timeout_s
         return CommandOutput(None if timed_out else exit_code, stdout, error_text if has_ended else stderr)
 
-    def write_file(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
+    def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write the file `path` on the machine, completely or not at all. The content is sent as standard input.
 
         mode: the permissions of the file. owner: user and group as for chown, set by root; empty: the user who logs in writes
         the file without root. Raises Unreachable.
         """
-        put_words = make_write_command(content, path, mode=mode, owner=owner)
+        put_words = make_put_command(content, path, mode=mode, owner=owner)
         return self.run(put_words, timeout_s=compute_sending_limit_s(content), stdin=content, root=bool(owner))
 
     @property
-    def running_commands(self) -> tuple[str, ...]:
+    def running(self) -> tuple[str, ...]:
         """The beginning of each command that `run` has started and whose end this process has not seen yet."""
         return tuple(self._command_by_mark.values())
 
@@ -156,22 +156,11 @@ class Remote:
         connection = self._connection  # not locked: another thread holds the lock during a login
         if connection is not None and self._command_by_mark:
             # The brackets prevent that pkill matches its own command line.
-            kill_command = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
-            argv = [
-                *connection.ssh_words,
-                wrap_for_any_shell(f"sudo -n {kill_command} || {kill_command}" if self._may_sudo else kill_command),
-            ]
-            null_device = subprocess.DEVNULL
+            kill = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
+            argv = [*connection.ssh_words, wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill)]
+            null = subprocess.DEVNULL
             with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
-                subprocess.run(
-                    argv,
-                    stdin=null_device,
-                    stdout=null_device,
-                    stderr=null_device,
-                    timeout=limit_s,
-                    check=False,
-                    start_new_session=True,
-                )
+                subprocess.run(argv, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
         while self._command_by_mark and time.monotonic() < deadline:
             time.sleep(0.02)
         if connection is not None:
@@ -184,10 +173,10 @@ class Remote:
                 self._connection.close()
                 self._connection = None
 
-    def _run_script(self, script: str, start_mark: str, input_bytes: bytes, limit_s: float) -> CommandOutput:
+    def _run_script(self, script: str, mark: str, input_bytes: bytes, limit_s: float) -> CommandOutput:
         """Run a script of sh on the machine. The exit code in the result is None after `limit_s` seconds.
 
-        start_mark: as for `wrap_for_any_shell`; the script prints it once more on standard error, with the exit code. Raises
+        mark: as for `wrap_for_any_shell`; the script prints it once more on standard error, with the exit code. Raises
         Unreachable if the script did not begin, or if its end did not arrive.
         """
         from invoke.exceptions import CommandTimedOut
@@ -200,18 +189,18 @@ class Remote:
             raise Unreachable(f"{self.address.host}: this program was interrupted.")
         try:
             ssh_result = connection.run(
-                wrap_for_any_shell(script, start_mark), in_stream=CommandInput(start_mark, input_bytes), hide=True, warn=True, echo=False,
+                wrap_for_any_shell(script, mark), in_stream=CommandInput(mark, input_bytes), hide=True, warn=True, echo=False,
                 encoding="utf-8", timeout=limit_s,
             )  # fmt: skip
         except CommandTimedOut as error:
             return CommandOutput(None, error.result.stdout, error.result.stderr)
-        self._last_used_s = time.monotonic()
-        if f"{start_mark} " in ssh_result.stderr:
+        self._used_at_s = time.monotonic()
+        if f"{mark} " in ssh_result.stderr:
             return CommandOutput(ssh_result.exited, ssh_result.stdout, ssh_result.stderr)
         self.close()
-        if f"{start_mark}\n" not in ssh_result.stdout:
+        if f"{mark}\n" not in ssh_result.stdout:
             raise Unreachable(describe_lost_command(self.address.host, ssh_result.exited, ssh_result.stdout, ssh_result.stderr))
-        last_error_line = next(reversed(ssh_result.stderr.replace(start_mark, "").strip().splitlines()), "ssh gave no reason")
+        last_error_line = next(reversed(ssh_result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
         raise Unreachable(f"{self.address.host}: the connection broke: {last_error_line.strip().rstrip('.')}.")
 
     def _open_connection(self) -> SshConnection:
@@ -221,16 +210,12 @@ class Remote:
         with self._lock:
             connection = self._connection
             if connection is None:
-                ssh_words = make_ssh_command(self.address, uses_own_connection=not self.address.shared)
-                connection = SshConnection(
-                    self.address.host, ssh_words, lambda: self._log_in(ssh_words), lambda: self._log_out(ssh_words)
-                )
-            elif (
-                len(self._command_by_mark) <= 1 and time.monotonic() - self._last_used_s > shared_connection.KEEP_OWN_OPEN_S / 2
-            ):
+                words = make_ssh_command(self.address, uses_own_connection=not self.address.shared)
+                connection = SshConnection(self.address.host, words, lambda: self._log_in(words), lambda: self._log_out(words))
+            elif len(self._command_by_mark) <= 1 and time.monotonic() - self._used_at_s > shared_connection.KEEP_OWN_OPEN_S / 2:
                 connection.close()  # OpenSSH may have closed it
             connection.open()
-            self._connection, self._last_used_s = connection, time.monotonic()
+            self._connection, self._used_at_s = connection, time.monotonic()
             return connection
 
     def _log_in(self, ssh_words: Sequence[str]) -> None:
@@ -250,19 +235,9 @@ class Remote:
             shared_connection.close_connection(ssh_words)
 
 
-def make_write_command(file_bytes: bytes, path: str, *, mode: int, owner: str) -> list[str]:
+def make_put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
     """The words of a command that writes its standard input to `path`. It fails if the standard input is not `file_bytes`."""
-    return [
-        "sh",
-        "-c",
-        PUT_SCRIPT,
-        "put",
-        path,
-        hashlib.sha256(file_bytes).hexdigest(),
-        secrets.token_hex(4),
-        owner,
-        f"{mode:o}",
-    ]
+    return ["sh", "-c", PUT_SCRIPT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
 def shorten_command(argv: Sequence[str]) -> str:

@@ -84,13 +84,11 @@ class RemoteConversation:
         self._next_check_s = 0.0  # when `must_stop` is called again
         start_mark = secrets.token_hex(8)
         self._start_mark = f"{start_mark}\n".encode()
-        self._error_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
-        pipe_option = subprocess.PIPE
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
+        pipe = subprocess.PIPE
         ssh_words = remote.make_ssh_command(module, [], start_mark)
         # In a process group of its own: a signal for this process does not end ssh, which would look like a lost connection.
-        self._process = subprocess.Popen(
-            ssh_words, bufsize=0, stdin=pipe_option, stdout=pipe_option, stderr=self._error_file, process_group=0
-        )
+        self._process = subprocess.Popen(ssh_words, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors, process_group=0)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         for pipe_end in (self._process.stdin, self._process.stdout):
@@ -114,7 +112,7 @@ class RemoteConversation:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        self._error_file.close()
+        self._errors.close()
 
     def send(self, message: object) -> None:
         """Send one line to the command. Raises ShardlabError if the command has ended."""
@@ -178,8 +176,8 @@ class RemoteConversation:
             exit_code = self._process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
             exit_code = CONNECTION_FAILED
-        self._error_file.seek(0)
-        error_bytes = self._error_file.read(MOST_ERRORS)
+        self._errors.seek(0)
+        error_bytes = self._errors.read(MOST_ERRORS)
         if not self._has_started and self._start_mark not in error_bytes:
             sentence = describe_lost_command(self.remote.host, exit_code, "", error_bytes.decode("utf-8", "replace"))
             return ConnectionLost(self.remote.host, sentence.removeprefix(f"{self.remote.host}: ").removesuffix("."), "")

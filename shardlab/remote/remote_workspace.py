@@ -103,7 +103,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         verb_words = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
         command_words = [self.python, "-P", "-m", module, *verb_words, "--workspace", self.workspace, *arguments[1:]]
         return [
-            *make_ssh_command(self.address, needs_terminal=terminal),
+            *make_ssh_command(self.address, terminal=terminal),
             wrap_for_any_shell(f"exec {shlex.join(command_words)}", start_mark, marks_errors=marks_errors),
         ]
 
@@ -119,8 +119,8 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     ) -> T:
         """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `target_type`.
 
-        module, arguments: as in `command_text`. input_bytes: standard input of the command. limit_s: time limit of the command in
-        seconds.
+        module, arguments: as in `command_text`. input_bytes: standard input of the command. limit_s: time limit of the command
+        in seconds.
         must_stop: returns True if the caller no longer waits for the answer; it is called several times a second.
         Raises ShardlabError with the error of the command, or if the document is not of the type `target_type`.
         """
@@ -130,7 +130,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         ssh_words = self.make_ssh_command(module, [*arguments, "--json"], start_mark)
         exit_code, *output_streams = _run_remote_command(ssh_words, input_bytes, limit_s, must_stop)
         is_too_large = len(output_streams[0]) >= MOST_BYTES
-        json_bytes, error_bytes = output_streams[0].partition(mark_line)[2], output_streams[1].rpartition(mark_line)[2]
+        json_bytes, errors = output_streams[0].partition(mark_line)[2], output_streams[1].rpartition(mark_line)[2]
         if exit_code is None and not is_too_large:
             raise ShardlabError(f"{self.host}: {module} did not answer within {limit_s:g} s.")
         if json_bytes and not is_too_large and (exit_code is None or exit_code == CONNECTION_FAILED or exit_code < 0):
@@ -139,9 +139,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             stream_texts = [stream.decode("utf-8", "replace") for stream in output_streams]
             raise ShardlabError(describe_lost_command(self.host, exit_code, *stream_texts))
         if not json_bytes:
-            error_text = "\n".join(
-                error_bytes.decode("utf-8", "replace").strip().splitlines()
-            )  # the lines of ssh end with \\r\\n
+            error_text = "\n".join(errors.decode("utf-8", "replace").strip().splitlines())  # the lines of ssh end with \\r\\n
             raise ShardlabError(f"{self.host}: {error_text.removeprefix('error: ') or f'exit code {exit_code}, and no answer'}")
         try:
             return get_decoder(target_type).decode(json_bytes)
@@ -294,10 +292,7 @@ def _choose_workspace_folder(workspace: Workspace, cluster: Cluster) -> tuple[st
 
 def _make_folder_name(workspace: Workspace, workspace_mark: str) -> str:
     path_digest = hashlib.sha256(workspace_mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    name = "".join(
-        character if character.isascii() and (character.isalnum() or character in "-_") else "-"
-        for character in workspace.real_path.name
-    )
+    name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.real_path.name)
     return f"{name[:40]}-{path_digest}"
 
 
@@ -327,14 +322,14 @@ def read_remote_workspace(workspace: Workspace) -> RemoteWorkspace | None:
 def read_workspace_to_change(workspace: Workspace) -> RemoteWorkspace | None:
     """The same as `read_remote_workspace`, for a command that changes runs. Also raises InputError if this workspace is a copy
     of another workspace, because the runs on the cluster then belong to the other workspace."""
-    remote_workspace = read_remote_workspace(workspace)
-    if remote_workspace is not None and not _belongs_to_workspace(workspace, remote_workspace):
-        original_path = remote_workspace.mark.partition(":")[2].removesuffix("\n")
+    remote = read_remote_workspace(workspace)
+    if remote is not None and not _belongs_to_workspace(workspace, remote):
+        original = remote.mark.partition(":")[2].removesuffix("\n")
         raise InputError(
-            f"{workspace.path}: is a copy of {original_path}, and this command would change the runs of the original on "
-            f"{remote_workspace.cluster}. For those runs, use --workspace {shlex.quote(original_path)}; for own runs here, use `jobs submit`."
+            f"{workspace.path}: is a copy of {original}, and this command would change the runs of the original on "
+            f"{remote.cluster}. For those runs, use --workspace {shlex.quote(original)}; for own runs here, use `jobs submit`."
         )
-    return remote_workspace
+    return remote
 
 
 def write_remote_workspace(workspace: Workspace, remote_workspace: RemoteWorkspace) -> None:
@@ -361,10 +356,8 @@ def find_local_matrix_path(workspace: Workspace, remote_path: str) -> str:
 
     If the path on this machine was not recorded by `record_matrix_path`, `remote_path` is returned.
     """
-    remote_workspace = read_remote_workspace(workspace)
-    was_sent = (
-        remote_workspace is not None and str(PurePosixPath(remote_path).parent) == f"{remote_workspace.workspace}/matrices"
-    )
+    remote = read_remote_workspace(workspace)
+    was_sent = remote is not None and str(PurePosixPath(remote_path).parent) == f"{remote.workspace}/matrices"
     return _read_matrix_paths(workspace).get(PurePosixPath(remote_path).name, remote_path) if was_sent else remote_path
 
 
@@ -372,12 +365,10 @@ def _read_matrix_paths(workspace: Workspace) -> dict[str, str]:
     return json_file.read_json_if_valid(workspace.shardlab_folder / MATRIX_PATHS_FILE, dict[str, str]) or {}
 
 
-def upload_files(remote_workspace: RemoteWorkspace, text_by_path: Mapping[str, bytes]) -> None:
-    """Upload files into the workspace on the cluster. text_by_path: for each path relative to that workspace, the content of the file.
+def upload_files(remote: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
+    """Upload files into the workspace on the cluster. texts: for each path relative to that workspace, the content of the file.
 
     Raises ShardlabError.
     """
-    content_by_path = {path: text.decode("utf-8", "surrogateescape") for path, text in text_by_path.items()} | {
-        MARK_FILE: remote_workspace.mark
-    }
-    remote_workspace.ask_command("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(content_by_path).encode())
+    content_by_path = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK_FILE: remote.mark}
+    remote.ask_command("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(content_by_path).encode())

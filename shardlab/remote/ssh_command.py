@@ -23,31 +23,24 @@ CONNECTION_FAILED = 255  # the exit code of ssh if the connection failed
 _FILE_SEPARATOR = re.compile(r" (?=[/~%$]|none$)")  # between two files in the output of `ssh -G`, which has no quotes
 
 
-def make_ssh_command(address: Address, *, needs_terminal: bool = False, uses_own_connection: bool = False) -> list[str]:
+def make_ssh_command(address: Address, *, terminal: bool = False, uses_own_connection: bool = False) -> list[str]:
     """An `ssh` command, as a list of words, that logs in to a machine and never asks for input.
 
-    The caller adds one word: what the shell there executes, made by `wrap_for_any_shell`. needs_terminal: whether the command needs a
-    terminal. uses_own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with it.
+    The caller adds one word: what the shell there executes, made by `wrap_for_any_shell`. terminal: whether the command needs a
+    terminal. uses_own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with
+    it.
     """
     target_host = JumpHost(address.host, address.user, address.port)
-    ssh_settings = proxy_jump.read_ssh_settings(target_host)
-    ssh_words = ["ssh", "-q" if needs_terminal else "-T", *_make_login_options(address, ssh_settings)]
-    ssh_words += [
-        "-o",
-        f"ServerAliveInterval={KEEPALIVE_S}",
-        "-o",
-        "ClearAllForwardings=yes",
-        *(["-t"] if needs_terminal else []),
-    ]
+    ssh_settings = proxy_jump.read_settings(target_host)
+    ssh_words = ["ssh", "-q" if terminal else "-T", *_list_options(address, ssh_settings)]
+    ssh_words += ["-o", f"ServerAliveInterval={KEEPALIVE_S}", "-o", "ClearAllForwardings=yes", *(["-t"] if terminal else [])]
     ssh_words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
-        return [*ssh_words, *shared_connection.make_connection_options(), *target_host.target_words]
+        return [*ssh_words, *shared_connection.make_connection_options(), *target_host.words]
     ssh_words += shared_connection.make_own_connection_options() if uses_own_connection else []
     jump_hosts = proxy_jump.find_jumps(ssh_settings)
-    proxy_words = proxy_jump.make_proxy_option(
-        jump_hosts, lambda jump: _make_login_options(address, proxy_jump.read_ssh_settings(jump))
-    )
-    return [*ssh_words, *proxy_words, *target_host.target_words]
+    proxy_words = proxy_jump.make_proxy_option(jump_hosts, lambda jump: _list_options(address, proxy_jump.read_settings(jump)))
+    return [*ssh_words, *proxy_words, *target_host.words]
 
 
 def wrap_for_any_shell(script: str, start_mark: str = "", *, marks_errors: bool = True) -> str:
@@ -61,23 +54,23 @@ def wrap_for_any_shell(script: str, start_mark: str = "", *, marks_errors: bool 
     return f"exec sh -c 'eval \"$(echo {base64.b64encode(script.encode()).decode()} | base64 -d)\"'"
 
 
-def describe_lost_command(host: str, exit_code: int | None, stdout: str, stderr: str) -> str:
+def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str) -> str:
     """The sentence for a command that did not begin: its mark is missing.
 
-    exit_code: the exit code of ssh. stdout, stderr: what ssh and the login shell printed.
+    code: the exit code of ssh. stdout, stderr: what ssh and the login shell printed.
     """
     last_lines = [line.strip() for stream in (stdout, stderr) for line in stream.splitlines()[-1:] if line.strip()]
-    printed_text = last_lines[-1].rstrip(".") if last_lines else "nothing"
-    if exit_code == CONNECTION_FAILED or exit_code is None or exit_code < 0:
-        return f"{host}: {printed_text if last_lines else 'the connection broke'}."
+    output = last_lines[-1].rstrip(".") if last_lines else "nothing"
+    if code == CONNECTION_FAILED or code is None or code < 0:
+        return f"{host}: {output if last_lines else 'the connection broke'}."
     return (
-        f"{host}: the login shell did not run our command, ended with {exit_code}, and printed: {printed_text}. If a startup file such as "
+        f"{host}: the login shell did not run our command, ended with {code}, and printed: {output}. If a startup file such as "
         "~/.bashrc or ~/.profile starts another program (exec) or ends the shell (exit), let it do this only on a terminal: "
         "[ -t 0 ] && exec ..."
     )
 
 
-def _make_login_options(address: Address, ssh_settings: Mapping[str, str]) -> list[str]:
+def _list_options(address: Address, ssh_settings: Mapping[str, str]) -> list[str]:
     """The options for the login on a machine. ssh_settings: OpenSSH's settings for this machine."""
     default_file = str(Path("~/.ssh/known_hosts").expanduser())
     user_files = _FILE_SEPARATOR.split(ssh_settings.get("userknownhostsfile", default_file))
@@ -100,10 +93,8 @@ def _replace_session_settings(ssh_settings: Mapping[str, str]) -> list[str]:
     """Options in place of settings of the user with which a command gets no input, goes to the background or does not start.
     OpenSSH before 8.7 refuses to start with such an option, but also has no such settings."""
     needed_values = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
-    changed_settings = [
-        f"{name}={value}" for name, value in needed_values.items() if ssh_settings.get(name.lower(), value) != value
-    ]
-    return [word for setting in changed_settings for word in ("-o", setting)]
+    overrides = [f"{name}={value}" for name, value in needed_values.items() if ssh_settings.get(name.lower(), value) != value]
+    return [word for setting in overrides for word in ("-o", setting)]
 
 
 def _escape_path(path: Path, *, quotes: bool = False) -> str:

@@ -83,8 +83,8 @@ class TerminalFilter:
 def relay_command(argv: Sequence[str], *, uses_terminal: bool, start_mark: str) -> tuple[int, str | None]:
     """Run a command and print its filtered output.
 
-    argv: the words of the command. uses_terminal: whether the command draws live tables on the terminal, and reads from it; other
-    input is not for the command: it may be a list that a script of the user reads. start_mark: the command prints it on a
+    argv: the words of the command. uses_terminal: whether the command draws live tables on the terminal, and reads from it;
+    other input is not for the command: it may be a list that a script of the user reads. start_mark: the command prints it on a
     line; earlier text on standard output is dropped.
     Returns (exit code, the earlier text if the mark did not come, otherwise None).
     """

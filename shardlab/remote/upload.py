@@ -28,17 +28,15 @@ INVENTORY = PurePosixPath(".shardlab/inventory.json")  # the only file of .shard
 
 def main() -> int:
     """Write the files from standard input into the workspace. Returns the exit code."""
-    arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.make_common_options()]).parse_args()
+    arguments = console.Parser(prog="python -m shardlab.remote.upload", parents=[console.common_options()]).parse_args()
     workspace = Workspace.find(getattr(arguments, "workspace", None))
     received_texts: dict[str, str] = json.load(sys.stdin)
     workspace_trust.begin_workspace(workspace)
-    for path_text, file_text in received_texts.items():
-        relative_path = PurePosixPath(path_text)
+    for name, file_text in received_texts.items():
+        relative_path = PurePosixPath(name)
         is_private = relative_path.parts[0] in ("runs", ".shardlab") and relative_path != INVENTORY
         if relative_path.is_absolute() or ".." in relative_path.parts or is_private:
-            raise InputError(
-                f"{path_text!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/."
-            )
+            raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
         target_path = workspace.path / relative_path
         file_bytes = file_text.encode("utf-8", "surrogateescape")
         if not target_path.is_file() or files.read(target_path) != file_bytes:
@@ -48,8 +46,8 @@ def main() -> int:
     if "cluster.yaml" in received_texts:
         plugin_paths = [
             plugin_path
-            for path_text in plugin_source.CARRIED_FOLDERS
-            for plugin_path in plugin_source.list_python_files(workspace.path / path_text)
+            for name in plugin_source.CARRIED_FOLDERS
+            for plugin_path in plugin_source.list_code_files(workspace.path / name)
         ]
         for sent_file in (*workspace.list_template_files(), *plugin_paths):
             if str(sent_file.relative_to(workspace.path)) not in received_texts:

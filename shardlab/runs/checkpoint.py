@@ -21,7 +21,7 @@ import msgspec
 
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, AnyCell, Role, find_keys_with_role
+from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, AnyCell, Role, find_role_keys
 from shardlab.record_types import Count, Measured, Seconds
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -83,12 +83,12 @@ def begin_checkpoint(run_path: Path, step: int) -> Path:
     with files.as_workspace_error("write"):
         for leftover_folder in (run_path / CHECKPOINTS_FOLDER).glob(".step-*.tmp"):
             shutil.rmtree(leftover_folder)
-        temporary_folder = make_temporary_path(run_path, step)
+        temporary_folder = make_temp_path(run_path, step)
         temporary_folder.mkdir(parents=True)
     return temporary_folder
 
 
-def make_temporary_path(run_path: Path, step: int) -> Path:
+def make_temp_path(run_path: Path, step: int) -> Path:
     """The temporary folder in which the checkpoint of a step is written."""
     return run_path / CHECKPOINTS_FOLDER / f".step-{step:08d}.tmp"
 
@@ -99,7 +99,7 @@ def commit_checkpoint(run_path: Path, manifest: CheckpointManifest, kept_count: 
     All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
     checkpoints are then unchanged.
     """
-    files.write_json(make_temporary_path(run_path, manifest.step) / MANIFEST_FILE, manifest.add_seal())
+    files.write_json(make_temp_path(run_path, manifest.step) / MANIFEST_FILE, manifest.add_seal())
     publish_checkpoint(run_path, manifest.step)
     remove_old_checkpoints(run_path, kept_count)
 
@@ -113,14 +113,14 @@ def publish_checkpoint(run_path: Path, step: int) -> None:
     with files.as_workspace_error("write"):
         if final_path.exists():  # an earlier checkpoint of this step, which was damaged and not used
             shutil.rmtree(final_path)
-        make_temporary_path(run_path, step).rename(final_path)
+        make_temp_path(run_path, step).rename(final_path)
         files.sync_folder(final_path.parent)
 
 
 def remove_old_checkpoints(run_path: Path, kept_count: int) -> None:
     """Remove all but the `kept_count` newest checkpoints. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
-        for old_checkpoint in list_complete_checkpoints(run_path)[kept_count:]:
+        for old_checkpoint in list_checkpoints(run_path)[kept_count:]:
             # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the
             # final name.
             renamed_checkpoint = old_checkpoint.with_name(f".{old_checkpoint.name}.tmp")
@@ -128,7 +128,7 @@ def remove_old_checkpoints(run_path: Path, kept_count: int) -> None:
             shutil.rmtree(renamed_checkpoint)
 
 
-def list_complete_checkpoints(run_path: Path) -> list[Path]:
+def list_checkpoints(run_path: Path) -> list[Path]:
     """The folders of the complete checkpoints of a run, newest first. This function does not look for damage in them."""
     with contextlib.suppress(FileNotFoundError):
         checkpoints_by_step = [
@@ -171,18 +171,14 @@ def find_damage(checkpoint_folder: Path, checkpoint_files: Iterable[CheckpointFi
 # The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
 # ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
 # differ, too.
-_RANK_KEYS = find_keys_with_role(
-    Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING
-)
-_STRATEGY_KEYS = find_keys_with_role(Role.STRATEGY, Role.EXECUTION)
+_RANK_KEYS = find_role_keys(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_STRATEGY_KEYS = find_role_keys(Role.STRATEGY, Role.EXECUTION)
 
 
-def explain_refused_resume(
-    saved_cell: AnyCell, cell: AnyCell, checkpoint_layout: str, workload_options: Iterable[str]
-) -> str | None:
+def explain_refused_resume(saved_cell: AnyCell, cell: AnyCell, layout: str, workload_options: Iterable[str]) -> str | None:
     """Why a run of `cell` cannot resume from a checkpoint of the cell `saved_cell`, as part of a sentence; None if the run can.
 
-    checkpoint_layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.
+    layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.
     """
     cell_values, saved_values = msgspec.to_builtins(cell), msgspec.to_builtins(saved_cell)
     for plain_cell in (cell_values, saved_values):  # when gradients are reduced does not change what a checkpoint contains
@@ -192,7 +188,7 @@ def explain_refused_resume(
             for name, value in option_items
             if name not in STRATEGY_OPTIONS and (name, value) not in NEWER_OPTIONS.items()
         }
-    free_keys = _RANK_KEYS | (_STRATEGY_KEYS if checkpoint_layout == "whole" else frozenset())
+    free_keys = _RANK_KEYS | (_STRATEGY_KEYS if layout == "whole" else frozenset())
     differing_keys = sorted(key for key in cell_values if key not in free_keys and cell_values[key] != saved_values[key])
     differing_options = {name for name in workload_options if cell.options.get(name) != saved_cell.options.get(name)}
     differing_keys += sorted(f"options.{name}" for name in differing_options if "options" in free_keys)

@@ -31,27 +31,22 @@ def list_command_words(run_dir: RunDir, run: Run, python_path: str) -> list[str]
     If an earlier attempt, or an earlier start of this run, left a checkpoint, the words of `resume` are at the end."""
     cell_command = run.cell.command
     assert cell_command is not None
-    command_words = [
-        python_path if cell_command.words[0] in ("python", "python3") else cell_command.words[0],
-        *cell_command.words[1:],
-    ]
+    words = [python_path if cell_command.words[0] in ("python", "python3") else cell_command.words[0], *cell_command.words[1:]]
     checkpoint = find_checkpoint(
         [run_dir, *(RunDir(run_dir.path.parent / run_id) for run_id in run.resume)], cell_command.checkpoint
     )
     if checkpoint is not None:
-        command_words += [word.replace(f"{{{CHECKPOINT_PLACEHOLDER}}}", str(checkpoint)) for word in cell_command.resume]
-    return command_words
+        words += [word.replace(f"{{{CHECKPOINT_PLACEHOLDER}}}", str(checkpoint)) for word in cell_command.resume]
+    return words
 
 
-def find_checkpoint(run_dirs: Sequence[RunDir], path_pattern: str | None) -> Path | None:
+def find_checkpoint(run_dirs: Sequence[RunDir], pattern: str | None) -> Path | None:
     """The newest checkpoint in the working folders of these runs: the one whose name has the largest last number.
 
-    path_pattern: of the checkpoints' paths; None: the script writes none that shardlab knows.
+    pattern: of the checkpoints' paths; None: the script writes none that shardlab knows.
     """
-    checkpoint_paths = (
-        [path for run_dir in run_dirs for path in sorted(run_dir.work.glob(path_pattern))] if path_pattern is not None else []
-    )
-    return max(checkpoint_paths, key=parse_last_number, default=None)
+    paths = [path for run_dir in run_dirs for path in sorted(run_dir.work.glob(pattern))] if pattern is not None else []
+    return max(paths, key=parse_last_number, default=None)
 
 
 def parse_last_number(checkpoint_path: Path) -> int:
@@ -94,15 +89,15 @@ def write_result(run_dir: RunDir, run: Run) -> str:
 
 def _explain_no_steps(run: Run) -> str:
     """Why a command that ended with exit code 0 has no time of a step, and what helps. The first step has no time."""
-    step_source = run.cell.command.steps if run.cell.command else None
-    if step_source is None:
+    steps = run.cell.command.steps if run.cell.command else None
+    if steps is None:
         cause = (
             "it did not call shardlab.steps.report twice, and the matrix has no `steps: {regex: ...}` or `steps: {jsonl: ...}`"
         )
-    elif step_source.jsonl is not None:
-        cause = f"the file {step_source.jsonl} has fewer than two lines of steps"
+    elif steps.jsonl is not None:
+        cause = f"the file {steps.jsonl} has fewer than two lines of steps"
     else:
-        cause = f"fewer than two lines of its output match {step_source.regex!r}; `sample` lets `jobs plan` try the pattern on a line"
+        cause = f"fewer than two lines of its output match {steps.regex!r}; `sample` lets `jobs plan` try the pattern on a line"
     return f"the command ended with exit code 0, but told no step after the first: {cause} (docs/how-to/own-script.md)"
 
 

@@ -400,7 +400,7 @@ class RecordLines(msgspec.Struct, Generic[T]):
     records: list[T]
     is_truncated: bool = False
     """The last line is incomplete: the writer was killed, or is writing this line now."""
-    corrupt_count: int = 0
+    corrupt: int = 0
     """Number of complete lines that are not a valid record of this type."""
 
 
@@ -418,30 +418,25 @@ def read_records(path: Path | str, record_type: type[T]) -> RecordLines[T]:
     return decode_records(file_bytes, record_type)
 
 
-def decode_records(file_bytes: bytes, record_type: type[T]) -> RecordLines[T]:
+def decode_records(raw: bytes, record_type: type[T]) -> RecordLines[T]:
     """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
     line_decoder = get_decoder(record_type)
     try:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is
         # one whole JSON object, which the condition below checks.
-        records = line_decoder.decode_lines(file_bytes)
-        if (
-            len(records) == file_bytes.count(b"\n")
-            and file_bytes[:1] == b"{"
-            and file_bytes[-2:] == b"}\n"
-            and not _NO_OBJECT.search(file_bytes)
-        ):
+        records = line_decoder.decode_lines(raw)
+        if len(records) == raw.count(b"\n") and raw[:1] == b"{" and raw[-2:] == b"}\n" and not _NO_OBJECT.search(raw):
             return RecordLines(records)
     except DECODE_FAULTS:
         pass
     record_lines = RecordLines[T]([])
-    line_parts = file_bytes.split(b"\n")
+    line_parts = raw.split(b"\n")
     last_part = line_parts.pop()
     for line_part in line_parts:
         try:
             record_lines.records.append(line_decoder.decode(line_part))
         except DECODE_FAULTS:
-            record_lines.corrupt_count += 1
+            record_lines.corrupt += 1
     if last_part:
         try:
             record_lines.records.append(line_decoder.decode(last_part))

@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.files import files, source_digest
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import Cell, Role, find_keys_with_role
+from shardlab.matrix.cell import Cell, Role, find_role_keys
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import Count, Measured
 
@@ -46,17 +46,13 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
         the installed packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not
         extrapolated from two smaller numbers of blocks.
         """
-        relevant_keys = find_keys_with_role(
+        relevant_keys = find_role_keys(
             Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
         )
-        relevant_values: dict[str, Any] = {
-            key: value for key, value in msgspec.to_builtins(self.cell).items() if key in relevant_keys
-        }
+        cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in relevant_keys}
         optimizer = self.cell.optimizer
-        relevant_values["optimizer"] = [optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.fused]
-        encoded_parts = msgspec.json.encode(
-            [SCHEMA, relevant_values, full_depth, _compute_code_digests()], order="deterministic"
-        )
+        cell["optimizer"] = [optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.fused]
+        encoded_parts = msgspec.json.encode([SCHEMA, cell, full_depth, _compute_code_digests()], order="deterministic")
         return hashlib.sha256(encoded_parts).hexdigest()[:16]
 
 

@@ -185,12 +185,8 @@ class RunIdParts(msgspec.Struct, frozen=True):
 
 def parse_run_id(run_name: str) -> RunIdParts | None:
     """The parts of a run id; None if the name does not have the form of an id that `run_id` makes."""
-    id_match = _RUN_ID_PATTERN.fullmatch(run_name)
-    return (
-        RunIdParts(id_match["cell"], int(id_match["repeat"]), int(id_match["attempt"] or 1), id_match["first"])
-        if id_match
-        else None
-    )
+    match = _RUN_ID_PATTERN.fullmatch(run_name)
+    return RunIdParts(match["cell"], int(match["repeat"]), int(match["attempt"] or 1), match["first"]) if match else None
 
 
 def split_attempt(run_name: str) -> tuple[str, int]:

@@ -149,12 +149,12 @@ class RunDir:
             if file_name.startswith("events.") and file_name.endswith(".jsonl"):
                 event_path = f"{self.path}/{file_name}"
                 event_lines = read_records(event_path, Event)
-                if strict and event_lines.corrupt_count and (damaged_line := find_damaged_line(event_path, Event)) is not None:
+                if strict and event_lines.corrupt and (damaged_line := find_damaged_line(event_path, Event)) is not None:
                     raise InputError(f"{event_path}:{damaged_line[0]}: is not an event of this version: {damaged_line[1]}.")
                 all_events += event_lines.records
         return sorted(all_events, key=lambda event: event.wall_s)
 
-    def read_steps(self, rank: int) -> RecordLines[StepRecord]:
+    def steps(self, rank: int) -> RecordLines[StepRecord]:
         """The step records of a rank, and how many lines of the file are damaged."""
         return read_records(self.steps_file(rank), StepRecord)
 
@@ -164,7 +164,7 @@ class RunDir:
         lost_worker_fault: the rank that the cell ends on purpose. If it made all steps before its end, it does not count.
         """
         return _count_timed_steps(
-            [self.read_steps(rank).records for rank in range(world_size)], self.read_events(), lost_worker_fault
+            [self.steps(rank).records for rank in range(world_size)], self.read_events(), lost_worker_fault
         )
 
     def judge(self) -> state.JudgedState:
@@ -184,10 +184,8 @@ class RunDir:
 
     def judge_at_end(self, exit_data: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
         """The state that this run will have when its supervisor records its end. exit_data: the data of the event `exited`."""
-        wall_s, event_data = time.time(), dict(exit_data)
-        exited_event = Event(
-            schema=SCHEMA, event="exited", writer="attempt", wall_s=wall_s, host=gethostname(), data=event_data
-        )
+        wall_s, data = time.time(), dict(exit_data)
+        exited_event = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=wall_s, host=gethostname(), data=data)
         return self.judge_with_result([*self.read_events(), exited_event], run)[0]
 
     def judge_with_result(
@@ -202,17 +200,15 @@ class RunDir:
         """
         exited_event = next((event for event in reversed(events) if event.event == "exited"), None)
         if exited_event is None:
-            return state.judge(events, has_result=False, recorded_steps=0, required_steps=None), None
+            return state.judge(events, has_result=False, steps=0, required_steps=None), None
         try:
             run, result = run or self.read_run(), self.read_result()
         except InputError as error:
             return state.JudgedState("unknown", str(error)), None
-        required_steps, step_count = _find_required_steps(run, result), exited_event.data.get("steps")
+        required_steps, step_count = _find_step_count(run, result), exited_event.data.get("steps")
         if required_steps is None or not isinstance(step_count, int) or step_count < required_steps:
             step_count = self.count_timed_steps(run.cell.recording_ranks, run.cell.instruments.lost_worker)
-        return state.judge(
-            events, has_result=result is not None, recorded_steps=step_count, required_steps=required_steps
-        ), result
+        return state.judge(events, has_result=result is not None, steps=step_count, required_steps=required_steps), result
 
 
 def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Event]) -> bool:
@@ -222,11 +218,9 @@ def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Eve
     if result is not None:
         cpu_peak_bytes = result.peak_memory_bytes if result.gpus is None else None
         return result.rehearsal or result.gpus == [] or "allocated" not in (cpu_peak_bytes or {"allocated": 0})
-    backend_names = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
-    backend_decides = backend_names and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
-    return run_file.is_rehearsal(
-        run.cell, run.cluster, on_cpu=backend_names[-1] == "gloo" if backend_decides else run.rehearsal
-    )
+    backends = [event.data["backend"] for event in events if event.event == "met" and "backend" in event.data]
+    backend_decides = backends and not run.cell.servers  # with parameter servers, ranks on GPUs use gloo too
+    return run_file.is_rehearsal(run.cell, run.cluster, on_cpu=backends[-1] == "gloo" if backend_decides else run.rehearsal)
 
 
 def judge_records(
@@ -234,18 +228,17 @@ def judge_records(
 ) -> state.JudgedState:
     """The state of a run according to records that the caller has already read.
 
-    run: the content of run.json. result: the content of result.json, or None. steps_by_rank: the step records of each rank, by rank.
+    run: the content of run.json. result: the content of result.json, or None. steps_by_rank: the step records of each rank, by
+    rank.
     """
     lost_worker_fault = run.cell.instruments.lost_worker
     step_count = _count_timed_steps(
         [steps_by_rank.get(rank, ()) for rank in range(run.cell.recording_ranks)], events, lost_worker_fault
     )
-    return state.judge(
-        events, has_result=result is not None, recorded_steps=step_count, required_steps=_find_required_steps(run, result)
-    )
+    return state.judge(events, has_result=result is not None, steps=step_count, required_steps=_find_step_count(run, result))
 
 
-def _find_required_steps(run: run_file.Run, result: Result | None) -> int | None:
+def _find_step_count(run: run_file.Run, result: Result | None) -> int | None:
     """The number of timed steps that the run must have. If the length of the run is given in epochs, only the result contains
     this number; None if there is no result."""
     has_stated_steps = run.cell.steps is not None and run.cell.command is None
@@ -264,9 +257,7 @@ def _count_timed_steps(
     """
     has_resumed = any(event.event == "resumed" for event in events)
     step_numbers_by_rank = [[record.step for record in records if not record.warmup] for records in records_by_rank]
-    step_counts = [
-        len(step_numbers) + (min(step_numbers, default=1) - 1 if has_resumed else 0) for step_numbers in step_numbers_by_rank
-    ]
+    step_counts = [len(steps) + (min(steps, default=1) - 1 if has_resumed else 0) for steps in step_numbers_by_rank]
     if lost_worker_fault is not None and [*step_counts[lost_worker_fault.rank :], 0][0] >= lost_worker_fault.step - 1:
         del step_counts[lost_worker_fault.rank]
     return min(step_counts, default=0)

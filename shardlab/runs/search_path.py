@@ -59,7 +59,7 @@ class SearchPath(msgspec.Struct, frozen=True):
     @property
     def current_cell(self) -> Cell:
         """The cell of the next try; if there is no next try, the cell of the last try."""
-        return batch_search.make_try_cell(self.cell, self.next_size if self.next_size is not None else self.tries[-1].size)
+        return batch_search.try_cell(self.cell, self.next_size if self.next_size is not None else self.tries[-1].size)
 
     @property
     def answer_text(self) -> str:
@@ -81,25 +81,21 @@ class SearchPath(msgspec.Struct, frozen=True):
 def follow_search(runs_folder: Path, cell: Cell, search: BatchSearch, repeat: int) -> SearchPath:
     """Follow a search through the run folders of a workspace.
 
-    runs_folder: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the repeats of
-    its cell, because each repeat is a search of its own.
+    runs_folder: the folder of all runs. cell: the cell of any try of the search. repeat: the number of the search among the
+    repeats of its cell, because each repeat is a search of its own.
     """
-    first_cell = batch_search.make_try_cell(cell, search.start)
-    search_path = SearchPath(first_cell, search, repeat, [], search.start)
-    while search_path.next_size is not None:
-        last_try = _read_try(
-            runs_folder, batch_search.make_try_cell(first_cell, search_path.next_size), search_path.next_size, repeat
-        )
+    first_cell = batch_search.try_cell(cell, search.start)
+    path = SearchPath(first_cell, search, repeat, [], search.start)
+    while path.next_size is not None:
+        last_try = _read_try(runs_folder, batch_search.try_cell(first_cell, path.next_size), path.next_size, repeat)
         if last_try is None:
             break
-        all_tries = [*search_path.tries, last_try]
-        search_path = SearchPath(first_cell, search, repeat, all_tries, None)
+        all_tries = [*path.tries, last_try]
+        path = SearchPath(first_cell, search, repeat, all_tries, None)
         if _judge_try(last_try) is None:
             break
-        search_path = SearchPath(
-            first_cell, search, repeat, all_tries, batch_search.choose_next_size(search, search_path.outcome_by_size)
-        )
-    return search_path
+        path = SearchPath(first_cell, search, repeat, all_tries, batch_search.choose_next_size(search, path.outcome_by_size))
+    return path
 
 
 def _judge_try(search_try: SearchTry) -> TryOutcome | None:

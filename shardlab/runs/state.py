@@ -51,12 +51,12 @@ class JudgedState(msgspec.Struct, frozen=True):
     """Whether the run, which is pending or planned, starts only after a person releases it."""
 
 
-def judge(events: Sequence[Event], *, has_result: bool, recorded_steps: int, required_steps: int | None) -> JudgedState:
+def judge(events: Sequence[Event], *, has_result: bool, steps: int, required_steps: int | None) -> JudgedState:
     """The state of a run according to its own events. `jobs` combines this state with what the scheduler reports.
 
     events: the events of the run, of all processes that write events.
     has_result: whether result.json of the run exists.
-    recorded_steps: the number of timed steps that every rank has recorded.
+    steps: the number of timed steps that every rank has recorded.
     required_steps: the number of timed steps that the run must have; None: not known, because the length of the run is given in
     epochs and there is no result.json, which would contain the number.
     """
@@ -88,16 +88,12 @@ def judge(events: Sequence[Event], *, has_result: bool, recorded_steps: int, req
             # A run that the scheduler does not have is held because of the lease. A run in the scheduler's queue is held
             # because packages changed.
             return JudgedState("planned" if is_unsent else "pending", str(last_hold.data.get("why", "")), held=True)
-        for name, state_name in (
-            ("started", "running"),
-            *((name, "pending") for name in SENDING_EVENTS),
-            ("rendered", "planned"),
-        ):
+        for name, state in (("started", "running"), *((name, "pending") for name in SENDING_EVENTS), ("rendered", "planned")):
             if name in event_by_name:
                 waiting_event = event_by_name.get("waiting") if name == "started" and "met" not in event_by_name else None
-                return JudgedState(state_name, f"waits: {waiting_event.data.get('why', '')}" if waiting_event else "")
+                return JudgedState(state, f"waits: {waiting_event.data.get('why', '')}" if waiting_event else "")
         return JudgedState("unknown", "no event says that it was rendered")
-    return _judge_ended(event_by_name, exited_event, has_result, recorded_steps, required_steps)
+    return _judge_ended(event_by_name, exited_event, has_result, steps, required_steps)
 
 
 def find_learnt_end(events: Sequence[Event]) -> JudgedState | None:
@@ -140,12 +136,7 @@ def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
     events contain a token, `refused` counts only for the submission with the same token, and the times are ignored."""
     sending_events = [event for event in ordered_events if event.event in SENDING_EVENTS]
     sent_index, sent_event = next(
-        (
-            (event_index, sending_event)
-            for event_index, sending_event in reversed(list(enumerate(sending_events)))
-            if sending_event.event != "refused"
-        ),
-        (-1, None),
+        ((i, e) for i, e in reversed(list(enumerate(sending_events))) if e.event != "refused"), (-1, None)
     )
     sent_token = sent_event.data.get("token") if sent_event is not None else None
 
@@ -153,66 +144,49 @@ def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
         refused_token = refused_event.data.get("token")
         return refused_token == sent_token if refused_token and sent_token else position > sent_index
 
-    refusals = [
-        event for event_index, event in enumerate(sending_events) if event.event == "refused" and is_of_sent(event_index, event)
-    ]
+    refusals = [event for i, event in enumerate(sending_events) if event.event == "refused" and is_of_sent(i, event)]
     return refusals[-1] if refusals else sent_event
 
 
 def find_sent_job(sending_event: Event | None) -> tuple[str, str]:
     """(job, token) of a run in Slurm, the job as `name_job` names it; two empty texts if it has none. sending_event: from
     `find_last_sending`."""
-    event_data = sending_event.data if sending_event is not None else {}
-    return (
-        (make_job_name(event_data["job"], event_data.get("cluster")), event_data["token"])
-        if event_data.get("job") and event_data.get("token")
-        else ("", "")
-    )
+    data = sending_event.data if sending_event is not None else {}
+    return (name_job(data["job"], data.get("cluster")), data["token"]) if data.get("job") and data.get("token") else ("", "")
 
 
-def make_job_name(job_number: str, cluster: str | None) -> str:
+def name_job(job_number: str, cluster: str | None) -> str:
     """The name of a job of Slurm for people and for our own commands, such as `101`, or `cm4:101` if it was submitted to a
     cluster that is not the default. Each cluster numbers its own jobs."""
     return job_number if cluster is None else f"{cluster}:{job_number}"
 
 
 def _judge_ended(
-    event_by_name: dict[str, Event], exited_event: Event, has_result: bool, recorded_steps: int, required_steps: int | None
+    by_name: dict[str, Event], exited_event: Event, has_result: bool, steps: int, steps_asked: int | None
 ) -> JudgedState:
     end_reason, exit_code = exited_event.data.get("reason"), exited_event.data.get("code")
-    purpose_text = str(event_by_name[ENDED_ON_PURPOSE].data.get("why", "")) if ENDED_ON_PURPOSE in event_by_name else ""
+    purpose_text = str(by_name[ENDED_ON_PURPOSE].data.get("why", "")) if ENDED_ON_PURPOSE in by_name else ""
     if end_reason in FINAL_STATES - {"completed"}:
         return JudgedState(str(end_reason), str(exited_event.data.get("why", "")))
     if exit_code == 0:
         if not has_result:
             return JudgedState("failed", "exit code 0, but there is no result.json")
-        if required_steps is None or recorded_steps < required_steps:
-            return JudgedState(
-                "failed", f"exit code 0, but {recorded_steps} steps are recorded of {required_steps or 'an unknown number'}"
-            )
+        if steps_asked is None or steps < steps_asked:
+            return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {steps_asked or 'an unknown number'}")
         return JudgedState("completed", purpose_text)
-    if "oom" in event_by_name:
-        return JudgedState("oom", str(event_by_name["oom"].data.get("why", "out of memory")))
-    if (
-        "timeout" in event_by_name and end_reason != TOLD_REASON
-    ):  # ranks that Slurm tells to end save a checkpoint as at a time limit
-        return JudgedState("timeout", str(event_by_name["timeout"].data.get("why", "")))
+    if "oom" in by_name:
+        return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
+    if "timeout" in by_name and end_reason != TOLD_REASON:  # ranks that Slurm tells to end save a checkpoint as at a time limit
+        return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)
     # The supervisor knows why a rank that was killed wrote nothing; the other ranks only saw that it was gone.
-    recorded_reasons = (event.data.get("why") for event in (exited_event, event_by_name.get("failed")) if event is not None)
-    failure_reason = str(next(filter(None, recorded_reasons), _describe_exit_code(exit_code)))
-    return JudgedState(
-        "failed",
-        f"{failure_reason}; {event_by_name[OOM_ON_MACHINE].data.get('why')}"
-        if OOM_ON_MACHINE in event_by_name
-        else failure_reason,
-    )
+    recorded_reasons = (event.data.get("why") for event in (exited_event, by_name.get("failed")) if event is not None)
+    why = str(next(filter(None, recorded_reasons), _describe_exit_code(exit_code)))
+    return JudgedState("failed", f"{why}; {by_name[OOM_ON_MACHINE].data.get('why')}" if OOM_ON_MACHINE in by_name else why)
 
 
 def _describe_exit_code(exit_code: object) -> str:
     """An exit code, with the name of the signal that ended the process if the exit code is 128 + the number of a signal."""
-    signal_notes = [
-        f" ({number.name})" for number in signal.Signals if isinstance(exit_code, int) and number == exit_code - 128
-    ]
-    return f"exit code {exit_code}{''.join(signal_notes)}"
+    names = [f" ({number.name})" for number in signal.Signals if isinstance(exit_code, int) and number == exit_code - 128]
+    return f"exit code {exit_code}{''.join(names)}"

@@ -50,22 +50,20 @@ def mark_suspended(records: Sequence[StepRecord], suspended_spans: Sequence[Susp
         return records
     return [
         msgspec.structs.replace(record, watched=True)
-        if overlaps_suspension(compute_step_start_s(record), record.wall_s, suspended_spans)
+        if overlaps_suspension(find_step_start_s(record), record.wall_s, suspended_spans)
         else record
         for record in records
     ]
 
 
-def compute_step_start_s(record: StepRecord) -> float:
+def find_step_start_s(record: StepRecord) -> float:
     """The time when the step began, in seconds since the epoch."""
     return record.wall_s - record.step_ms / 1000
 
 
-def overlaps_suspension(begin_s: float, end_s: float, suspended_spans: Iterable[SuspendedSpan]) -> bool:
+def overlaps_suspension(begin_s: float, end_s: float, spans: Iterable[SuspendedSpan]) -> bool:
     """Whether a suspension overlaps the period from begin_s to end_s, in seconds since the epoch."""
-    return any(
-        begin_s < suspension_end_s and suspension_begin_s < end_s for suspension_begin_s, suspension_end_s in suspended_spans
-    )
+    return any(begin_s < suspension_end_s and suspension_begin_s < end_s for suspension_begin_s, suspension_end_s in spans)
 
 
 class SuspensionWatch:

@@ -35,11 +35,9 @@ def find_trace_paths(traces_folder: Path) -> list[Path]:
     return sorted(path for path in traces_folder.rglob("*.json*") if _may_be_trace(path.relative_to(traces_folder)))
 
 
-def _may_be_trace(relative_path: Path) -> bool:
-    is_hidden = any(name.startswith(".") for name in relative_path.parts)
-    return not is_hidden and not relative_path.name.endswith(
-        (".jsonl", ".jsonl.gz")
-    )  # lines of JSON are records, and no traces
+def _may_be_trace(path: Path) -> bool:
+    is_hidden = any(name.startswith(".") for name in path.parts)
+    return not is_hidden and not path.name.endswith((".jsonl", ".jsonl.gz"))  # lines of JSON are records, and no traces
 
 
 def make_summary_name(trace_number: int) -> str:

@@ -32,7 +32,8 @@ INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def start_command(package_name: str) -> int:
     """Import the module PACKAGE.cli, run its `main`, and return the exit code. A signal that is already ignored stays ignored.
 
-    package_name: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return 2.
+    package_name: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return
+    2.
     """
     for stream_name in ("stdout", "stderr"):
         if getattr(sys, stream_name) is None:  # the user closed it, e.g. by 2>&-

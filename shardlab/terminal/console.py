@@ -81,15 +81,13 @@ class Parser(argparse.ArgumentParser):
         return words
 
 
-def make_common_options() -> Parser:
+def common_options() -> Parser:
     """The options that every command has, such as --json. A user may write them before or after the verb."""
-    options_parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    options_parser.add_argument(
-        "--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)"
-    )
-    options_parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    options_parser.add_argument("-v", "--verbose", action="store_true", help="print more details on standard error")
-    return options_parser
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print more details on standard error")
+    return parser
 
 
 def add_version_option(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +179,7 @@ class Output:
         if self.verbose:
             self.print_remark(text, style="dim")
 
-    def ask_question(self, question: str) -> str:
+    def ask(self, question: str) -> str:
         """Ask a question on standard error. Returns the line that the user types; empty if the input has ended (Ctrl-D)."""
         try:
             return self.remarks.console.input(question).strip()
@@ -241,35 +239,30 @@ def _print_error(error: ShardlabError) -> int:
     return error.exit_code
 
 
-def run_command(
-    command_action: Callable[[], int],
-    *,
-    command_name: str | None = None,
-    interrupted_sentence: str | None = INTERRUPTED_SENTENCE,
-) -> int:
+def run_command(action: Callable[[], int], *, name: str | None = None, interrupted: str | None = INTERRUPTED_SENTENCE) -> int:
     """Run a command and return its exit code. A ShardlabError or OSError becomes a sentence on stderr and an exit code.
 
-    command_name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
-    sentence too. interrupted_sentence: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals
+    name: the words of the command, such as `collect summarize`; with them, a failed import of an optional package becomes a
+    sentence too. interrupted: the sentence that is printed after Ctrl-C or SIGTERM; None: the command handles these signals
     itself.
     """
     os.umask(os.umask(0o077) | stat.S_IWOTH)  # no user of the machine may write into files that commands and runs make
     try:
-        if interrupted_sentence is not None:
+        if interrupted is not None:
             command_start.raise_on_signal()
-        exit_code = command_action()
+        exit_code = action()
         sys.stdout.flush()
         return exit_code
     except ShardlabError as error:
         return _print_error(error)
     except ModuleNotFoundError as error:
-        missing_extra = MissingExtra.from_import_error(error, command_name) if command_name is not None else None
+        missing_extra = MissingExtra.from_import_error(error, name) if name is not None else None
         if missing_extra is None:
             raise
         return _print_error(missing_extra)
     except KeyboardInterrupt:
         command_start.set_signal_action(lambda: command_start.exit_now("interrupted again."))
-        sys.stderr.write(f"{interrupted_sentence or INTERRUPTED_SENTENCE}\n")
+        sys.stderr.write(f"{interrupted or INTERRUPTED_SENTENCE}\n")
         return command_start.INTERRUPTED_CODE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,7 +9,8 @@ MB = 10.0**6  # bytes in a MB; decimal, because network speeds are given in deci
 
 
 def format_number(number: float, significant_digits: int = 4) -> str:
-    """A number with at least `significant_digits` significant digits and all digits before the decimal point; thousands are grouped."""
+    """A number with at least `significant_digits` significant digits and all digits before the decimal point; thousands are
+    grouped."""
     if not math.isfinite(number):
         return str(number)
     if number == 0:
@@ -37,7 +38,7 @@ def format_spread(half_width: float) -> str:
     return format_number(round(half_width, 1 - math.floor(math.log10(abs(half_width)))), 2)
 
 
-def choose_bytes_unit(byte_counts: list[float]) -> tuple[str, float]:
+def choose_unit(byte_counts: list[float]) -> tuple[str, float]:
     """Choose the unit (B, KiB, MiB or GiB) for a column of sizes, by the largest size. byte_counts: the sizes in bytes.
 
     Returns (name of the unit, number of bytes in one unit).

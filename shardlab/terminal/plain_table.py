@@ -33,8 +33,7 @@ def fit_table(table: Table[Row], terminal_width: int) -> Table[Row]:
         if any(texts_of_column[index]) or not (column.priority or column.is_sentence)
     ]
     text_widths = [
-        max((measure_width(line) for text in cell_texts for line in text.split("\n")), default=0)
-        for cell_texts in texts_of_column
+        max((measure_width(line) for text in texts for line in text.split("\n")), default=0) for texts in texts_of_column
     ]
     folded_columns = table.folded_columns
     least_widths = [
@@ -60,9 +59,7 @@ def fit_table(table: Table[Row], terminal_width: int) -> Table[Row]:
         )
         shown_indexes.remove(hidden_indexes[-1])
     kept_columns = [msgspec.structs.replace(table.columns[index], heading=headings[index], unit="") for index in shown_indexes]
-    hidden_headings = [
-        _describe_hidden_column(table.columns[index], texts_of_column[index]) for index in sorted(hidden_indexes)
-    ]
+    hidden_headings = [_name_hidden(table.columns[index], texts_of_column[index]) for index in sorted(hidden_indexes)]
     return msgspec.structs.replace(table, columns=kept_columns, hidden=[*table.hidden, *filter(None, hidden_headings)])
 
 
@@ -72,7 +69,7 @@ def _find_narrowest_width(cell_texts: Sequence[str], least_width: int) -> int:
     return min(least_width, NARROWEST_FOLDED if longest_word > least_width else max(NARROWEST_FOLDED, longest_word))
 
 
-def _describe_hidden_column(column: Column[Any], cell_texts: Sequence[str]) -> str:
+def _name_hidden(column: Column[Any], cell_texts: Sequence[str]) -> str:
     """The heading of a column that is left out, with a short text that all rows have: `State (completed)`."""
     is_common = len({*cell_texts}) == 1 and 0 < len(cell_texts[0]) <= LONGEST_COMMON
     common_text = f" ({f'{cell_texts[0]} {column.unit}'.rstrip()})" if column.heading and is_common else ""
@@ -93,18 +90,15 @@ def format_table(table: Table[Any]) -> str:
     """A table as text, one line for each row."""
     right_aligned = table.number_columns
     cell_rows = [
-        [printable.clean_to_one_line(cell_text.replace("\n", "; ")) for cell_text in row]
-        for row in [table.headings, *table.texts]
+        [printable.clean_to_one_line(cell.replace("\n", "; ")) for cell in row] for row in [table.headings, *table.texts]
     ]
-    column_widths = [
-        max(measure_width(cell_text) for cell_text in column_texts) for column_texts in zip(*cell_rows, strict=True)
-    ]
+    column_widths = [max(measure_width(cell) for cell in column_texts) for column_texts in zip(*cell_rows, strict=True)]
     padded_rows = [
         (" " * COLUMN_GAP).join(
-            " " * (column_width - measure_width(cell_text)) + cell_text
+            " " * (column_width - measure_width(cell)) + cell
             if is_right_aligned
-            else cell_text + " " * (column_width - measure_width(cell_text))
-            for cell_text, column_width, is_right_aligned in zip(cell_texts, column_widths, right_aligned, strict=True)
+            else cell + " " * (column_width - measure_width(cell))
+            for cell, column_width, is_right_aligned in zip(cell_texts, column_widths, right_aligned, strict=True)
         )
         for cell_texts in cell_rows
     ]

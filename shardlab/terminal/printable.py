@@ -68,9 +68,7 @@ def escape_unprintable(json_bytes: bytes) -> bytes:
     """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
     if json_bytes.isascii() and b"\x7f" not in json_bytes:  # JSON escapes all control characters of ASCII except 7f
         return json_bytes
-    return "".join(
-        character if character.isprintable() else _make_json_escape(character) for character in json_bytes.decode()
-    ).encode()
+    return "".join(char if char.isprintable() else _make_json_escape(char) for char in json_bytes.decode()).encode()
 
 
 class LogCleaner:
@@ -106,9 +104,7 @@ def replace_invisible(text: str) -> str:
     text = _LINE_END.sub("\n", _CONTROL_SEQUENCE.sub("", text)).expandtabs()
     if text.replace("\n", "").isprintable():
         return text
-    return "".join(
-        character if character.isprintable() or character == "\n" else _replace_char(character) for character in text
-    )
+    return "".join(char if char.isprintable() or char == "\n" else _replace_char(char) for char in text)
 
 
 def _replace_char(character: str) -> str:

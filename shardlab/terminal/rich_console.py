@@ -50,13 +50,11 @@ def draw_table(table: Table[Any]) -> rich.table.Table:
     """A table of the library rich in the style of all tables of shardlab, without a frame.
 
     table: as `plain_table.fit_table` returned it, so that no number and no id is broken."""
-    rich_table = rich.table.Table(
-        box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    grid = rich.table.Table(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, is_number, is_folded in zip(table.headings, table.number_columns, table.folded_columns, strict=True):
         no_wrap = not is_folded and len(table.columns) > 1
-        rich_table.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=no_wrap)
+        grid.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=no_wrap)
     for row_index, row_texts in enumerate(table.texts):
         if any(row_texts):  # all of a row may be in columns that are left out
-            rich_table.add_row(*row_texts, style=table.styles[row_index] if row_index < len(table.styles) else None)
-    return rich_table
+            grid.add_row(*row_texts, style=table.styles[row_index] if row_index < len(table.styles) else None)
+    return grid

@@ -185,8 +185,8 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
 
 
 def _cut_texts(texts: Sequence[str], max_length: int) -> dict[str, str]:
-    """Cut those texts that are longer than `max_length`: at the end, or if several texts have the same beginning, in the middle,
-    where they begin to differ. Returns {text: the cut text}."""
+    """Cut those texts that are longer than `max_length`: at the end, or if several texts have the same beginning, in the
+    middle, where they begin to differ. Returns {text: the cut text}."""
     cut_texts = {text: f"{text[: max_length - 1]}…" for text in texts if len(text) > max_length}
     for _ in range(max_length):  # each round separates the texts that are still equal
         texts_by_cut: dict[str, list[str]] = {}
@@ -196,11 +196,9 @@ def _cut_texts(texts: Sequence[str], max_length: int) -> dict[str, str]:
             break
         for equal_texts in texts_by_cut.values():
             indexed_letters = enumerate(zip(*equal_texts, strict=False))
-            difference_index = next(
-                (index for index, letters in indexed_letters if len({*letters}) > 1), min(map(len, equal_texts))
-            )
+            split_at = next((index for index, letters in indexed_letters if len({*letters}) > 1), min(map(len, equal_texts)))
             for text in equal_texts if len(equal_texts) > 1 else ():
-                text_head, tail_start = text[: max_length // 2], max(max_length // 2, difference_index - _SHOWN_BEFORE)
+                text_head, tail_start = text[: max_length // 2], max(max_length // 2, split_at - _SHOWN_BEFORE)
                 text_tail = text[tail_start : tail_start + max_length - len(text_head) - 2]
                 cut_texts[text] = f"{text_head}…{text_tail}{'…' if tail_start + len(text_tail) < len(text) else ''}"
     return cut_texts

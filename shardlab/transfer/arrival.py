@@ -58,14 +58,14 @@ class HeldCopy(msgspec.Struct):
     """A file, or the beginning of a file, on this machine. The cluster need not send this content."""
 
     path: Path
-    held_file: HeldFile
+    file: HeldFile
 
 
 class ArrivedRun(msgspec.Struct):
     """The files of a run that arrived in a staging folder."""
 
     run_end: RunEnd
-    file_by_name: dict[str, ManifestFile]
+    files: dict[str, ManifestFile]
     """By name: size, time and SHA-256 of a file as it was written."""
     is_alone: bool
     """Whether the staging folder was made for these files, so that it contains no other entries."""
@@ -93,8 +93,8 @@ class RunReceiver:
         self._length_buffer = memoryview(bytearray(BLOCK_LENGTH.size))
 
     def receive_run(self, run_id: str, staging_folder: Path, local_copies: Mapping[str, HeldCopy]) -> ArrivedRun:
-        """Receive all files of a run. staging_folder: the folder of this run into which the files are written. local_copies: what is
-        on this machine already, by name of the file.
+        """Receive all files of a run. staging_folder: the folder of this run into which the files are written. local_copies:
+        what is on this machine already, by name of the file.
 
         Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
         """
@@ -106,36 +106,29 @@ class RunReceiver:
             elif message.name not in self._asked_names:
                 raise InputError(f"the cluster sends {message.name[:100]!r}, which was not asked for")
             local_copy = local_copies.get(message.name)
-            if message.begin and (local_copy is None or local_copy.held_file.bytes != message.begin):
+            if message.begin and (local_copy is None or local_copy.file.bytes != message.begin):
                 raise InputError(f"the cluster sends {message.name} from byte {message.begin} on, which was not asked for")
-            content_blocks: Iterable[memoryview | bytes]
+            blocks: Iterable[memoryview | bytes]
             if self._shared_runs:
-                content_blocks = _read_blocks(self._shared_runs / run_id / message.name, message.begin, message.bytes)
+                blocks = _read_blocks(self._shared_runs / run_id / message.name, message.begin, message.bytes)
             elif message.follows is not None:
-                content_blocks = (self._receive_block(message, message.follows),)
+                blocks = (self._receive_block(message, message.follows),)
             else:
-                content_blocks = self._receive_blocks(message)
+                blocks = self._receive_blocks(message)
             staged_path, held_copy = f"{staging_folder}/{message.name}", local_copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
             extra_flags = os.O_EXCL if is_alone else os.O_TRUNC if held_copy is None else 0
-            arrived_files[message.name] = self._write_file(
-                staged_path, extra_flags, held_copy, content_blocks, message.mtime_ns
-            )
+            arrived_files[message.name] = self._write_file(staged_path, extra_flags, held_copy, blocks, message.mtime_ns)
         self._report_bytes(self._received_bytes)
         return ArrivedRun(message, arrived_files, is_alone)
 
     def _write_file(
-        self,
-        file_path: str,
-        extra_flags: int,
-        held_copy: HeldCopy | None,
-        content_blocks: Iterable[memoryview | bytes],
-        mtime_ns: int,
+        self, file_path: str, extra_flags: int, held_copy: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
     ) -> ManifestFile:
         """Write a file. Returns what was written.
 
         extra_flags: further flags of `os.open`. held_copy: the file with whose content it begins, which may be the file itself.
-        content_blocks: the rest of the content. mtime_ns: the time of the last change that the file gets.
+        blocks: the rest of the content. mtime_ns: the time of the last change that the file gets.
         """
         sha256 = hashlib.sha256()
         descriptor = _open_file(file_path, extra_flags)
@@ -143,12 +136,12 @@ class RunReceiver:
             written_bytes = 0
             if held_copy is not None:
                 is_in_place = str(held_copy.path) == file_path
-                for block in _read_blocks(held_copy.path, 0, held_copy.held_file.bytes):
+                for block in _read_blocks(held_copy.path, 0, held_copy.file.bytes):
                     sha256.update(block)
                     files.write_all(descriptor, b"" if is_in_place else block)
                     written_bytes += len(block)
                 os.lseek(descriptor, written_bytes, os.SEEK_SET)
-            for block in content_blocks:
+            for block in blocks:
                 sha256.update(block)
                 files.write_all(descriptor, block)
                 written_bytes += len(block)

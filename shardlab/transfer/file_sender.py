@@ -30,7 +30,7 @@ class FileSender:
         self._encoder = msgspec.json.Encoder()
         self._unwritten_parts: list[bytes] = []  # what is not yet sent
         self._unwritten_bytes = 0  # size of `_unwritten` in bytes
-        self._block_memory = memoryview(bytearray(BLOCK_BYTES))  # the block of a file that is being sent
+        self._buffer = memoryview(bytearray(BLOCK_BYTES))  # the block of a file that is being sent
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
     def send_message(self, message: object) -> None:
@@ -54,8 +54,9 @@ class FileSender:
     ) -> ManifestFile:
         """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
 
-        file_name: the name in the message. file_bytes, mtime_ns: size and time of the file before it is opened; what is appended
-        later is not sent. held_file: the copy of the other machine. is_shared: whether the content is not sent. Raises OSError.
+        file_name: the name in the message. file_bytes, mtime_ns: size and time of the file before it is opened; what is
+        appended later is not sent. held_file: the copy of the other machine. is_shared: whether the content is not sent. Raises
+        OSError.
         """
         descriptor, _ = files.open_descriptor(path)
         try:
@@ -110,9 +111,7 @@ class FileSender:
     def _read_block(self, descriptor: int, begin_byte: int, end_byte: int) -> memoryview:
         """The bytes of a file from `begin_byte` to `end_byte`, at most one block; fewer bytes if the file has become
         shorter."""
-        return self._block_memory[
-            : os.preadv(descriptor, [self._block_memory[: min(BLOCK_BYTES, end_byte - begin_byte)]], begin_byte)
-        ]
+        return self._buffer[: os.preadv(descriptor, [self._buffer[: min(BLOCK_BYTES, end_byte - begin_byte)]], begin_byte)]
 
     def _send_block(self, block: bytes | memoryview) -> None:
         self._add_output(BLOCK_LENGTH.pack(len(block)))

@@ -47,8 +47,7 @@ class RunManifest(msgspec.Struct):
         """Whether this manifest lists every file of `other_manifest` with the same content, and has the same value of
         `complete`."""
         has_files = all(
-            name in self.files and self.files[name].sha256 == manifest_file.sha256
-            for name, manifest_file in other_manifest.files.items()
+            name in self.files and self.files[name].sha256 == file.sha256 for name, file in other_manifest.files.items()
         )
         return has_files and self.complete == other_manifest.complete
 
@@ -58,7 +57,7 @@ class FolderListing(msgspec.Struct):
 
     status_by_file: dict[str, os.stat_result] = {}
     """Name of a regular file -> its status."""
-    kind_by_entry: dict[str, str] = {}
+    other_kinds: dict[str, str] = {}
     """Name -> kind of each entry that a manifest cannot contain: an entry that is neither a regular file nor a folder, or whose
     name is not valid UTF-8."""
 
@@ -137,13 +136,11 @@ def make_manifest(
     """
     file_by_name: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
-        for name, file_status in listing.status_by_file.items():
+        for name, status in listing.status_by_file.items():
             old_file = earlier_manifest.files.get(name) if earlier_manifest else None
             try:
                 file_by_name[name] = (
-                    old_file
-                    if old_file and is_unchanged(old_file, file_status)
-                    else hash_file(run_dir.path / name, file_status)
+                    old_file if old_file and is_unchanged(old_file, status) else hash_file(run_dir.path / name, status)
                 )
             except FileNotFoundError:  # the run is still going on and removed the file
                 continue
@@ -275,12 +272,10 @@ def _list_folder(folder: Path, prefix: str, listing: FolderListing) -> None:
         except FileNotFoundError:
             continue
         if not files.is_utf8(entry.name):
-            listing.kind_by_entry[entry_name] = (
-                f"{files.describe_file_kind(entry_status.st_mode)} whose name is not valid UTF-8"
-            )
+            listing.other_kinds[entry_name] = f"{files.describe_file_kind(entry_status.st_mode)} whose name is not valid UTF-8"
         elif stat.S_ISREG(entry_status.st_mode):
             listing.status_by_file[entry_name] = entry_status
         elif stat.S_ISDIR(entry_status.st_mode):
             _list_folder(folder / entry.name, f"{entry_name}/", listing)
         else:
-            listing.kind_by_entry[entry_name] = files.describe_file_kind(entry_status.st_mode)
+            listing.other_kinds[entry_name] = files.describe_file_kind(entry_status.st_mode)

@@ -44,66 +44,56 @@ def send_asked_files(runs_folder: Path, asked_files: AskedFiles, sender: FileSen
     sender.send_message(RunEnd(None, problems))
 
 
-def store_offered_files(
-    workspace_folder: Path, offered_files: OfferedFiles, connection: StandardInputReceiver, sender: FileSender
-) -> None:
+def store_offered_files(workspace: Path, offer: OfferedFiles, connection: StandardInputReceiver, sender: FileSender) -> None:
     """Store the offered files that this node needs. They are moved to their places after all of them have arrived, so a broken
     connection leaves no file incomplete. Raises InputError, and OSError if a file cannot be written."""
-    wanted_names = [
-        name for name, offered_file in offered_files.files.items() if _is_wanted(workspace_folder / name, offered_file)
-    ]
+    wanted_names = [name for name, offered_file in offer.files.items() if _is_wanted(workspace / name, offered_file)]
     sender.send_message(wanted_names)
     sender.flush_output()
-    (workspace_folder / "runs").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".arriving-", dir=workspace_folder / "runs") as arriving_folder:
+    (workspace / "runs").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".arriving-", dir=workspace / "runs") as arriving_folder:
         staging_folder = Path(arriving_folder) / "files"
         arrived_run = RunReceiver(connection, asked_names=set(wanted_names)).receive_run("", staging_folder, {})
-        for name, arrived_file in arrived_run.file_by_name.items():
-            if arrived_file.bytes < offered_files.files[name].bytes:
+        for name, arrived_file in arrived_run.files.items():
+            if arrived_file.bytes < offer.files[name].bytes:
                 raise InputError(f"{name}: became shorter while it was sent.")
         for name in wanted_names:
-            offered_file, target_path = offered_files.files[name], workspace_folder / name
+            offered_file, path = offer.files[name], workspace / name
             if stat.S_ISDIR(offered_file.mode):
-                target_path.mkdir(parents=True, exist_ok=True)
+                path.mkdir(parents=True, exist_ok=True)
                 continue
-            target_path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             (staging_folder / name).parent.mkdir(parents=True, exist_ok=True)
             if stat.S_ISLNK(offered_file.mode):
                 (staging_folder / name).symlink_to(offered_file.link)
             else:
                 (staging_folder / name).chmod(stat.S_IMODE(offered_file.mode))
-            if target_path.is_symlink():
-                target_path.unlink()  # else the file would be moved into the folder to which it leads
-            elif target_path.is_dir():
-                raise InputError(
-                    f"{target_path}: is a folder. Allowed: a file or nothing, because the first node sends a file."
-                )
-            shutil.move(staging_folder / name, target_path)  # also if `runs` leads to another disk
+            if path.is_symlink():
+                path.unlink()  # else the file would be moved into the folder to which it leads
+            elif path.is_dir():
+                raise InputError(f"{path}: is a folder. Allowed: a file or nothing, because the first node sends a file.")
+            shutil.move(staging_folder / name, path)  # also if `runs` leads to another disk
     for name in wanted_names:
-        if stat.S_ISDIR(offered_files.files[name].mode):
-            (workspace_folder / name).chmod(stat.S_IMODE(offered_files.files[name].mode))
+        if stat.S_ISDIR(offer.files[name].mode):
+            (workspace / name).chmod(stat.S_IMODE(offer.files[name].mode))
 
 
-def _is_wanted(own_path: Path, offered_file: OfferedFile) -> bool:
+def _is_wanted(own_path: Path, file: OfferedFile) -> bool:
     try:
         file_status = os.lstat(own_path)
     except FileNotFoundError:
         return True
-    if offered_file.wanted_if == "longer" and stat.S_ISREG(offered_file.mode):
-        return file_status.st_size < offered_file.bytes
-    if stat.S_ISLNK(offered_file.mode) and stat.S_ISLNK(file_status.st_mode):
-        return offered_file.wanted_if == "different" and str(own_path.readlink()) != offered_file.link
-    is_same = (file_status.st_mode, file_status.st_size, file_status.st_mtime_ns) == (
-        offered_file.mode,
-        offered_file.bytes,
-        offered_file.mtime_ns,
-    )
-    return offered_file.wanted_if == "different" and not is_same
+    if file.wanted_if == "longer" and stat.S_ISREG(file.mode):
+        return file_status.st_size < file.bytes
+    if stat.S_ISLNK(file.mode) and stat.S_ISLNK(file_status.st_mode):
+        return file.wanted_if == "different" and str(own_path.readlink()) != file.link
+    is_same = (file_status.st_mode, file_status.st_size, file_status.st_mtime_ns) == (file.mode, file.bytes, file.mtime_ns)
+    return file.wanted_if == "different" and not is_same
 
 
 def serve_first_node(workspace: Workspace, input_stream: BufferedIOBase, output_stream: BinaryIO) -> None:
-    """Answer the one request of the first node. input_stream, output_stream: the streams from and to the first node. Raises InputError, and
-    WorkspaceError if a file cannot be written."""
+    """Answer the one request of the first node. input_stream, output_stream: the streams from and to the first node. Raises
+    InputError, and WorkspaceError if a file cannot be written."""
     sender = FileSender(lambda content: (output_stream.write(content), output_stream.flush()))
     connection = StandardInputReceiver(input_stream)
     node_request = connection.receive(NODE_REQUEST)
@@ -118,7 +108,7 @@ def serve_first_node(workspace: Workspace, input_stream: BufferedIOBase, output_
 
 def main() -> int:
     """Serve the first node, and return the exit code."""
-    parser = console.Parser(prog="python -m shardlab.transfer.node_files", parents=[console.make_common_options()])
+    parser = console.Parser(prog="python -m shardlab.transfer.node_files", parents=[console.common_options()])
     workspace = Workspace.find(getattr(parser.parse_args(), "workspace", None))
     with open(0, "rb", closefd=False) as source, open(1, "wb", closefd=False) as target:
         serve_first_node(workspace, source, target)

@@ -58,7 +58,7 @@ def write_checksums(folder: Path, model: Any, optimizer: Any, step: int) -> None
 def _compute_projections(block: torch.Tensor, name: str, shape: tuple[int, ...], offsets: tuple[int, ...]) -> torch.Tensor:
     """The checksum of a block of a parameter, as a tensor on the device of the block."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
-    projections = torch.zeros(PROJECTIONS, dtype=torch.float64, device=block.device)
+    sums = torch.zeros(PROJECTIONS, dtype=torch.float64, device=block.device)
     strides = [1]
     for dimension_size in reversed(shape[1:]):
         strides.insert(0, strides[0] * dimension_size)
@@ -70,11 +70,9 @@ def _compute_projections(block: torch.Tensor, name: str, shape: tuple[int, ...],
         for dimension, (dimension_size, stride) in enumerate(zip(chunk.shape, strides, strict=True)):
             dimension_places = torch.arange(dimension_size, device=block.device) * stride
             places = places + dimension_places.view([-1 if axis == dimension else 1 for axis in range(chunk.dim())])
-        chunk_values = chunk.to(torch.float64).flatten()
-        projections += torch.stack(
-            [torch.where(is_negative, -chunk_values, chunk_values).sum() for is_negative in _draw_signs(places, seed)]
-        )
-    return projections
+        values = chunk.to(torch.float64).flatten()
+        sums += torch.stack([torch.where(is_negative, -values, values).sum() for is_negative in _draw_signs(places, seed)])
+    return sums
 
 
 def _draw_signs(places: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:

@@ -70,7 +70,8 @@ def _strip_wrapper_names(name: str) -> str:
 
 
 def _split_flat_parameter(module_prefix: str, flat_parameter: Any) -> Iterator[ParameterPiece]:
-    """The pieces in this rank's shard of a flat parameter of FSDP1. module_prefix: the name of the module that has the parameter."""
+    """The pieces in this rank's shard of a flat parameter of FSDP1. module_prefix: the name of the module that has the
+    parameter."""
     local_shard = getattr(
         flat_parameter, "_local_shard", flat_parameter.data
     ).detach()  # it has no _local_shard before the first step

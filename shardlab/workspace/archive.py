@@ -109,7 +109,8 @@ def read_index(archive_path: Path) -> ArchiveIndex:
 
 
 def unpack_archive(archive_path: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
-    """Check the size and the SHA-256 of each file of the archive `archive_path`, and write the wanted files into an empty folder.
+    """Check the size and the SHA-256 of each file of the archive `archive_path`, and write the wanted files into an empty
+    folder.
 
     folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. is_wanted: is called with the path of
     each file below `workspace/`; returns whether to write this file.
@@ -128,72 +129,62 @@ def unpack_archive(archive_path: Path, folder: Path, is_wanted: Callable[[str], 
 
 
 def may_contain(inner_path: str) -> bool:
-    """Whether an archive may contain a file with this path. inner_path: the path below the folder `workspace/` of the archive."""
+    """Whether an archive may contain a file with this path. inner_path: the path below the folder `workspace/` of the
+    archive."""
     return _is_allowed_name(WORKSPACE_PREFIX + inner_path)
 
 
 @contextlib.contextmanager
-def _open_archive(archive_path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open an archive for reading. Errors of zipfile in the block become InputError."""
     try:
-        with files.open_regular(archive_path) as archive_file, zipfile.ZipFile(archive_file) as archive_zip:
+        with files.open_regular(path) as archive_file, zipfile.ZipFile(archive_file) as archive_zip:
             yield archive_zip
     except FileNotFoundError:
-        raise InputError(f"{archive_path}: no such file. Allowed: an archive, as `collect archive` writes it.") from None
+        raise InputError(f"{path}: no such file. Allowed: an archive, as `collect archive` writes it.") from None
     except ZIP_FAULTS as error:
-        raise InputError(
-            f"{archive_path}: is not an archive, or is damaged: {error}. Get the file again from its author."
-        ) from None
+        raise InputError(f"{path}: is not an archive, or is damaged: {error}. Get the file again from its author.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
 
 
-def _read_valid_index(archive_path: Path, archive_zip: zipfile.ZipFile) -> ArchiveIndex:
+def _read_valid_index(path: Path, archive_zip: zipfile.ZipFile) -> ArchiveIndex:
     zip_entries = archive_zip.infolist()
-    member_names = [zip_entry.filename for zip_entry in zip_entries]
+    member_names = [entry.filename for entry in zip_entries]
     if INDEX_FILE not in member_names or len(member_names) > MOST_FILES:
-        raise InputError(f"{archive_path}: contains no {INDEX_FILE}. Allowed: an archive, as `collect archive` writes it.")
-    for zip_entry in zip_entries:
-        if zip_entry.compress_type not in ALLOWED_METHODS or zip_entry.flag_bits & ENCRYPTED_FLAG:
-            raise InputError(
-                f"{archive_path}: {zip_entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use."
-            )
-    max_index_bytes = min(MOST_INDEX_BYTES, LEAST_INDEX + INDEX_RATIO * archive_path.stat().st_size)
+        raise InputError(f"{path}: contains no {INDEX_FILE}. Allowed: an archive, as `collect archive` writes it.")
+    for entry in zip_entries:
+        if entry.compress_type not in ALLOWED_METHODS or entry.flag_bits & ENCRYPTED_FLAG:
+            raise InputError(f"{path}: {entry.filename[:100]!r} is encrypted, or compressed in a way that archives do not use.")
+    max_index_bytes = min(MOST_INDEX_BYTES, LEAST_INDEX + INDEX_RATIO * path.stat().st_size)
     index_bytes = _read_member(archive_zip, INDEX_FILE, max_index_bytes)
     try:
-        archive_index = get_decoder(ArchiveIndex).decode(index_bytes)
+        index = get_decoder(ArchiveIndex).decode(index_bytes)
     except DECODE_FAULTS as error:
-        raise InputError(f"{archive_path}: {INDEX_FILE} is not of this version: {error}.") from None
-    for name in archive_index.files:
+        raise InputError(f"{path}: {INDEX_FILE} is not of this version: {error}.") from None
+    for name in index.files:
         if not _is_allowed_name(name):
-            raise InputError(f"{archive_path}: names the file {name[:100]!r}, which is not a valid path in an archive.")
+            raise InputError(f"{path}: names the file {name[:100]!r}, which is not a valid path in an archive.")
     # In this order, a file `a` and a file `a/b` are neighbours. A set of all folders would take much more memory than names.
-    for name, next_name in pairwise(sorted(archive_index.files, key=lambda name: name.replace("/", "\0"))):
+    for name, next_name in pairwise(sorted(index.files, key=lambda name: name.replace("/", "\0"))):
         if next_name.startswith(f"{name}/"):
-            raise InputError(f"{archive_path}: {name[:100]!r} is both a file and a folder.")
-    if sorted(member_names) != sorted([INDEX_FILE, *archive_index.files]):
-        differing_names = sorted({*member_names} ^ {INDEX_FILE, *archive_index.files}) or ["one of them twice"]
-        raise InputError(f"{archive_path}: its files are not those that {INDEX_FILE} lists: {differing_names[0][:100]!r}.")
-    if archive_index.matrix_file is not None and WORKSPACE_PREFIX + archive_index.matrix_file not in archive_index.files:
-        raise InputError(
-            f"{archive_path}: does not contain the matrix file {archive_index.matrix_file[:100]!r} that {INDEX_FILE} names."
-        )
-    return archive_index
+            raise InputError(f"{path}: {name[:100]!r} is both a file and a folder.")
+    if sorted(member_names) != sorted([INDEX_FILE, *index.files]):
+        differing_names = sorted({*member_names} ^ {INDEX_FILE, *index.files}) or ["one of them twice"]
+        raise InputError(f"{path}: its files are not those that {INDEX_FILE} lists: {differing_names[0][:100]!r}.")
+    if index.matrix_file is not None and WORKSPACE_PREFIX + index.matrix_file not in index.files:
+        raise InputError(f"{path}: does not contain the matrix file {index.matrix_file[:100]!r} that {INDEX_FILE} names.")
+    return index
 
 
-def _is_allowed_name(member_name: str) -> bool:
+def _is_allowed_name(name: str) -> bool:
     """Whether an archive may contain a file with this path.
 
     The path must be in TOP_FILES or FOLDERS, must not lead out of its folder, and must contain only printable characters.
     """
-    if (
-        not member_name.startswith(WORKSPACE_PREFIX)
-        or len(member_name) > MOST_NAME_LENGTH
-        or not member_name.isprintable()
-        or "\\" in member_name
-    ):
+    if not name.startswith(WORKSPACE_PREFIX) or len(name) > MOST_NAME_LENGTH or not name.isprintable() or "\\" in name:
         return False
-    inner_path = member_name.removeprefix(WORKSPACE_PREFIX)
+    inner_path = name.removeprefix(WORKSPACE_PREFIX)
     path_parts = inner_path.removeprefix(".shardlab/").split("/")
     if len(path_parts) > MOST_PATH_PARTS or not (inner_path in ALLOWED_FILES or inner_path.startswith(ALLOWED_FOLDERS)):
         return False
@@ -220,11 +211,11 @@ def _read_member(archive_zip: zipfile.ZipFile, member_name: str, most_bytes: int
 
 
 def _check_and_write(
-    archive_path: Path, archive_zip: zipfile.ZipFile, member_name: str, expected_file: ArchivedFile, target_path: Path | None
+    path: Path, archive_zip: zipfile.ZipFile, name: str, expected_file: ArchivedFile, target_path: Path | None
 ) -> None:
     """Check a file of an archive against archive.json, and write it to `target_path` unless `target_path` is None.
 
-    At most the stated size is written, so that a small archive cannot fill the disk. archive_path: the archive. member_name: the path of the
+    At most the stated size is written, so that a small archive cannot fill the disk. path: the archive. name: the path of the
     file in the archive. expected_file: its size and SHA-256 according to archive.json.
     """
     sha256, bytes_left = hashlib.sha256(), expected_file.bytes
@@ -232,7 +223,7 @@ def _check_and_write(
         if target_path is not None:
             target_path.parent.mkdir(parents=True, exist_ok=True)
         with (
-            archive_zip.open(member_name) as member,
+            archive_zip.open(name) as member,
             contextlib.nullcontext() if target_path is None else target_path.open("xb") as target_file,
         ):
             while member_block := member.read(min(BLOCK_BYTES, bytes_left + 1)):
@@ -244,6 +235,6 @@ def _check_and_write(
                     target_file.write(member_block)
     if bytes_left or sha256.hexdigest() != expected_file.sha256:
         raise InputError(
-            f"{archive_path}: {member_name} has not the size and the SHA-256 that {INDEX_FILE} states: the archive is damaged or was changed. "
+            f"{path}: {name} has not the size and the SHA-256 that {INDEX_FILE} states: the archive is damaged or was changed. "
             "Get the file again from its author."
         )

@@ -99,21 +99,19 @@ class Inventory(msgspec.Struct, frozen=True):
         return [node for node in self.nodes if role in node.roles]
 
 
-def make_inventory_path(workspace: Workspace) -> Path:
+def inventory_path(workspace: Workspace) -> Path:
     """The path of the inventory in a workspace."""
     return workspace.shardlab_folder / "inventory.json"
 
 
 def read_inventory(workspace: Workspace, cluster_name: str) -> Inventory:
     """The inventory of the cluster with this name. Raises InputError if `provision` has not written it in this workspace."""
-    inventory_file = make_inventory_path(workspace)
+    path = inventory_path(workspace)
     inventory = read_any_inventory(workspace)
     if inventory is None:
-        raise InputError(
-            f"{inventory_file}: no such file, so the nodes of the cluster {cluster_name} are not known. {PROVISION_HINT}."
-        )
+        raise InputError(f"{path}: no such file, so the nodes of the cluster {cluster_name} are not known. {PROVISION_HINT}.")
     if inventory.cluster != cluster_name:
-        raise InputError(f"{inventory_file}: describes the cluster {inventory.cluster}, not {cluster_name}. {PROVISION_HINT}.")
+        raise InputError(f"{path}: describes the cluster {inventory.cluster}, not {cluster_name}. {PROVISION_HINT}.")
     return inventory
 
 
@@ -131,7 +129,7 @@ def read_any_inventory(workspace: Workspace) -> Inventory | None:
     """The inventory in this workspace, of any cluster; None if `provision` has not written it. Raises InputError and
     WorkspaceError."""
     return json_file.read_json(
-        make_inventory_path(workspace), Inventory, f"is not an inventory of this version: {{}}. {PROVISION_HINT}."
+        inventory_path(workspace), Inventory, f"is not an inventory of this version: {{}}. {PROVISION_HINT}."
     )
 
 
@@ -204,9 +202,7 @@ def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, st
     nodes = inventory.list_with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
     node = next(iter(nodes), None)
     if node is None or node.python is None:
-        raise InputError(
-            f"{make_inventory_path(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml."
-        )
+        raise InputError(f"{inventory_path(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
     ssh_address = Address(
         host=node.host,
         port=node.port,

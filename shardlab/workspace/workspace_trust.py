@@ -49,7 +49,7 @@ MOST_NAMED_FILES = 5  # the most files that a refusal names
 _PROOF_NAME = re.compile(r"[0-9a-f]{32}")
 
 
-class TrustProof(msgspec.Struct, kw_only=True):
+class Proof(msgspec.Struct, kw_only=True):
     """A file in the user's home folder: this user's right to act in one workspace."""
 
     schema: int = 2
@@ -102,7 +102,7 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
     other_files = list(other_files)
     if not is_allowed(workspace, other_files) and not _is_allowed_now(workspace, other_files):
         exposed_reasons = workspace.explain_exposed_folders()
-        refusal_reason = (
+        cause = (
             f"{exposed_reasons[0].rstrip('.')}"
             if exposed_reasons
             else "nothing shows that this workspace began on this account"
@@ -115,13 +115,13 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
             else ""
         )
         raise InputError(
-            f"{workspace.path}: not allowed: this command would {action}, and {refusal_reason}; files of another person may steer it."
+            f"{workspace.path}: not allowed: this command would {action}, and {cause}; files of another person may steer it."
             f"{file_list} If you wrote these files or have read all of them, allow it with --trust."
         )
-    if not only_writes and (unshown_sentences := list_unshown_powers(workspace)):
+    if not only_writes and (unshown := list_unshown_powers(workspace)):
         raise InputError(
             f"{workspace.path / 'cluster.yaml'}: was there before this workspace began, and was not shown yet. It "
-            f"{'; '.join(map(printable.clean_to_one_line, unshown_sentences))}. Run first: provision, which shows it; or allow it "
+            f"{'; '.join(map(printable.clean_to_one_line, unshown))}. Run first: provision, which shows it; or allow it "
             "with --trust."
         )
 
@@ -159,11 +159,11 @@ def is_own(workspace: Workspace) -> bool:
         proof is not None
         and proof.began
         and not workspace.explain_exposed_folders()
-        and not any(map(_others_can_change, list_steering_files(workspace)))
+        and not any(map(_others_can_change, steering_files(workspace)))
     )
 
 
-def list_steering_files(workspace: Workspace) -> list[Path]:
+def steering_files(workspace: Workspace) -> list[Path]:
     """The files that steer what commands do, sorted: code, templates, the cluster file, inventory, away.json, submissions."""
     steering_folders = [
         *(workspace.path / folder_name for folder_name in plugin_source.CODE_FOLDERS),
@@ -185,38 +185,32 @@ def extend_consent(workspace: Workspace, *paths: Path) -> None:
     proof = _read_proof(workspace)
     if proof is not None and not proof.began:
         proof.files |= _compute_file_digests(workspace, paths)
-        files.write_json(_find_proof_path(workspace), proof)
+        files.write_json(_find_proof(workspace), proof)
 
 
-def find_copies_folder(workspace: Workspace, folder_name: str) -> Path:
+def find_copies(workspace: Workspace, name: str) -> Path:
     """The folder in .shardlab for copies and answers that commands execute or believe. folder_name: SOURCE or ANSWERS.
 
     In a workspace that is not own, the folder has another name, because another person may have made the folder `folder_name`.
     """
     proof = _read_proof(workspace)
-    return workspace.shardlab_folder / (
-        folder_name if proof is None or proof.began else f"{folder_name}-{_find_proof_path(workspace).stem[:8]}"
-    )
+    return workspace.shardlab_folder / (name if proof is None or proof.began else f"{name}-{_find_proof(workspace).stem[:8]}")
 
 
 def list_powers(cluster: Cluster) -> list[str]:
     """What a cluster file makes commands do that its user should see once, as in `it ...`."""
-    power_sentences = []
+    powers = []
     if cluster.cloudlab is not None:
-        power_sentences.append(
-            f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}"
-        )
+        powers.append(f"uses your token of the CloudLab portal{f' at {url}' if (url := cluster.cloudlab.portal_url) else ''}")
     if cluster.login is not None:
-        power_sentences.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
-    power_sentences += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
+        powers.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
+    powers += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
     for environment in cluster.map_environments().values():
         named_paths = (environment.python, environment.use, environment.container)
-        power_sentences += [f"runs the interpreter of {path}" for path in named_paths if path]
-        power_sentences += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
-        power_sentences += [f"installs the package {package}" for package in environment.packages]
-    return power_sentences + [
-        f"runs `{setup_line}` in every job" for setup_line in (cluster.slurm.setup if cluster.slurm is not None else [])
-    ]
+        powers += [f"runs the interpreter of {path}" for path in named_paths if path]
+        powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
+        powers += [f"installs the package {package}" for package in environment.packages]
+    return powers + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 
 def list_unshown_powers(workspace: Workspace, named_cluster: Cluster | None = None) -> list[str]:
@@ -238,7 +232,7 @@ def mark_powers_shown(workspace: Workspace) -> None:
     proof = _read_proof(workspace)
     if proof is not None and proof.unshown:
         proof.unshown = []
-        files.write_json(_find_proof_path(workspace), proof)
+        files.write_json(_find_proof(workspace), proof)
 
 
 def store_consent(workspace: Workspace, print_line: Callable[[str], object], other_files: Iterable[Path] = ()) -> None:
@@ -251,17 +245,15 @@ def store_consent(workspace: Workspace, print_line: Callable[[str], object], oth
         mark_powers_shown(workspace)
         return
     earlier_proof = _read_proof(workspace)
-    digest_by_name = _compute_file_digests(workspace, [*list_steering_files(workspace), *other_files])
-    for name, file_digest in digest_by_name.items():
+    digests = _compute_file_digests(workspace, [*steering_files(workspace), *other_files])
+    for name, file_digest in digests.items():
         if file_digest == UNREADABLE_DIGEST:
             raise InputError(f"{workspace.path / name}: cannot be allowed, because it is no regular file that can be read.")
     _remove_bytecode(workspace)
     allowed_digests = earlier_proof.files if earlier_proof is not None and not earlier_proof.began else {}
-    _write_proof(workspace, began_here=False, digest_by_name=allowed_digests | digest_by_name)
-    print_line(
-        f"{workspace.path}: allowed from now on, as long as these {len(digest_by_name)} file(s) do not change (SHA-256, path):"
-    )
-    for name, file_digest in digest_by_name.items():
+    _write_proof(workspace, began_here=False, digest_by_name=allowed_digests | digests)
+    print_line(f"{workspace.path}: allowed from now on, as long as these {len(digests)} file(s) do not change (SHA-256, path):")
+    for name, file_digest in digests.items():
         print_line(f"  {file_digest[:16]}  {printable.clean_to_one_line(name)}")
 
 
@@ -271,27 +263,17 @@ def _write_proof(
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
     proofs_folder = _make_proofs_folder()
     files.make_folder(workspace.shardlab_folder)
-    mark_file, inode_numbers, ctime_ns = make_mark_path(workspace), [workspace.real_path.stat().st_ino], None
+    mark_file, inodes, ctime_ns = make_mark_path(workspace), [workspace.real_path.stat().st_ino], None
     if not workspace.explain_exposed_folders():
         proof_name = secrets.token_hex(16)
         files.write_atomic(mark_file, f"{proof_name}\n".encode(), mode=0o600)
         with files.as_workspace_error("read"):
             mark_status = mark_file.stat()
-            inode_numbers, ctime_ns = (
-                [*inode_numbers, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino],
-                mark_status.st_ctime_ns,
-            )
+            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino], mark_status.st_ctime_ns
     else:
         proof_name = _make_proof_name(workspace)
-    workspace_text, file_digests = str(workspace.real_path), digest_by_name or {}
-    proof = TrustProof(
-        workspace=workspace_text,
-        inodes=inode_numbers,
-        ctime_ns=ctime_ns,
-        began=began_here,
-        unshown=list(unshown),
-        files=file_digests,
-    )
+    path, file_digests = str(workspace.real_path), digest_by_name or {}
+    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began_here, unshown=list(unshown), files=file_digests)
     try:
         files.write_json(proofs_folder / f"{proof_name}.json", proof)
     except WorkspaceError:
@@ -301,24 +283,21 @@ def _write_proof(
         raise
 
 
-def _read_proof(workspace: Workspace) -> TrustProof | None:
+def _read_proof(workspace: Workspace) -> Proof | None:
     """The valid proof of this user for the workspace; None if there is none."""
     try:
-        proof_path = _find_proof_path(workspace)
-        proof = msgspec.json.decode(files.read(proof_path), type=TrustProof)
-        inode_numbers, ctime_ns = [workspace.real_path.stat().st_ino], None
+        proof_path = _find_proof(workspace)
+        proof = msgspec.json.decode(files.read(proof_path), type=Proof)
+        inodes, ctime_ns = [workspace.real_path.stat().st_ino], None
         if proof_path.stem != _make_proof_name(workspace):
             mark_status = make_mark_path(workspace).lstat()
-            inode_numbers, ctime_ns = (
-                [*inode_numbers, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino],
-                mark_status.st_ctime_ns,
-            )
-        return proof if (proof.inodes, proof.ctime_ns) == (inode_numbers, ctime_ns) else None
+            inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino], mark_status.st_ctime_ns
+        return proof if (proof.inodes, proof.ctime_ns) == (inodes, ctime_ns) else None
     except (OSError, InputError, WorkspaceError, *DECODE_FAULTS):
         return None
 
 
-def _find_proof_path(workspace: Workspace) -> Path:
+def _find_proof(workspace: Workspace) -> Path:
     """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
     proof_name = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -361,9 +340,7 @@ def _hold_beginning_lock() -> AbstractContextManager[int]:
 def _may_begin(workspace: Workspace) -> bool:
     """Whether the workspace is new: it holds nothing that shardlab stores or executes, only perhaps a cluster file."""
     cluster_file = workspace.path / "cluster.yaml"
-    is_used = (
-        workspace.shardlab_folder.is_dir() or workspace.runs.exists() or {*list_steering_files(workspace)} - {cluster_file}
-    )
+    is_used = workspace.shardlab_folder.is_dir() or workspace.runs.exists() or {*steering_files(workspace)} - {cluster_file}
     return not (is_used or workspace.explain_exposed_folders() or _others_can_change(cluster_file))
 
 
@@ -380,10 +357,8 @@ def _list_files_without_consent(workspace: Workspace, other_files: Iterable[Path
     """The files to which the user has not consented, by their paths in the workspace."""
     proof = _read_proof(workspace)
     allowed_digests = proof.files if proof is not None and not proof.began else {}
-    digest_by_name = _compute_file_digests(workspace, [*list_steering_files(workspace), *other_files])
-    return {
-        name for name, digest in digest_by_name.items() if allowed_digests.get(name) != digest or digest == UNREADABLE_DIGEST
-    }
+    digests = _compute_file_digests(workspace, [*steering_files(workspace), *other_files])
+    return {name for name, digest in digests.items() if allowed_digests.get(name) != digest or digest == UNREADABLE_DIGEST}
 
 
 def _compute_file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
@@ -413,13 +388,15 @@ def explain_write_access(path: Path) -> str | None:
     path_status = path.stat()
     if path_status.st_uid not in {0, os.geteuid(), int(sudo_uid) if sudo_uid.isdecimal() else 0}:
         return f"{path}: it belongs to another user (uid {path_status.st_uid}), who can change its content."
-    for write_bit, chmod_class, writers_text in (
+    for write_bit, chmod_class, writers in (
         (stat.S_IWOTH, "o", "every user of this machine"),
         (stat.S_IWGRP, "g", f"the group {path_status.st_gid}"),
     ):
         is_private = chmod_class == "g" and _is_private_group(path_status.st_gid)
         if path_status.st_mode & write_bit and not is_private and not path_status.st_mode & stat.S_ISVTX:
-            return f"{path}: {writers_text} can write to it; if you alone use it, run: chmod {chmod_class}-w {shlex.quote(str(path))}"
+            return (
+                f"{path}: {writers} can write to it; if you alone use it, run: chmod {chmod_class}-w {shlex.quote(str(path))}"
+            )
     return None
 
 

@@ -182,7 +182,7 @@ def test_a_workspace_without_runs_is_no_error(tmp_path, capsys):
 
 def test_fetching_is_urged_near_the_end_of_a_lease(workspace, capsys):
     def said(lease):
-        path = inventory.make_inventory_path(workspace)
+        path = inventory.inventory_path(workspace)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": [], "lease": lease}))
         assert main(["verdicts", "--workspace", str(workspace.path)]) == 0

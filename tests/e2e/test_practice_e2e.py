@@ -16,10 +16,10 @@ from support_long import only_in_long_form
 from support_practice import WHY, states
 
 from provision.checks.clock import CLOCK
-from provision.fact import NodeFacts
+from provision.fact import FactAnswers
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import Change, NoChange, Operation, Site, Target, make_shell_change
+from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations.reboot import Reboot, read_boot_id
 from provision.plan import converge_site
 from provision.practice import base, python
@@ -131,7 +131,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
 
     log_in, node.remote.run = node.remote.run, once
     found = virtual.bring_up(practice.cluster, workspace, node)
-    assert isinstance(found, NoChange)
+    assert isinstance(found, Nothing)
     assert len(asked) > 1  # the first attempt to log in got no answer
     said = practice.provision("plan")
     assert states(said)["work2", "machine"]["state"] == "nothing to do"
@@ -171,11 +171,11 @@ def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
 @only_in_long_form
 def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice):
     node = practice.nodes["work1"]
-    target = Target(node, NodeFacts(node))
+    target = Target(node, FactAnswers(node))
     before = target.facts[SYSTEM].boot_id
 
-    def plan(site: Site, target: Target) -> list[Change] | NoChange:
-        return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else NoChange("it was")
+    def plan(site: Site, target: Target) -> list[Change] | Nothing:
+        return [Reboot("it is tried", pause_s=0.2)] if target.facts[SYSTEM].boot_id == before else Nothing("it was")
 
     site = Site(practice.cluster, Workspace(practice.folder), [target])
     (step,) = converge_site(site, [Operation("reboot", plan)], targets=[target], only_names={"reboot"}, is_dry_run=False)
@@ -221,7 +221,7 @@ def test_one_provision_repairs_different_damage_on_three_nodes(practice):
     assert said["verified"] is True
     assert practice.provision("plan")["changes"] == 0
     assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
-    assert NodeFacts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
+    assert FactAnswers(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
     private = (practice.machine("work1").root / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     assert "base64 /etc/munge/munge.key" in logged
     assert key[:24] not in logged
@@ -332,7 +332,7 @@ def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
         date.chmod(0o755)
         said = practice.provision(code=1)
         node = practice.nodes["work1"]
-        outcome = CLOCK.run(Site(practice.cluster, Workspace(practice.folder), []), Target(node, NodeFacts(node)))
+        outcome = CLOCK.run(Site(practice.cluster, Workspace(practice.folder), []), Target(node, FactAnswers(node)))
     finally:
         date.unlink(missing_ok=True)
         rule.write_text(before)
@@ -434,4 +434,4 @@ def test_the_user_goes_from_node_to_node_without_a_question(practice):
 
 def test_a_change_that_fails_says_why(practice):
     with pytest.raises(Exception, match=r"work1: try it: .*nonesuch"):
-        make_shell_change("try it", "nonesuch").make(practice.nodes["work1"])
+        shell_change("try it", "nonesuch").make(practice.nodes["work1"])

@@ -112,7 +112,7 @@ def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_p
     folder = tmp_path / 'it\'s a "workspace" $HOME;'
     there = RemoteWorkspace(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
     there = RemoteWorkspace(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
-    *ssh, host, command = there.command("shardlab.remote.upload", ["--json"], "")
+    *ssh, host, command = there.make_ssh_command("shardlab.remote.upload", ["--json"], "")
     assert (ssh[0], host) == ("ssh", "10.9.9.1")
     assert 'UserKnownHostsFile="/w s/known"' in " ".join(ssh)
     given = json.dumps({"matrices/a b.yaml": "text", "cluster.yaml": "c"}).encode()
@@ -196,7 +196,7 @@ def test_the_jump_host_is_read_from_the_output_of_ssh(tmp_path, monkeypatch, tex
     (tmp_path / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config "$@"\n')
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert proxy_jump.find_jumps(proxy_jump.read_ssh_settings(JumpHost("far"))) == (() if jump is None else (jump,))
+    assert proxy_jump.find_jumps(proxy_jump.read_settings(JumpHost("far"))) == (() if jump is None else (jump,))
 
 
 class Controller:
@@ -244,7 +244,7 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
     words = ["logs", "--workspace", "here", "--", "--workspace"]
     assert on_controller.run_remotely(there, invocation(*words)) == 0
     assert there.handed == ("jobs", ["logs", "--", "--workspace"])
-    assert sent_script(THERE.command("jobs", ["logs", "--", "run"], "")).endswith(
+    assert sent_script(THERE.make_ssh_command("jobs", ["logs", "--", "run"], "")).endswith(
         """ logs --workspace '/shared/it'"'"'s' -- run"""
     )
 

@@ -62,7 +62,7 @@ def test_the_runner_starts_waiting_runs_and_no_claimed_runs(workspace):
     done = runner(workspace)
     assert (done.returncode, done.stderr) == (0, "")
     assert (output(waiting), output(claimed)) == ("ran\n", None)
-    assert "exited" in {event.event for event in waiting.events()}
+    assert "exited" in {event.event for event in waiting.read_events()}
 
 
 def test_a_second_runner_starts_no_run(workspace):
@@ -113,7 +113,7 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
     assert attempt.main([str(folder.path), "--", "true"]) == attempt.PACKAGES_CHANGED_CODE
-    (refused,) = [event for event in folder.events() if event.event == "refused"]
+    (refused,) = [event for event in folder.read_events() if event.event == "refused"]
     assert refused.data["token"] == "m.0123456789"
     assert "/of other source that the run was submitted with" in capsys.readouterr().err
 

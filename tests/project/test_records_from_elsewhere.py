@@ -185,7 +185,7 @@ def test_a_signal_goes_only_to_a_process_that_names_the_folder_of_the_run(tmp_pa
             run_queue._cancel_run(folder, folder.judge())
         assert [process.wait() for process in processes[1:]] == [-15, -15]
         assert processes[0].poll() is None
-        assert [event.event for event in folders[0].events()][-1] == "cancel_requested"  # a supervisor would read it
+        assert [event.event for event in folders[0].read_events()][-1] == "cancel_requested"  # a supervisor would read it
     finally:
         for process in processes:
             process.kill()

@@ -37,7 +37,7 @@ from provision.facts import wheels
 from provision.facts.quotas import Quota
 from provision.facts.room import FreeSpace
 from provision.facts.shared_folders import SharedFolder
-from provision.operation import RunCommand, WriteFile
+from provision.operation import RunCommand, Write
 from provision.operations import space
 from shardlab.cloudlab import cloudlab_manifest
 from shardlab.cluster.lease import Lease
@@ -139,8 +139,8 @@ def sentences_of_checks():
     ):  # fmt: skip
         outcome = network.judge_network([of_report()], ["eth0", "eth0"], counts, "; without gpu3", controls)
         yield "provision/checks/network.py", f"{outcome.passed}: {outcome.says}"
-    for offset in (clock.ClockOffset(1.25, 0.0125), clock.ClockOffset(-0.5, 0.25)):
-        yield "provision/clock.py", f"{offset} {offset.agrees} {offset.is_decided}"
+    for offset in (clock.NodeClockOffset(1.25, 0.0125), clock.NodeClockOffset(-0.5, 0.25)):
+        yield "provision/clock.py", f"{offset} {offset.agrees} {offset.is_exact_enough}"
 
 
 def sentences_of_provision(folder):
@@ -164,7 +164,7 @@ def sentences_of_provision(folder):
         yield "provision/operations/space.py", refusal(space._check_space, "gpu1", room, purposes)
     yield "provision/facts/wheels.py", refusal(wheels.parse, "torch-2.9.0+cu130-x\ntorch-2.9.0+cpu-x\n")
     yield "provision/facts/wheels.py", f"{wheels.parse('torch-2.9.0+cu130-x')} {wheels.parse('torch-2.9.0+cpu-x')}"
-    yield "provision/operation.py", WriteFile("a file", "/etc/x", b"12345", 0o600, "me:us").command
+    yield "provision/operation.py", Write("a file", "/etc/x", b"12345", 0o600, "me:us").command
     yield "provision/operation.py", repr(RunCommand("a command", ["true"], 90.5))
 
 
@@ -209,7 +209,7 @@ def sentences_of_collect_numbers():
         numbers = (notation.format_number(value), notation.format_number(value, 2), notation.format_spread(value))
         yield "shardlab/terminal/notation.py", " ".join((*numbers, notation.format_amount(value)))
     for sizes in ([], [1023.0], [1024.0, 5.0], [2.0**20], [2.0**30, -5.0]):
-        yield "shardlab/terminal/notation.py", f"{notation.choose_bytes_unit(sizes)}"
+        yield "shardlab/terminal/notation.py", f"{notation.choose_unit(sizes)}"
     yield "shardlab/terminal/notation.py", notation.format_time(1_938_000_000.0)
     quantities = [
         (1.0, "calls"), (1234.0, "parameters"), (1234.5, "calls"), (58.25, "s"), (999.0, "bytes"), (1e3, "bytes"),

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from provision.fact import FactQuery, NodeFacts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
-from provision.operation import LocalCall, NoChange, Operation, RunCommand, Site, Target
+from provision.operation import LocalCall, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import munge, slurm
 from provision.operations.inventory import INVENTORY
 from provision.plan import PlanObserver, converge_site
@@ -53,8 +53,8 @@ def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp
         target.facts.answers |= {ENVIRONMENT.name: InstalledEnvironment(source="x"), ADDRESSES.name: {}}
     worker = one.targets[2]
     cut(worker)
-    worker.facts.forget()
-    after = Operation("after", lambda site, target: NoChange(f"{target.node.name} goes on"))
+    worker.facts.forget_answers()
+    after = Operation("after", lambda site, target: Nothing(f"{target.node.name} goes on"))
     steps = run(one, INVENTORY, after)
     assert states(steps) == {
         ("head", "inventory"): "nothing to do",
@@ -101,7 +101,7 @@ def two(plan) -> tuple[Site, Operation]:
     entries = [NodeEntry(name="a"), NodeEntry(name="b")]
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries)
     nodes = [SshNode(entry.name, entry.name, None, None, None, "python", remote=Cut()) for entry in entries]
-    found = [Target(node, NodeFacts(node), entry) for node, entry in zip(nodes, entries, strict=True)]
+    found = [Target(node, FactAnswers(node), entry) for node, entry in zip(nodes, entries, strict=True)]
     return Site(cluster, None, found), Operation("try", plan)
 
 
@@ -113,7 +113,7 @@ def test_a_node_with_a_failed_operation_gets_no_later_operation():
         planned.append(target.node.name)
         if target.node.name == "a":
             raise Unanswered("a: it is broken", {"a": "a: it is broken"})
-        return NoChange("fine")
+        return Nothing("fine")
 
     def after(site, target):
         asked.append(target.node.name)
@@ -135,9 +135,9 @@ def test_changes_made_before_another_node_failed_are_reported_and_the_rest_made(
 
     def plan(site, target):
         if target.node.name == "b":
-            return NoChange("b has nothing to do")
+            return Nothing("b has nothing to do")
         if "b" in site.skipped:
-            return [LocalCall("third", lambda: made.append(3))] if made == [1] else NoChange("all is done")
+            return [LocalCall("third", lambda: made.append(3))] if made == [1] else Nothing("all is done")
         return [LocalCall("first", lambda: made.append(1)), LocalCall("second", fails_elsewhere)]
 
     one, operation = two(plan)
@@ -152,7 +152,7 @@ def test_changes_made_before_another_node_failed_are_reported_and_the_rest_made(
 def test_an_operation_that_needs_a_failed_node_fails_on_its_own_node_too():
     def plan(site, target):
         if target.node.name == "b":
-            return NoChange("nothing")
+            return Nothing("nothing")
         raise Unanswered("b: broken", {"b": "b: broken"})
 
     one, operation = two(plan)
@@ -182,7 +182,7 @@ def test_a_node_blamed_by_another_node_is_reported_as_failed():
     def plan(site, target):
         if target.node.name == "a" and "b" not in site.skipped:
             raise Unanswered("b: broken", {"b": "b: broken"})
-        return NoChange("fine")
+        return Nothing("fine")
 
     one, _ = two(plan)
     steps = converge_site(

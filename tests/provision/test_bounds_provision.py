@@ -7,7 +7,7 @@ import pytest
 from support_bounds import check_limit, is_allowed, refusal
 
 from provision.checks import network
-from provision.clock import ClockOffset
+from provision.clock import NodeClockOffset
 from provision.cloudlab import creation, extension, portal, token
 from provision.command import command_line, init
 from provision.facts import nodes
@@ -54,8 +54,8 @@ LIMITS = {
     "free inodes of the shared folder": (lambda count: passes(free_inodes=count), (20_000, None), (19_999,)),
     "difference of the clocks of a job": (lambda s: passes(together=summed(spread=s)), (1.0,), (1.001,)),
     "wrong sums of an all-reduce": (lambda count: passes(together=summed(wrong=count)), (0,), (1,)),
-    "offset of a clock with its uncertainty": (lambda s: ClockOffset(s, 0.25).agrees, (0.75, -0.75), (0.76, -0.76)),
-    "offset that is surely too large": (lambda s: not ClockOffset(s, 0.25).is_decided, (1.25, -1.25, 0.76), (1.26, -1.26)),
+    "offset of a clock with its uncertainty": (lambda s: NodeClockOffset(s, 0.25).agrees, (0.75, -0.75), (0.76, -0.76)),
+    "offset that is surely too large": (lambda s: not NodeClockOffset(s, 0.25).is_exact_enough, (1.25, -1.25, 0.76), (1.26, -1.26)),
     "share of data on the control network": (
         lambda sent: not network._describe_control_traffic([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
     ),

@@ -11,7 +11,7 @@ from provision import order, provider
 from provision.check import Check
 from provision.fact import FactQuery, Unanswered
 from provision.facts.users import USERS, Users
-from provision.operation import NoChange, Operation, WriteFile
+from provision.operation import Nothing, Operation, Write
 from shardlab import registry
 from shardlab.cluster.slurm_keys import Gpus
 from tests.provision.operations.test_operations import site
@@ -68,8 +68,8 @@ def test_an_operation_names_each_file_of_etc_that_it_writes(operation):
             planned = operation.plan(one, target)
         except (Unanswered, AttributeError):  # the operation needs facts that this test does not provide
             continue
-        for change in () if isinstance(planned, NoChange) else planned:
-            if isinstance(change, WriteFile) and change.path.startswith("/etc/"):
+        for change in () if isinstance(planned, Nothing) else planned:
+            if isinstance(change, Write) and change.path.startswith("/etc/"):
                 assert change.path in operation.files
 
 

@@ -13,12 +13,12 @@ from support_e2e import HANG_S
 from provision import cli
 from provision.command import display
 from provision.facts import tools
-from provision.operation import RunCommand, WriteFile, make_shell_change
+from provision.operation import RunCommand, Write, shell_change
 from provision.plan import OperationStep
 from provision.providers import ssh
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.remote.remote import CommandOutput, Unreachable, make_write_command
+from shardlab.remote.remote import CommandOutput, Unreachable, make_put_command
 from shardlab.terminal.console import Output
 
 NOBODY = 65534
@@ -52,7 +52,7 @@ class AsNobody:
 
     def put(self, content, path, *, mode, owner):
         return self.run(
-            make_write_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner)
+            make_put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner)
         )
 
 
@@ -153,8 +153,8 @@ def test_changes_that_need_no_root_are_made_by_the_user(lab, capsys, monkeypatch
 def test_the_scripts_for_an_administrator_do_what_the_changes_do(tmp_path):
     path = tmp_path / "etc" / "x.conf"
     scripts = [
-        WriteFile("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, f"{os.getuid()}:{os.getgid()}").script,
-        make_shell_change("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
+        Write("write it", str(path), b"$HOME `id` 'x'\nlast line", 0o640, f"{os.getuid()}:{os.getgid()}").script,
+        shell_change("two steps", f"test -f {quote(str(path))}\nfalse || exit 0\necho never").script,
         RunCommand("input", ["tee", f"{path}.2"], stdin=b"a\nb\n").script,
     ]
     done = subprocess.run(["bash"], input="\n".join(scripts), capture_output=True, text=True, check=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from support_e2e import HANG_S
 
-from provision.fact import NodeFacts
-from provision.operation import NoChange, Target
+from provision.fact import FactAnswers
+from provision.operation import Nothing, Target
 from shardlab.cluster.cluster_keys import NodeEntry
-from shardlab.remote.remote import CommandOutput, make_write_command
+from shardlab.remote.remote import CommandOutput, make_put_command
 
 SETTLE = r"""\
 mount --make-rprivate /
@@ -54,10 +54,10 @@ class Aside:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner) -> CommandOutput:
-        return self.run(make_write_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
+        return self.run(make_put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
 
     def target(self) -> Target:
-        return Target(self, NodeFacts(self), NodeEntry(name=self.name))
+        return Target(self, FactAnswers(self), NodeEntry(name=self.name))
 
     def end(self) -> None:
         self.process.kill()
@@ -70,10 +70,10 @@ def settle(operation, site, target) -> list[str]:
 
     Returns the descriptions of the changes that were made."""
     planned = operation.plan(site, target)
-    assert not isinstance(planned, NoChange), planned
+    assert not isinstance(planned, Nothing), planned
     for change in planned:
         change.make(target.node)
     target.facts.forget()
     again = operation.plan(site, target)
-    assert isinstance(again, NoChange), [change.description for change in again]
+    assert isinstance(again, Nothing), [change.description for change in again]
     return [change.description for change in planned]

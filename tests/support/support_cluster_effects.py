@@ -18,13 +18,13 @@ from jobs.planning import plan
 from jobs.rendering import render
 from provision import order
 from provision.cloudlab import profile_request, token
-from provision.fact import NodeFacts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.disk import Disk, make_disk_query
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.mounts import MountPlace, make_mount_query
 from provision.facts.room import make_free_space_query
 from provision.nodes import pretend
-from provision.operation import Change, NoChange, Site, Target, WriteFile
+from provision.operation import Change, Nothing, Site, Target, Write
 from provision.operations import datasets, packages
 from provision.operations.hosts import HOSTS
 from provision.plan import converge_site
@@ -116,7 +116,7 @@ def site(cluster: Cluster, workspace: Workspace) -> str:
 def _login(cluster: Cluster, workspace: Workspace) -> Target:
     """A login node without an environment."""
     (login,) = find_provider(cluster.provider).nodes(cluster, workspace)
-    target = Target(LoginWithoutJobs(login), NodeFacts(LoginWithoutJobs(login)))
+    target = Target(LoginWithoutJobs(login), FactAnswers(LoginWithoutJobs(login)))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     return target
 
@@ -126,11 +126,11 @@ def _planned(planner: Callable[[Site, Target], Any], of_it: Site, target: Target
         made = planner(of_it, target)
     except (Unanswered, Unreachable) as error:
         return [str(error)]
-    return [made.why] if isinstance(made, NoChange) else [_text(change) for change in made]
+    return [made.why] if isinstance(made, Nothing) else [_text(change) for change in made]
 
 
 def _text(change: Change) -> str:
-    written = isinstance(change, WriteFile) and b"\0" not in change.content  # the source of shardlab is a tar file
+    written = isinstance(change, Write) and b"\0" not in change.content  # the source of shardlab is a tar file
     return f"{change.description}\n{change.command}\n{change.content.decode() if written else ''}"
 
 
@@ -166,7 +166,7 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
 def sets(cluster: Cluster, workspace: Workspace) -> str:
     """The request with which a node stages each data set."""
     of_it = Site(cluster, workspace, [])
-    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.all_data_sets())
+    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.list_data_sets())
 
 
 def practice(cluster: Cluster, workspace: Workspace) -> str:

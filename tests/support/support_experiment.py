@@ -136,7 +136,7 @@ class PracticeExperiment:
     def add_network(self, name: str) -> None:
         """Connect a node to the experiment network."""
         cable = network.make_interface_name(f"{self.practice.cluster.name}/{name}/experiment")
-        pid = str(self.practice.machine(name).pid())
+        pid = str(self.practice.machine(name).find_pid())
         ip("link", "add", cable, "master", self.bridge, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
         ip("link", "set", cable, "up")
         self._in_network(name, "ip", "address", "add", f"{self.addresses[name]}/16", "dev", EXPERIMENT)
@@ -147,15 +147,15 @@ class PracticeExperiment:
 
         device: a block device of this machine, which becomes the unused partition of the node's boot disk.
         """
-        node = Path(f"/proc/{self.practice.machine(name).pid()}/root")
+        node = Path(f"/proc/{self.practice.machine(name).find_pid()}/root")
         os.mknod(node / PARTITION[1:], 0o600 | stat.S_IFBLK, Path(device).stat().st_rdev)
-        program = self.practice.machine(name).root / MKEXTRAFS_PATH[1:]
+        program = self.practice.machine(name).root_folder / MKEXTRAFS_PATH[1:]
         program.parent.mkdir(parents=True)
         program.write_text(MKEXTRAFS)
         program.chmod(0o755)
 
     def _in_network(self, name: str, *words: str) -> str:
-        pid = str(self.practice.machine(name).pid())
+        pid = str(self.practice.machine(name).find_pid())
         return subprocess.run(["nsenter", "--target", pid, "--net", *words], check=True, capture_output=True, text=True).stdout
 
 

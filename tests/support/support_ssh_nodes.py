@@ -166,7 +166,7 @@ class SshNodes:
 
 
 def wait_for(folder: RunDir, name: str) -> None:
-    until(lambda: any(event.event == name for event in folder.events()), f"{folder.run_id}: {name}")
+    until(lambda: any(event.event == name for event in folder.read_events()), f"{folder.run_id}: {name}")
 
 
 def tasks(folder: RunDir) -> list[psutil.Process]:

@@ -50,7 +50,7 @@ def write(folder: Path, samples: list[Sample], host: str = HOST) -> Path:
     path = RunDir(folder).samples_file(host)
     with LineWriter(path) as lines:
         for each in samples:
-            lines.write(each)
+            lines.write_record(each)
     return path
 
 

@@ -47,7 +47,7 @@ def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
     def fill(folder: Path) -> None:
         _copy_data_set(run.training_cell, data_path, folder, run_dir)
 
-    node_folder.remove_unused_folders()  # copies that killed runs left behind occupy space that this run needs
+    node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
     with node_folder.hold_shared_folder(node_folder.make_shared_folder_name(run_dir.path), fill) as folder:
         yield folder
 

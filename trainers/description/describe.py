@@ -46,7 +46,7 @@ def describe_file(file: Path, seq_len: int | None = None) -> PluginDescription[A
             from trainers.description import describe_model
 
             return PluginDescription(describe_model.describe_configuration(source, seq_len))
-        if file.parent.name == STRATEGIES.folder_name:
+        if file.parent.name == STRATEGIES.folder:
             return PluginDescription(own_strategy.describe_strategies(source))
         return PluginDescription(_describe_workloads(source))
     except ShardlabError as error:
@@ -82,7 +82,7 @@ def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_v
         name=name,
         summary=plugin.summary if not tiny_values else f"the twin of {source.name}: {plugin.summary}",
         code=source.digest,
-        file=str(source.plugin_path),
+        file=str(source.file),
         unit=plugin.unit,
         parameters=parameters,
         block_parameters=counted_flops.count_block_parameters(task.blocks(model)),

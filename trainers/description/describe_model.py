@@ -68,7 +68,7 @@ def describe_configuration(source: PluginSource, seq_len: int | None) -> list[Ow
     seq_len: tokens of a sequence; None for a model of images. Raises InputError.
     """
     try:
-        content = model_file.read_content(source.content_by_name[source.plugin_path.name])
+        content = model_file.read_content(source.contents[source.file.name])
         workload = _describe_workload(content, source.digest, source.name, seq_len, twin=False)
     except ShardlabError:
         raise

@@ -146,7 +146,7 @@ class Checkpoints(Instrument):
         # should have a usable checkpoint, and it is an error if they have none.
         if self._run.separate_folders and self._run.resume:
             raise InputError(f"no checkpoint of {', '.join(self._run.resume)} can be used on all nodes; see the run's events.")
-        if self._run_dir.read_steps(self._rank).records:
+        if self._run_dir.steps(self._rank).records:
             raise InputError(f"{self._run_dir.path}: has records, but no usable checkpoint to resume from; see its events.")
         return None
 
@@ -180,9 +180,7 @@ class Checkpoints(Instrument):
         if self._rank == 0 or self._leads_node:
             checkpoint.begin_checkpoint(self._run_dir.path, step)
         self._peers.barrier()
-        checkpoint_files, size = self._saver.save(
-            checkpoint.make_temporary_path(self._run_dir.path, step), self._settings.layout
-        )
+        checkpoint_files, size = self._saver.save(checkpoint.make_temp_path(self._run_dir.path, step), self._settings.layout)
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish_checkpoint(self._run_dir.path, step)
@@ -274,9 +272,7 @@ class Checkpoints(Instrument):
         first. A
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         local_checkpoints = [
-            (run_index, path)
-            for run_index, run in enumerate(run_dirs)
-            for path in checkpoint.list_complete_checkpoints(run.path)
+            (run_index, path) for run_index, run in enumerate(run_dirs) for path in checkpoint.list_checkpoints(run.path)
         ]
         for position in range(int(self._peers.all_gather_numbers([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
@@ -299,7 +295,7 @@ def _read_records(run_dir: RunDir, rank: int, step: int) -> list[StepRecord]:
     """A rank's warm-up records, and its timed records up to a step. If a step was recorded twice, the last record is used."""
     records = {
         (not record.warmup, record.step): record
-        for record in run_dir.read_steps(rank).records
+        for record in run_dir.steps(rank).records
         if record.warmup or record.step <= step
     }
     return [records[order_key] for order_key in sorted(records)]

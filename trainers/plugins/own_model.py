@@ -74,7 +74,7 @@ class OwnModel(msgspec.Struct, frozen=True):
 
 def load_definitions(source: PluginSource) -> OwnModel:
     """Execute the file and return its definitions, checked. Raises InputError with the file, and the line if it is known."""
-    return _check_definitions(str(source.plugin_path), own_code.execute_plugin(source))
+    return _check_definitions(str(source.file), own_code.execute_plugin(source))
 
 
 def _check_definitions(file: str, module: ModuleType) -> OwnModel:

@@ -36,14 +36,14 @@ def load_strategy_file(source: PluginSource) -> list[Strategy]:
 
     Raises InputError with the file, and with the line if it is known.
     """
-    file, module = str(source.plugin_path), own_code.execute_plugin(source)
+    file, module = str(source.file), own_code.execute_plugin(source)
     variants = getattr(module, "VARIANTS", None)
     if not isinstance(variants, tuple) or not variants or not all(isinstance(strategy, Strategy) for strategy in variants):
         raise InputError(f"{file}: defines no VARIANTS. Needed: a tuple of Strategy (trainers.strategy).")
-    base_name = STRATEGIES.make_base_name(source.plugin_path)
+    base_name = STRATEGIES.make_base_name(source.file)
     names = [strategy.name for strategy in variants]
     for name in names:
-        if not STRATEGIES.may_define(source.plugin_path, str(name)):
+        if not STRATEGIES.may_define(source.file, str(name)):
             raise InputError(f"{file}: found the strategy {str(name)[:60]!r}. Allowed: {base_name}, or {base_name}-...")
         if names.count(name) > 1:
             raise InputError(f"{file}: defines the strategy {name} twice.")
@@ -64,7 +64,7 @@ def describe_strategies(source: PluginSource) -> list[OwnStrategy]:
     any error of the user's code."""
     strategies = load_strategy_file(source)
     for strategy in strategies:
-        _check_engine(str(source.plugin_path), strategy)
+        _check_engine(str(source.file), strategy)
     return [_describe_strategy(source, strategy) for strategy in strategies]
 
 
@@ -100,8 +100,8 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
 
     module: the name of the file's module. Raises InputError.
     """
-    file = str(source.plugin_path)
-    helper_modules = {name.removesuffix(".py") for name in source.content_by_name if name.startswith("_")}
+    file = str(source.file)
+    helper_modules = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
     shipped_engines = {f"{ENGINES_PACKAGE}.{name}" for name in registry.list_plugin_names(ENGINES_PACKAGE)}
     if strategy.engine not in {module, *helper_modules, *shipped_engines}:
         raise InputError(
@@ -142,11 +142,9 @@ def _describe_strategy(source: PluginSource, strategy: Strategy) -> OwnStrategy:
     """The fields of a strategy that are plain data, without its functions. Raises InputError if a field has a wrong type."""
     facts = {name: getattr(strategy, name) for name in StrategyFacts.__struct_fields__}
     try:
-        return msgspec.convert(
-            msgspec.to_builtins({**facts, "code": source.digest, "file": str(source.plugin_path)}), OwnStrategy
-        )
+        return msgspec.convert(msgspec.to_builtins({**facts, "code": source.digest, "file": str(source.file)}), OwnStrategy)
     except (*DECODE_FAULTS, ValueError, TypeError) as error:
-        raise InputError(f"{source.plugin_path}: {str(strategy.name)[:60]}: {error}.") from None
+        raise InputError(f"{source.file}: {str(strategy.name)[:60]}: {error}.") from None
 
 
 def _check_engine(file: str, strategy: Strategy) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from shardlab.files import files
 from shardlab.hardware import host
-from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, find_keys_with_role
+from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, find_role_keys
 from shardlab.runs.record import SameWork
 from trainers import communication, menu
 from trainers.data.order import PROOF, DataOrder
@@ -44,9 +44,7 @@ LEAST_STEPS = 3
 # If the communication of a strategy repeats only after more steps than this, its bytes are not counted.
 MOST_COUNTED_STEPS = 64
 # Keys of a cell that have no effect on the numbers of the proof.
-KEYS_WITHOUT_EFFECT = find_keys_with_role(
-    Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING
-)
+KEYS_WITHOUT_EFFECT = find_role_keys(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # the libraries whose versions can change the numbers
 # The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; the
 # strategy and the reference then skip these steps, and nothing is compared. With this scale, gradients overflow above

@@ -69,7 +69,7 @@ def _rehearse_request(request: RehearsalRequest, folder: Path, *, full_depth: bo
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the result must not depend on the GPUs of this machine
     sys.dont_write_bytecode = True  # so that Python writes no __pycache__ beside the user's files
     if (workload := request.own_workload) is not None:
-        workload_file = folder / WORKLOADS.folder_name / Path(workload.file).name
+        workload_file = folder / WORKLOADS.folder / Path(workload.file).name
         menu.add_own_workload(workload, workload_file if workload.is_data else Path(workload.file))
     if (strategy := request.own_strategy) is not None:
         own_strategy.add_strategies(Path(strategy.file), request.cell.strategy_code)

@@ -41,11 +41,9 @@ def run_rank(run_folder: Path) -> str:
     try:
         _check_start(record, run_dir, process_rank)
         if (workload := record.own_workload) is not None:
-            menu.add_own_workload(workload, run_dir.path / WORKLOADS.folder_name / Path(workload.file).name)
+            menu.add_own_workload(workload, run_dir.path / WORKLOADS.folder / Path(workload.file).name)
         if (strategy := record.own_strategy) is not None:
-            own_strategy.add_strategies(
-                run_dir.path / STRATEGIES.folder_name / Path(strategy.file).name, record.cell.strategy_code
-            )
+            own_strategy.add_strategies(run_dir.path / STRATEGIES.folder / Path(strategy.file).name, record.cell.strategy_code)
         from trainers.run import loop  # imported inside `try`, so that an error of the import is recorded too
 
         # The timeout includes wait_gpus_s: each node waits for its own GPUs before it starts its ranks, so the ranks of some
@@ -94,7 +92,7 @@ def _check_start(run: Run, run_dir: RunDir, process_rank: Rank) -> None:
             "as run.json says (world.world_size)."
         )
     steps = run_dir.steps_file(process_rank.rank)
-    has_records = steps.exists() and steps.stat().st_size and not checkpoint.list_complete_checkpoints(run_dir.path)
+    has_records = steps.exists() and steps.stat().st_size and not checkpoint.list_checkpoints(run_dir.path)
     if run_dir.result.exists() or has_records:
         raise InputError(f"{run_dir.path}: has records already; another attempt needs a run of its own.")
 

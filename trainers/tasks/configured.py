@@ -176,6 +176,6 @@ def build(cell: Cell, data_path: Path, *, file: Path, twin: bool) -> Task:
     """
     source = plugin_source.read_submitted_plugin(file, cell.workload_code)
     try:
-        return make_task(model_file.read_content(source.content_by_name[file.name]), cell, data_path, twin=twin)
+        return make_task(model_file.read_content(source.contents[file.name]), cell, data_path, twin=twin)
     except InputError as error:
         raise InputError(f"{file}: {error}") from None

@@ -17,7 +17,7 @@ from collect.metric import WORK_KINDS, all_metrics
 from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
-from shardlab.matrix.batch_search import BatchSearch, make_try_cell
+from shardlab.matrix.batch_search import BatchSearch, try_cell
 from shardlab.record_types import Spread
 from shardlab.runs.prediction import Prediction, make_exact_range
 from shardlab.runs.record import NicSample, RdmaSample, SameWork
@@ -171,14 +171,14 @@ def workspace(tmp_path_factory):
     piped = support.cell("pipeline", 2, pp=2, dp=1, gradient_accumulation_steps=4)
     gloo, cpu = support.cell("ddp", 2, "fork"), support.cell("zero3", 2)
     search = BatchSearch("gpu_batch_size", "largest_that_fits", 1, 1, 8)
-    tries = [make_try_cell(support.cell("zero2", 2, steps=2), size) for size in (1, 2, 3)]
+    tries = [try_cell(support.cell("zero2", 2, steps=2), size) for size in (1, 2, 3)]
     support.keep(made, [full, details, piped, gloo, cpu, *tries], repeats=1)
     on_gpus(made, full)
     support_ranks.write_traces(support.completed(made, details), [support_ranks.rank_with_layers(rank, 3) for rank in range(2)])
     on_a_pipeline(made, piped)
     over_gloo(made, gloo)
     support_ranks.write_traces(support.completed(made, cpu), [OnCpu(rank) for rank in range(2)])
-    for what in (*tries, make_try_cell(tries[0], 4)):
+    for what in (*tries, try_cell(tries[0], 4)):
         size = what.gpu_batch_size
         folder = support.completed(made, what) if size < 3 else support.failed(made, what, 1, "CUDA")
         if size == 3:

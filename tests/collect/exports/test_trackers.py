@@ -29,7 +29,7 @@ def workspace(tmp_path_factory) -> Workspace:
     support.keep(made, [SINGLE, DDP], repeats=2)
     folder = support.completed(made, SINGLE, 1)
     with LineWriter(folder.validation_file) as lines:
-        lines.write(ValidationRecord(schema=1, step=5, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
+        lines.write_record(ValidationRecord(schema=1, step=5, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
     support.failed(made, DDP, 1, "CUDA out of memory", steps=3)
     support.completed(made, DDP, 1, attempt=2)
     support.prepare(made, DDP, 2)

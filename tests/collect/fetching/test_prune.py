@@ -159,7 +159,7 @@ def test_files_are_not_collected_from_a_node_that_cannot_have_them(tmp_path, nam
     workspace = Workspace(tmp_path)
     listed = [InventoryNode("gpu0", "10.0.0.1", python="/opt/python"), InventoryNode("gpu1", "10.0.0.2")]
     files.make_folder(workspace.shardlab_folder)
-    files.write_json(inventory.make_inventory_path(workspace), Inventory(1, "bench", listed))
+    files.write_json(inventory.inventory_path(workspace), Inventory(1, "bench", listed))
     assert gather.find_node(workspace, "bench", "gpu0") == listed[0]
     with pytest.raises(InputError) as caught:
         gather.find_node(workspace, cluster, name)

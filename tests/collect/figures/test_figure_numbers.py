@@ -18,7 +18,7 @@ from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.cell import Instruments, Validation
-from shardlab.runs.prediction import PredictedExchange, Prediction, make_exact_range, find_prediction_path
+from shardlab.runs.prediction import PredictedExchange, Prediction, find_prediction_path, make_exact_range
 from shardlab.runs.record import LineWriter, ValidationRecord
 from shardlab.workspace.workspace import Workspace
 
@@ -102,7 +102,7 @@ def trainings(path):
     folder = support.completed(workspace, validated, found={"epoch_time_s": [4.0, 2.0, 3.0, 2.5, 2.25, 8.0]})
     with LineWriter(folder.path / "validation.jsonl") as lines:
         for step, share in ((5, 0.5), (10, 0.75)):
-            lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
+            lines.write_record(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
     for cell, staleness in zip(servers, (1, 5), strict=True):
         sent = {"communication_bytes": {"counted": 1e6 / staleness}}
         support.completed(

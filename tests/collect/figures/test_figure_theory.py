@@ -9,7 +9,7 @@ from collect.figures import head_to_head
 from collect.figures.memory_parts import BY_THEORY, draw_theory, tensor_memory
 from collect.reading import load
 from collect.report import report_start
-from shardlab.runs.prediction import PredictedExchange, Prediction, make_exact_range, find_prediction_path
+from shardlab.runs.prediction import PredictedExchange, Prediction, find_prediction_path, make_exact_range
 from shardlab.runs.record import SameWork
 from shardlab.runs.run import make_run_id
 from shardlab.workspace.workspace import Workspace
@@ -36,7 +36,7 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
             "cuda_context": make_exact_range(GIB),
         }
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
-        find_prediction_path(workspace.find_run(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+        find_prediction_path(workspace.find_run_dir(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     drawn = draw_theory(group)
@@ -72,7 +72,7 @@ def test_cells_are_chosen_among_those_with_a_prediction(tmp_path):
     for what in cells:
         support.completed(workspace, what)
         if what.gpus == 2:
-            find_prediction_path(workspace.find_run(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+            find_prediction_path(workspace.find_run_dir(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     assert draw_theory(group) is not None
@@ -90,7 +90,7 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     support.keep(workspace, [what], repeats=1)
     support.completed(workspace, what)
     predicted = Prediction(memory_by_category={"parameter": make_exact_range(GIB)})
-    find_prediction_path(workspace.find_run(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+    find_prediction_path(workspace.find_run_dir(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     drawn = draw_theory(group)
@@ -112,7 +112,7 @@ def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processe
             predicted = Prediction(
                 memory_by_category=memory, tensor_bytes=make_exact_range(gib * GIB), formula_tensor_bytes=gib * GIB
             )
-            path = workspace.find_run(make_run_id(cells[strategy], 1)).path
+            path = workspace.find_run_dir(make_run_id(cells[strategy], 1)).path
             find_prediction_path(path).write_bytes(msgspec.json.encode(predicted))
         loaded = load.load_matrix(workspace, None)
         summarized = summary.summarize(loaded, "ddp")

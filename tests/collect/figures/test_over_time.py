@@ -186,7 +186,7 @@ def watched(folder, ended, **fields):
                 pressure = {"cpu_pressure_s": 5 + t / 4, "memory_pressure_s": 3.0}
                 busy = {"cpu_pct": 25.0, "cores_pct": [5.0, 65.0, 5.0]}
                 what = pressure | busy | {"memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
-                lines.write(Sample(schema=SCHEMA, **moment, **(what | fields)))
+                lines.write_record(Sample(schema=SCHEMA, **moment, **(what | fields)))
 
 
 def titles(drawn):
@@ -323,7 +323,7 @@ def test_memory_by_run_is_the_largest_rank_and_blank_during_profiled_steps(tmp_p
     path.unlink()
     with LineWriter(path) as lines:
         for record in records:
-            lines.write(msgspec.structs.replace(record, watched=record.step == 4 and not record.warmup))
+            lines.write_record(msgspec.structs.replace(record, watched=record.step == 4 and not record.warmup))
     group = group_of(workspace)
     (line,) = memory_over_time.draw_memory_by_run(group).data
     peak = group.marks[0].row.metrics["peak_memory_bytes"].value / 2**30

@@ -10,7 +10,7 @@ from collect.report import text_tables
 from collect.summary import summarize
 from collect.write_report import write_report
 from shardlab.files import files
-from shardlab.matrix.batch_search import BatchSearch, make_try_cell
+from shardlab.matrix.batch_search import BatchSearch, try_cell
 from shardlab.matrix.expansion import ExpandedCell
 from shardlab.workspace.workspace import Workspace
 
@@ -24,7 +24,7 @@ def asked(largest=8):
 def searched(workspace, repeats=1, search=None, only=None):
     """Write a matrix of two searches for a batch size, and the runs of their tries. only: the batch sizes that were tried."""
     search = search or asked()
-    first = [make_try_cell(cell(strategy, 2, steps=2), 1) for strategy in LIMITS]
+    first = [try_cell(cell(strategy, 2, steps=2), 1) for strategy in LIMITS]
     keep(workspace, first, repeats)
     expansion = workspace.read_expansion("quickstart")
     expansion.cells = [ExpandedCell(entry.id, entry.cell, entry.runs, search) for entry in expansion.cells]
@@ -32,7 +32,7 @@ def searched(workspace, repeats=1, search=None, only=None):
     for one in first:
         for size in only or (1, 2, 4, 8, 6, 5):
             for repeat in range(1, repeats + 1):
-                what, fits = make_try_cell(one, size), size <= LIMITS[one.strategy]
+                what, fits = try_cell(one, size), size <= LIMITS[one.strategy]
                 if fits or size in (8, 6):
                     folder = completed(workspace, what, repeat) if fits else failed(workspace, what, repeat, "CUDA")
                     files.write_json(folder.run_json, msgspec.structs.replace(run_file(what, repeat), search=search))

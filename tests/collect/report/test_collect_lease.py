@@ -32,7 +32,7 @@ def workspace(tmp_path):
 def lend(workspace, ends):
     nodes = [{"name": "work1", "host": "w", "roles": ["worker"]}]
     lease = Lease(ends, ends - timedelta(hours=1), "manifest")
-    path = inventory.make_inventory_path(workspace)
+    path = inventory.inventory_path(workspace)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(msgspec.json.encode({"schema": 1, "cluster": "c", "nodes": nodes, "lease": lease}))
 

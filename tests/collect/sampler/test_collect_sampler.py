@@ -37,7 +37,7 @@ def test_telemetry_of_this_machine_is_plausible_and_has_the_requested_rate(tmp_p
     assert process.returncode == 0
     assert wrong("collect sample", json.loads(said)) == []
     lines = read_records(out, Sample)
-    assert not lines.truncated
+    assert not lines.is_truncated
     assert lines.corrupt == 0
     assert f'"samples": {len(lines.records)}' in said
     times = [sample.t_s for sample in lines.records]

@@ -276,7 +276,9 @@ def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
     for folder in workspace.all_runs():
         with LineWriter(folder.validation_file) as lines:
             for step, share in ((5, 0.5), (10, 0.75)):
-                lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
+                lines.write_record(
+                    ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8)
+                )
     (found,) = summary.summarize(load.load_matrix(workspace, None), "single").verdicts
     seconds = [sum(support.step_ms(CELLS[DDP], 1, step, repeat) for step in range(1, 11)) / 1000 for repeat in (1, 2, 3)]
     assert found.numbers[0].value == pytest.approx(sum(seconds) / 3)

@@ -62,7 +62,7 @@ def of_text(words, nodes, gpus, folder):
 
 
 def values(cell):
-    return cell_names.map_values_by_name(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
+    return cell_names.map_cell_values(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
 
 
 def same_but_listed(before, after, changes):

@@ -131,7 +131,7 @@ SITE = [{"partition": name, "memory_mib": size} for name, size in (("gpu", 512 <
 def test_the_memory_of_a_node_is_that_of_the_smallest_node_in_the_inventory(tmp_path, provider, content, expected):
     workspace = Workspace(tmp_path)
     files.make_folder(workspace.shardlab_folder)
-    files.write_json(inventory.make_inventory_path(workspace), {"schema": 1, "cluster": "c", **content})
+    files.write_json(inventory.inventory_path(workspace), {"schema": 1, "cluster": "c", **content})
     slurm = {"slurm": Slurm(partition="gpu")} if provider == "slurm" else {}
     cluster = Cluster(**{"schema": 1, "name": "c", "provider": provider, **slurm})
     assert inventory.read_node_bytes(workspace, cluster) == expected

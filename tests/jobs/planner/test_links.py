@@ -10,7 +10,7 @@ from jobs.cli import main
 from jobs.planner import link_fit
 from provision import inventory_file
 from provision.check import Outcome
-from provision.fact import NodeFacts
+from provision.fact import FactAnswers
 from provision.operation import Site, Target
 from provision.verify import Finding
 from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
@@ -116,7 +116,7 @@ def planned(folder, capsys, all_reduces, network=""):
     nodes = [{"name": name, "host": name, "roles": ["worker"]} for name in "ab"]
     files.make_folder(folder / ".shardlab")
     known = {"schema": 1, "cluster": "site", "nodes": nodes, "all_reduces": msgspec.to_builtins(all_reduces)}
-    inventory.make_inventory_path(Workspace(folder)).write_text(json.dumps(known))
+    inventory.inventory_path(Workspace(folder)).write_text(json.dumps(known))
     assert main(["plan", "--matrix", str(folder / "m.yaml"), "--workspace", str(folder), "--json"]) == 0
     return json.loads(capsys.readouterr().out)["cells"][0]["predicted"]
 
@@ -147,7 +147,7 @@ def test_measurements_over_another_backend_or_gpu_are_not_used_for_a_link(tmp_pa
 def test_a_damaged_measurement_is_named_and_provision_drops_it(tmp_path, damage):
     one = msgspec.to_builtins(measured(lambda size: ring_s(2, size, 50e-6, 1e9)))
     one["times"] = [{**entry, **damage} for entry in one["times"]]
-    path = inventory.make_inventory_path(Workspace(tmp_path))
+    path = inventory.inventory_path(Workspace(tmp_path))
     files.make_folder(path.parent)
     path.write_text(json.dumps({"schema": 1, "cluster": "site", "nodes": [], "all_reduces": [one]}))
     with pytest.raises(InputError, match=rf"{next(iter(damage))}.*provision CLUSTER\.yaml"):
@@ -164,7 +164,7 @@ class NamedNode:
 
 
 def site(folder, *names):
-    targets = [Target(NamedNode(name), NodeFacts(NamedNode(name))) for name in names]
+    targets = [Target(NamedNode(name), FactAnswers(NamedNode(name))) for name in names]
     return Site(Cluster(schema=1, name="site", provider="ssh"), Workspace(folder), targets)
 
 
@@ -173,16 +173,16 @@ def finding(one):
 
 
 def test_an_inventory_keeps_the_first_measurement_until_verify_measures_again(tmp_path):
-    here, path = site(tmp_path, "a", "b"), inventory.make_inventory_path(Workspace(tmp_path))
+    here, path = site(tmp_path, "a", "b"), inventory.inventory_path(Workspace(tmp_path))
     first, second = (measured(lambda size, rate=rate: size / rate) for rate in (1e9, 2e9))
-    inventory_file.record_all_reduces(here, [finding(first)], replaces=False)
+    inventory_file.record_all_reduces(here, [finding(first)], replaces_earlier=False)
     assert not path.exists()  # without an inventory, nothing is stored
     files.make_folder(path.parent)
     path.write_text('{"schema": 1, "cluster": "site", "nodes": [], "later": 1}')
-    inventory_file.record_all_reduces(here, [finding(first)], replaces=False)
-    inventory_file.record_all_reduces(here, [finding(second)], replaces=False)
+    inventory_file.record_all_reduces(here, [finding(first)], replaces_earlier=False)
+    inventory_file.record_all_reduces(here, [finding(second)], replaces_earlier=False)
     assert inventory.read_all_reduces(Workspace(tmp_path), "site") == (first,)
-    inventory_file.record_all_reduces(here, [finding(second)], replaces=True)
+    inventory_file.record_all_reduces(here, [finding(second)], replaces_earlier=True)
     assert inventory.read_all_reduces(Workspace(tmp_path), "site") == (second,)
     assert json.loads(path.read_text())["later"] == 1
     assert inventory.read_all_reduces(Workspace(tmp_path), "other") == ()

@@ -113,7 +113,7 @@ def test_the_gpu_hours_of_a_search_are_those_of_its_most_tries(tmp_path):
         tmp_path, SWEEP.read_text().replace("steps: 10", 'steps: 10, time_limit: "01:00:00"'.replace(", ", "\n  ")), where
     )
     (search,), (cell,) = searches(found), found.cells
-    name = found.planned_name(batch_search.make_try_cell(cell, 5))
+    name = found.planned_name(batch_search.try_cell(cell, 5))
     assert name == cell.name()
     (hours,) = plan.estimate_hours(found, {name: 2})
     assert hours.hours == 2 * search.most_tries * 1.0 * 2  # 2 repeats x tries x 1 hour x 2 GPUs
@@ -137,7 +137,7 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
     (search,), (cell,) = searches(found), found.cells
     earlier = msgspec.structs.replace(search, start=4)
     source = msgspec.structs.replace(found.source, searches={batch_search.compute_search_hash(cell): earlier})
-    first = [batch_search.make_try_cell(cell, 4)]
+    first = [batch_search.try_cell(cell, 4)]
     render.keep_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
     assert searches(planned(tmp_path, BASE)) == [earlier]
     assert searches(planned(tmp_path, BASE.replace("at_most: 8", "at_most: 2")))[0].start == 1

@@ -126,7 +126,7 @@ def test_a_run_gets_what_was_frozen_and_a_damaged_copy_is_refused(folder, tmp_pa
     assert (tmp_path / "run" / "work" / "train.py").read_text() == "train.py"
     with pytest.raises(InputError, match="changed while it was copied"):
         command_folder.freeze_folders(Workspace(tmp_path / "second"), [read])
-    (command_copies.find_copy_path(store, read.digest) / "train.py").write_text("changed")
+    (command_copies.find_copy(store, read.digest) / "train.py").write_text("changed")
     with pytest.raises(InputError, match="missing or damaged"):
         command_folder.must_be_frozen(store, read.digest)
 

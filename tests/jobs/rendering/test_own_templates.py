@@ -72,7 +72,7 @@ def test_the_package_templates_of_a_checkout_is_not_the_users_folder(workspace, 
     assert "own template" not in capfd.readouterr().err
     assert scripts
     assert all(script.read_text().startswith("#!/usr/bin/env bash\n# run ") for script in scripts)
-    assert (Workspace(workspace).own_templates, Workspace(workspace).template_files()) == (None, [])
+    assert (Workspace(workspace).own_templates, Workspace(workspace).list_template_files()) == (None, [])
     assert Workspace(templates.TEMPLATES_FOLDER.parent).own_templates is None
 
 

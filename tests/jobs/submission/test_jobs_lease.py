@@ -79,7 +79,7 @@ class Lent(Study):
         self.now = datetime.now(UTC)  # set here and not at import: the tests before may take hours
 
     def lend(self, hours, read_hours_ago=0, workers=1):
-        path = inventory.make_inventory_path(self.workspace)
+        path = inventory.inventory_path(self.workspace)
         path.parent.mkdir(exist_ok=True)
         nodes = [{"name": "head", "host": "h", "roles": ["controller"]}]
         nodes += [{"name": f"work{number}", "host": "w", "roles": ["worker"]} for number in range(1, workers + 1)]

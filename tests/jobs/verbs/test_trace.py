@@ -171,7 +171,7 @@ def test_a_missing_trace_fails_the_run_with_the_name_of_the_trace(tmp_path):
     folder, _ = written(Workspace(tmp_path))
     with pytest.raises(ShardlabError, match=r"a\.json"):
         part.main([str(folder.path)])
-    assert "a.json" in next(event.data["why"] for event in folder.events() if event.event == "failed")
+    assert "a.json" in next(event.data["why"] for event in folder.read_events() if event.event == "failed")
     assert not folder.result.exists()
 
 

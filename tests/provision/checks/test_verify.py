@@ -6,9 +6,9 @@ import threading
 import pytest
 from support_e2e import HANG_S
 
-from provision.check import Check, Outcome, describe_absent_nodes, map_targets
+from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.command import display
-from provision.fact import FactQuery, NodeFacts
+from provision.fact import FactAnswers, FactQuery
 from provision.operation import Site, Target
 from provision.verify import Finding, is_verified, verify_targets
 from shardlab.cluster.cluster import Cluster
@@ -34,11 +34,11 @@ class Node:
 
 def site(*nodes):
     cluster = Cluster(schema=1, name="bench", provider="ssh")
-    return Site(cluster, None, [Target(node, NodeFacts(node), NodeEntry(name=node.name)) for node in nodes])
+    return Site(cluster, None, [Target(node, FactAnswers(node), NodeEntry(name=node.name)) for node in nodes])
 
 
 def passes(says="good"):
-    return lambda site, target: Outcome(True, f"{says}{describe_absent_nodes(site)}")
+    return lambda site, target: Outcome(True, f"{says}{absent_nodes_note(site)}")
 
 
 def test_the_checks_of_a_stage_run_at_the_same_time():
@@ -102,7 +102,7 @@ def test_an_unreachable_node_outside_of_the_selection_is_no_failure():
 
 def test_a_fact_that_two_threads_read_at_once_is_asked_once():
     node, both = Node("w1", CommandOutput(0, "5", "")), threading.Barrier(2, timeout=HANG_S)
-    facts, fact = NodeFacts(node), FactQuery("five", lambda python: ["five"], int, timeout_s=1)
+    facts, fact = FactAnswers(node), FactQuery("five", lambda python: ["five"], int, timeout_s=1)
 
     def ask(_):
         both.wait()

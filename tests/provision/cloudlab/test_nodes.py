@@ -15,7 +15,7 @@ from support_cloudlab import lan, manifest, node
 from provision import order
 from provision.checks import experiment_network, network
 from provision.cloudlab import experiment_interfaces
-from provision.fact import NodeFacts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts import addresses, mkextrafs
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
@@ -29,7 +29,7 @@ from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM
 from provision.facts.torch import TORCH, Torch
-from provision.operation import NoChange, Site, Target
+from provision.operation import Nothing, Site, Target
 from provision.operations import extra_disks, fstab, inventory, nfs, packages, space, workspaces
 from provision.provider import find_provider
 from shardlab.cluster import cluster
@@ -56,7 +56,7 @@ def site(tmp_path, more: str = STORAGE, *, nodes: int = 2) -> Site:
     file.write_text(f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{manifest: m.xml}}\nssh: {{user: alice}}\n{more}")
     made, workspace = cluster.load_cluster(file), Workspace(tmp_path)
     entries = {entry.name: entry for entry in made.nodes}
-    targets = [Target(one, NodeFacts(one), entries[one.name]) for one in find_provider("cloudlab").nodes(made, workspace)]
+    targets = [Target(one, FactAnswers(one), entries[one.name]) for one in find_provider("cloudlab").nodes(made, workspace)]
     return Site(made, workspace, targets)
 
 
@@ -103,12 +103,12 @@ def test_a_disk_is_made_of_unused_space_without_force_and_only_once(tmp_path):
         "mountpoint -q -- /mydata",
     ]
     assert not any(word == "-f" for command in made for word in command.split())
-    assert disk_plan(one, MOUNTED) == NoChange("/dev/nvme0n1p4 is mounted at /mydata")
+    assert disk_plan(one, MOUNTED) == Nothing("/dev/nvme0n1p4 is mounted at /mydata")
 
 
 def test_a_blockstore_that_is_mounted_is_used_and_one_that_is_not_is_mounted(tmp_path):
     store = Mount("/dev/mapper/emulab-bs", "ext4", ("rw",))
-    assert disk_plan(site(tmp_path), MountPlace(mount=store, fstab=store), there=False) == NoChange(
+    assert disk_plan(site(tmp_path), MountPlace(mount=store, fstab=store), there=False) == Nothing(
         "/dev/mapper/emulab-bs is mounted at /mydata"
     )
     assert commands(disk_plan(site(tmp_path), MountPlace(fstab=store), there=False)) == [
@@ -140,7 +140,7 @@ def test_no_disk_is_made_without_the_program_or_over_existing_files(tmp_path):
 )
 def test_only_nodes_with_a_folder_on_the_disk_get_the_disk(more, needs, tmp_path):
     one = site(tmp_path, more)
-    assert [not isinstance(disk_plan(one, MountPlace(), number=number), NoChange) for number in (0, 1)] == needs
+    assert [not isinstance(disk_plan(one, MountPlace(), number=number), Nothing) for number in (0, 1)] == needs
 
 
 def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
@@ -154,7 +154,7 @@ def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
         PACKAGES.name: Packages(dict.fromkeys(packages.ALL_PACKAGES, "1"), interrupted=False),
     }  # fmt: skip
-    assert isinstance(space.plan(one, server), NoChange)  # `/` is small, but the environment will be in /mydata
+    assert isinstance(space.plan(one, server), Nothing)  # `/` is small, but the environment will be in /mydata
 
 
 def test_a_single_node_exports_its_folder_to_nobody(tmp_path):
@@ -166,7 +166,7 @@ def test_a_single_node_exports_its_folder_to_nobody(tmp_path):
     }  # fmt: skip
     assert [command.split()[0] for command in commands(nfs.plan_nfs_server(one, target))] == ["sh", "install"]
     target.facts.answers["place /mydata/shardlab"] = MountPlace()
-    assert nfs.plan_nfs_server(one, target) == NoChange("/mydata/shardlab exists, and there is no other node to export it to")
+    assert nfs.plan_nfs_server(one, target) == Nothing("/mydata/shardlab exists, and there is no other node to export it to")
 
 
 # Tests of the two networks.
@@ -217,7 +217,7 @@ def test_the_check_compares_the_node_with_its_manifest(tmp_path):
     one = site(tmp_path)
     assert experiment_network.run(one, told(one, 0)).passed is True
     assert experiment_network.run(one, told(one, 1)).passed is False  # the interfaces are those of gpu0, not of gpu1
-    entry = one.targets[0].entry
+    entry = one.targets[0].node_entry
     wrong = Target(one.targets[0].node, one.targets[0].facts, msgspec.structs.replace(entry, address=entry.control))
     outcome = experiment_network.run(one, wrong)
     assert (outcome.passed, outcome.says) == (
@@ -320,7 +320,7 @@ def test_the_all_reduce_between_nodes_uses_nccl_if_all_nodes_have_gpus(gpus, bac
     targets = []
     for number, count in enumerate(gpus, 1):
         recording = RecordingNode(f"gpu{number}", f"10.10.1.{number}")
-        facts = NodeFacts(recording)
+        facts = FactAnswers(recording)
         torch = Torch(version="2.13.0", gpus=count, backends=["gloo", "nccl"])
         facts.answers |= {ADDRESSES.name: {"ens5f0": [recording.address]}, TORCH.name: torch, RDMA.name: LINKS}
         facts.answers[HOST.name] = SimpleNamespace(gpus=[SimpleNamespace(name="A100")])
@@ -393,7 +393,7 @@ def reduced(nodes, *, by_control: bool):
     for one in nodes:
         one.address = one.host if by_control else one.address
         entry = NodeEntry(name=one.name, host=one.host, address=one.address, control=one.host)
-        targets.append(Target(one, NodeFacts(one), entry))
+        targets.append(Target(one, FactAnswers(one), entry))
     one_site = Site(cluster.Cluster(schema=1, name="bench", provider="cloudlab"), None, targets)
     return network.run(one_site, targets[0])
 

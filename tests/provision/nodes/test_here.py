@@ -15,7 +15,7 @@ from support_trust import make_own
 
 from provision.check import Outcome
 from provision.cli import main
-from provision.fact import NodeFacts
+from provision.fact import FactAnswers
 from provision.nodes.local_node import LocalNode
 from provision.operation import LocalCall, Operation, Site, Target
 from provision.plan import converge_site
@@ -294,7 +294,7 @@ def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
     made = []
     operation = Operation("two", lambda site, target: [LocalCall(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
     site = Site(None, None, [])
-    target = Target(LocalNode(), NodeFacts(LocalNode()))
+    target = Target(LocalNode(), FactAnswers(LocalNode()))
     (dry,) = converge_site(site, [operation], targets=[target], only_names={"two"}, is_dry_run=True)
     assert (dry.state, dry.changes, made) == ("would change", 2, [])
     (done,) = converge_site(site, [operation], targets=[target], only_names={"two"}, is_dry_run=False)

@@ -14,7 +14,7 @@ from provision.facts.services import SERVICES, Service
 from provision.facts.users import USERS, User, Users
 from provision.facts.users import parse as parse_users
 from provision.nodes.local_node import LocalNode
-from provision.operation import NoChange, Site, Target
+from provision.operation import Nothing, Site, Target
 from provision.operations import keys as keys_operation
 from provision.operations import time as time_operation
 from provision.operations import users as users_operation
@@ -39,7 +39,7 @@ def test_chrony_alone_sets_the_clock():
         "systemctl enable --quiet chrony",
         "systemctl restart chrony",
     ]
-    assert time_operation.plan_chrony(one, w2) == NoChange("only chrony sets its clock")
+    assert time_operation.plan_chrony(one, w2) == Nothing("only chrony sets its clock")
 
 
 class Skewed(LocalNode):
@@ -59,8 +59,8 @@ class Skewed(LocalNode):
 def test_a_container_shares_the_clock_of_its_host_which_alone_can_set_it():
     one = site(system=A_CONTAINER)
     facts = one.targets[2].facts
-    assert time_operation.plan_chrony(one, one.targets[2]) == NoChange("it is a container, which uses the clock of its host")
-    assert isinstance(time_operation.plan_clock_offset(one, Target(Skewed(ahead=0.1, helped=False), facts)), NoChange)
+    assert time_operation.plan_chrony(one, one.targets[2]) == Nothing("it is a container, which uses the clock of its host")
+    assert isinstance(time_operation.plan_clock_offset(one, Target(Skewed(ahead=0.1, helped=False), facts)), Nothing)
     with pytest.raises(Unanswered, match=r"its clock is \+3\.00.*uses the clock of its host: set that clock"):
         time_operation.plan_clock_offset(one, Target(Skewed(ahead=3.0, helped=False), facts))
 
@@ -69,7 +69,7 @@ def test_a_container_shares_the_clock_of_its_host_which_alone_can_set_it():
 def test_a_clock_within_a_second_is_left_as_it_is(ahead):
     one = site()
     target = Target(Skewed(ahead=ahead, helped=False), one.targets[0].facts)
-    assert isinstance(time_operation.plan_clock_offset(one, target), NoChange)
+    assert isinstance(time_operation.plan_clock_offset(one, target), Nothing)
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -1.5, 1.5, 86400.0])
@@ -83,7 +83,7 @@ def test_a_wrong_clock_is_stepped_once_and_stops_its_node_if_still_wrong(ahead):
         step.make(node)
         if helped:
             again.make(node)
-            assert isinstance(time_operation.plan_clock_offset(one, target), NoChange)
+            assert isinstance(time_operation.plan_clock_offset(one, target), Nothing)
         else:
             with pytest.raises(Unanswered, match="also after chronyc makestep, so munge and Slurm would refuse it"):
                 again.make(node)
@@ -91,8 +91,8 @@ def test_a_wrong_clock_is_stepped_once_and_stops_its_node_if_still_wrong(ahead):
 
 def test_the_way_there_and_back_counts_against_a_clock():
     """A clock agrees if its offset plus the uncertainty of the measurement is at most 1 s."""
-    assert clock.ClockOffset(0.7, 0.2).agrees
-    assert not clock.ClockOffset(0.7, 0.4).agrees
+    assert clock.NodeClockOffset(0.7, 0.2).agrees
+    assert not clock.NodeClockOffset(0.7, 0.4).agrees
 
 
 def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock(monkeypatch):
@@ -110,7 +110,7 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
 
     monkeypatch.setattr(clock.time, "time", lambda: now)
     offset = clock.measure_clock_offset(Busy(ahead=0.0, helped=False))
-    assert (offset.seconds, offset.unsure_s) == (0.25, 0.25)
+    assert (offset.ahead_s, offset.uncertainty_s) == (0.25, 0.25)
 
 
 def test_operations_come_in_the_order_of_their_dependencies():
@@ -153,15 +153,15 @@ def test_munge_gets_the_numbers_that_another_node_gave_it():
     assert "--gid 120 munge" in make.command
     assert "--uid 113" in make.command
     with_users(one)
-    assert users_operation.plan_munge_user(one, w2) == NoChange("the user munge exists")
-    assert users_operation.plan_munge_user(site(slurm_=False), w2) == NoChange("the cluster has no Slurm")
+    assert users_operation.plan_munge_user(one, w2) == Nothing("the user munge exists")
+    assert users_operation.plan_munge_user(site(slurm_=False), w2) == Nothing("the cluster has no Slurm")
 
 
 def test_equal_users_on_all_nodes_need_no_change():
     one = site()
     with_users(one)
     for target in one.targets:
-        assert isinstance(users_operation.plan_same_users(one, target), NoChange)
+        assert isinstance(users_operation.plan_same_users(one, target), Nothing)
 
 
 @pytest.mark.parametrize(("name", "other"), [("slurm", User(64031, 64030)), ("slurm", User(64030, 1)), ("munge", User(1, 499))])
@@ -183,7 +183,7 @@ def test_users_of_slurm_that_differ_stop_the_node_and_are_not_changed(name, othe
 def test_the_login_user_may_differ_between_nodes_without_shared_storage(found, says):
     one = site()
     w2 = with_users(one, found)
-    assert users_operation.plan_same_users(one, w2) == NoChange(f"{says}; this is no problem without shared storage")
+    assert users_operation.plan_same_users(one, w2) == Nothing(f"{says}; this is no problem without shared storage")
     shared = site(shared="/mydata")
     w2 = with_users(shared, found)
     with pytest.raises(Unanswered, match=f"w2: {says}; on shared storage"):
@@ -213,7 +213,7 @@ def test_keys_between_nodes_are_made_only_if_the_cluster_file_asks():
     """Keys between nodes are made only if the cluster file has `ssh.between_nodes`."""
     one = site()
     for plan in (keys_operation.plan_ssh_key, keys_operation.plan_ssh_trust):
-        assert plan(one, one.targets[0]) == NoChange("ssh.between_nodes is not set in cluster.yaml")
+        assert plan(one, one.targets[0]) == Nothing("ssh.between_nodes is not set in cluster.yaml")
 
 
 def test_each_node_makes_its_own_key_and_no_private_one_is_read():
@@ -222,7 +222,7 @@ def test_each_node_makes_its_own_key_and_no_private_one_is_read():
     (make,) = commands(keys_operation.plan_ssh_key(one, one.targets[1]))
     assert make.startswith("runuser -u alice -- env HOME=/home/alice")
     assert make.endswith(" make alice@w1")
-    assert keys_operation.plan_ssh_key(one, one.targets[0]) == NoChange("alice has a key")
+    assert keys_operation.plan_ssh_key(one, one.targets[0]) == Nothing("alice has a key")
     assert "cat" not in keys.PRINT_KEYS
     (later,) = keys_operation.plan_ssh_trust(one, one.targets[0])
     with pytest.raises(Unanswered, match="w1: the user who logs in has no SSH key"):
@@ -241,9 +241,9 @@ def test_every_node_knows_the_keys_of_all_nodes_and_then_nothing_changes():
     assert f"w2,10.0.0.3 {a_key('w2 host')}" in known
     assert changes[0].argv[-2:] == ["alice:", "600"]
     w1.facts.answers[KEYS.name] = msgspec.structs.replace(own, authorized=("theirs", *authorized), known=(*known, "theirs"))
-    assert keys_operation.plan_ssh_trust(one, w1) == NoChange("3 nodes know one another")
+    assert keys_operation.plan_ssh_trust(one, w1) == Nothing("3 nodes know one another")
     one.skipped["w2"] = "machine failed"  # the keys of w2 are kept while w2 is unreachable
-    assert keys_operation.plan_ssh_trust(one, w1) == NoChange("not changed: w2 cannot be asked")
+    assert keys_operation.plan_ssh_trust(one, w1) == Nothing("not changed: w2 cannot be asked")
 
 
 def test_a_nonstandard_ssh_port_is_part_of_the_known_host():
@@ -278,7 +278,7 @@ def test_a_node_that_vanishes_stops_itself_alone():
     for fact in (USERS, KEYS):
         one.targets[0].facts.answers[fact.name] = Unanswered("head: it is gone")
     w1 = one.targets[1]
-    assert users_operation.plan_same_users(one, w1) == NoChange("the other nodes are compared with this node")
+    assert users_operation.plan_same_users(one, w1) == Nothing("the other nodes are compared with this node")
     assert "10.0.0.1" not in keys_operation.plan_ssh_trust(one, w1)[1].stdin.decode()
     with pytest.raises(Unanswered, match="head: it is gone"):
         users_operation.plan_same_users(one, one.targets[0])

@@ -15,7 +15,7 @@ from provision.facts.host import HOST
 from provision.facts.services import SERVICES
 from provision.facts.slurm_here import SLURM_HERE, KnownNode, SlurmHere
 from provision.facts.tools import TOOLS
-from provision.operation import NoChange
+from provision.operation import Nothing
 from provision.operations import hosts, inventory, munge, packages, slurm, slurm_files, users
 from provision.operations.existing_slurm import find_existing_slurm
 from shardlab.hardware import host
@@ -23,7 +23,7 @@ from tests.provision.operations.test_operations import RUNNING, site, with_files
 
 NODES = tuple(KnownNode(name, name, f"10.0.0.{place}", "IDLE", ("batch", "all")) for place, name in enumerate(["w1", "w2"], 2))
 THERE = SlurmHere("/usr/bin", True, "/etc/slurm/slurm.conf", False, True, "campus", "23.11.4", NODES, ("batch", "all"))
-USES = NoChange("uses the Slurm that is there (cluster campus, version 23.11.4), which is not changed")
+USES = Nothing("uses the Slurm that is there (cluster campus, version 23.11.4), which is not changed")
 
 
 def with_slurm(there=THERE, *, sudo=True):
@@ -40,12 +40,12 @@ def test_an_existing_slurm_is_neither_installed_nor_overwritten():
     for target in (head, w1):
         assert packages.list_needed_packages(one, target) == ["chrony", "python3-venv"]
         assert users.plan_munge_user(one, target) == USES
-        assert isinstance(hosts.plan(one, target), NoChange)
+        assert isinstance(hosts.plan(one, target), Nothing)
     for plan in (munge.plan_munge_key, slurm.plan_accounts, slurm.plan_controller):
         assert plan(one, head) == USES
     for plan in (munge.plan_munge_key_copy, slurm.plan_worker):
         assert plan(one, w1) == USES
-    assert slurm.plan_nodes(one, head) == NoChange(
+    assert slurm.plan_nodes(one, head) == Nothing(
         "the Slurm that is there (cluster campus) knows 2 workers, in the partition batch"
     )
 
@@ -110,7 +110,7 @@ def test_an_existing_slurm_may_have_node_names_that_an_installed_one_may_not():
 def test_a_node_that_gets_jobs_is_no_fault(state):
     """`provision` accepts each of these states of a node, in which Slurm gives jobs to the node."""
     one = with_slurm(replaced(0, state=state))
-    assert isinstance(slurm.plan_nodes(one, one.targets[0]), NoChange)
+    assert isinstance(slurm.plan_nodes(one, one.targets[0]), Nothing)
 
 
 @pytest.mark.parametrize(

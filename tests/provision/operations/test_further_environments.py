@@ -13,7 +13,7 @@ from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.room import FreeSpace, make_free_space_query
 from provision.nodes.local_node import LocalNode
-from provision.operation import NoChange, RunCommand, Site
+from provision.operation import Nothing, RunCommand, Site
 from provision.operations import inventory, space
 from provision.operations.environment import SOFTWARE
 from provision.plan import converge_site
@@ -67,15 +67,13 @@ def machines(folder: Path, text: str = NODES, **installed: InstalledEnvironment)
 
 
 def complete(own_packages: tuple[str, ...] = ()) -> InstalledEnvironment:
-    return InstalledEnvironment(
-        software.compute_packages_digest(own_packages=own_packages), software.compute_source_digest(), "3.11.2"
-    )
+    return InstalledEnvironment(software.compute_packages_digest(own_packages=own_packages), software.digest_source(), "3.11.2")
 
 
 def test_the_environments_of_a_node_have_folders_and_packages_of_their_own(tmp_path):
     site = machines(tmp_path, default=complete())
     changes = SOFTWARE.plan(site, site.targets[0])
-    assert not isinstance(changes, NoChange)
+    assert not isinstance(changes, Nothing)
     assert {change.description.partition(":")[0] for change in changes} == {
         "environment older",
         "environment more",
@@ -98,14 +96,14 @@ def test_environments_that_exist_need_no_change(tmp_path):
     further = ("torch==2.12.0", "torchvision==0.27.0")
     site = machines(tmp_path, default=complete(), older=complete(further), more=complete(("einops==0.8.1",)), wheels=complete())
     planned = SOFTWARE.plan(site, site.targets[0])
-    assert isinstance(planned, NoChange)
+    assert isinstance(planned, Nothing)
     assert [part.partition(":")[0] for part in planned.why.split("; environment ")[1:]] == ["older", "more", "wheels"]
 
 
 def test_space_is_needed_for_each_environment_that_does_not_exist(tmp_path):
     site = machines(tmp_path, default=complete())
     planned = space.plan(site, site.targets[0])
-    assert isinstance(planned, NoChange)
+    assert isinstance(planned, Nothing)
     assert "and packages and 3 Python environments may take 18 GiB" in planned.why  # 2, and 2 + 12 + 2: one is from the index
     with pytest.raises(Unanswered, match="and packages and 4 Python environments may take 30 GiB; nothing was installed"):
         _plan_space(machines(tmp_path), 20)
@@ -124,8 +122,8 @@ def test_the_inventory_has_the_environments_that_exist_on_all_nodes(tmp_path):
     site = machines(tmp_path, default=complete(), more=complete(further))
     more = site.targets[0].environments["more"].node.python
     entry = ProvisionedEnvironment(
-        more, site.cluster.environments["more"].digest(), "3.11.2", software.compute_packages_digest(own_packages=further),
-        software.compute_source_digest(),
+        more, site.cluster.environments["more"].compute_digest(), "3.11.2", software.compute_packages_digest(own_packages=further),
+        software.digest_source(),
     )  # fmt: skip
     assert inventory._list_environments(site) == {"more": entry}
     site.targets[1].environments["more"].facts.answers[ENVIRONMENT.name] = InstalledEnvironment(version="3.11.2")

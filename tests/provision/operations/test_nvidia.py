@@ -15,7 +15,7 @@ from provision.checks import _compiled, _matmul
 from provision.checks import compiled as compiled_check
 from provision.checks import driver as driver_check
 from provision.checks import rdma as rdma_check
-from provision.fact import NodeFacts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts import nvidia as nvidia_fact
 from provision.facts import wheels
 from provision.facts.addresses import ADDRESSES
@@ -28,7 +28,7 @@ from provision.facts.rdma import RDMA
 from provision.facts.rdma import parse as parse_rdma
 from provision.facts.services import SERVICES, Service
 from provision.facts.system import SYSTEM, System
-from provision.operation import NoChange, Site, Target
+from provision.operation import Nothing, Site, Target
 from provision.operations import nvidia, rdma
 from provision.operations.reboot import Reboot
 from provision.providers.ssh import SshNode
@@ -93,7 +93,7 @@ def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, stat
     targets = []
     for number, entry in enumerate(entries, start=1):
         node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/x/bin/python", wheelhouse, remote=None)
-        targets.append(Target(node, NodeFacts(node), entry))
+        targets.append(Target(node, FactAnswers(node), entry))
         targets[-1].facts.answers = {
             SYSTEM.name: system, NVIDIA.name: found, PACKAGES.name: Packages(packages, interrupted=False),
             FILES.name: files or {}, SERVICES.name: services or {}, NODES.name: {"w1": SlurmNode(state)},
@@ -103,7 +103,7 @@ def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, stat
 
 
 def commands(planned) -> list[str]:
-    assert not isinstance(planned, NoChange), planned
+    assert not isinstance(planned, Nothing), planned
     return [change.command for change in planned]
 
 
@@ -264,7 +264,7 @@ def test_after_the_reboot_persistence_is_set_and_then_nothing_changes():
     assert [one.rpartition("/")[2] for one in commands(rest)][2:] == [
         "systemctl daemon-reload", "systemctl enable --quiet nvidia-persistenced", "systemctl restart nvidia-persistenced",
     ]  # fmt: skip
-    assert done(working(A100_SXM, 4)) == NoChange("driver 580.105.08 works with 4 GPUs")
+    assert done(working(A100_SXM, 4)) == Nothing("driver 580.105.08 works with 4 GPUs")
 
 
 def test_held_packages_count_as_installed_and_driver_and_kernel_are_held():
@@ -289,7 +289,7 @@ def test_a_library_newer_than_the_module_that_runs_asks_for_a_reboot_alone():
     half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
     (reboot,) = done(half)
     assert isinstance(reboot, Reboot)
-    assert reboot.why.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
+    assert reboot.reason.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
     for state in ("mix", "alloc", "comp", "drng"):
         with pytest.raises(Unanswered, match="sudo scontrol update NodeName=w1 State=DRAIN Reason=shardlab:driver"):
             done(half, state=state)
@@ -317,7 +317,7 @@ def test_a_driver_from_another_source_is_kept_if_it_works_with_torch():
     """A driver from another source is kept if it works with torch. Otherwise the plan fails, and our packages are not added."""
     packages = {**FRESH, "cuda-drivers": "590.48"}
     left = plan(working(A100_SXM, 4, "590.48.01"), packages=packages)
-    assert left == NoChange("driver 590.48.01 works with 4 GPUs; it came from another source and is not changed")
+    assert left == Nothing("driver 590.48.01 works with 4 GPUs; it came from another source and is not changed")
     with pytest.raises(Unanswered, match="it came from cuda-drivers, which must not be mixed"):
         plan(working(A100_SXM, 4, "570.86.15"), packages=packages)
     with pytest.raises(Unanswered, match="NVIDIA's installer"):
@@ -329,7 +329,7 @@ def test_secure_boot_is_reported_before_anything_is_changed():
         plan(said(A100_SXM, 4, nouveau=True, secure_boot=1))
     with pytest.raises(Unanswered, match="it is not known whether Secure Boot is on"):
         plan(said(A100_SXM, 4, secure_boot=""))
-    assert isinstance(done(working(A100_SXM, 4, secure_boot=1)), NoChange)
+    assert isinstance(done(working(A100_SXM, 4, secure_boot=1)), Nothing)
 
 
 def test_parted_gpus_are_refused():
@@ -376,15 +376,15 @@ def test_an_unknown_gpu_and_a_missing_one_are_refused():
 def test_debian_has_no_driver_that_is_new_enough():
     with pytest.raises(Unanswered, match="on Ubuntu only, and Debian GNU/Linux 12 has no driver of branch 580"):
         plan(said(A100_SXM, 4), system=BOOKWORM)
-    assert isinstance(plan(working(A100_SXM, 4), system=BOOKWORM), NoChange)
+    assert isinstance(plan(working(A100_SXM, 4), system=BOOKWORM), Nothing)
 
 
 def test_machines_without_gpus_have_nothing_to_do():
     container = msgspec.structs.replace(NOBLE, virt="systemd-nspawn")
-    assert isinstance(plan(said(A100_SXM, 0), system=container), NoChange)
-    assert plan(said(A100_SXM, 0), asked=0) == NoChange("the cluster file requests no GPUs for it")
+    assert isinstance(plan(said(A100_SXM, 0), system=container), Nothing)
+    assert plan(said(A100_SXM, 0), asked=0) == Nothing("the cluster file requests no GPUs for it")
     one = site(said(A100_SXM, 0))
-    assert isinstance(nvidia.plan(one, one.targets[0]), NoChange)  # the controller needs no driver
+    assert isinstance(nvidia.plan(one, one.targets[0]), Nothing)  # the controller needs no driver
 
 
 def test_switches_get_a_fabric_manager_of_the_drivers_version():
@@ -394,7 +394,7 @@ def test_switches_get_a_fabric_manager_of_the_drivers_version():
     older = {**DRIVEN, "nvidia-fabricmanager-580": "580.95.05-1"}
     assert "nvidia-fabricmanager-580=580.105.08-*" in commands(done(running, packages=older))[1]
     right = {**DRIVEN, "nvidia-fabricmanager-580": "580.105.08-1"}
-    assert isinstance(done(running, packages=right), NoChange)
+    assert isinstance(done(running, packages=right), Nothing)
 
 
 def test_the_driver_check_compares_the_gpus_of_pci_driver_and_cluster_file():
@@ -488,9 +488,9 @@ def test_rdma_libraries_where_a_card_is_and_nothing_the_second_time():
     one = site(None, links=parse_rdma(CX6))
     assert commands(rdma.plan(one, one.targets[1]))[1].endswith("install rdma-core ibverbs-utils'")
     one = site(None, links=parse_rdma(CX6), packages={"rdma-core": "50", "ibverbs-utils": "50"})
-    assert rdma.plan(one, one.targets[1]) == NoChange("mlx5_0/1, mlx5_1/1 can be used")
+    assert rdma.plan(one, one.targets[1]) == Nothing("mlx5_0/1, mlx5_1/1 can be used")
     one = site(None)
-    assert rdma.plan(one, one.targets[1]) == NoChange("it has no RDMA card")
+    assert rdma.plan(one, one.targets[1]) == Nothing("it has no RDMA card")
 
 
 def test_the_rdma_check_judges_the_links():

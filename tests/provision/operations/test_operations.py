@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from provision import software
-from provision.fact import NodeFacts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.files import FILES, NodeFile
 from provision.facts.nodes import NODES
@@ -19,7 +19,7 @@ from provision.facts.services import SERVICES, Service
 from provision.facts.slurm_here import SLURM_HERE, SlurmHere
 from provision.facts.system import SYSTEM, System
 from provision.node import CommandOutput
-from provision.operation import NoChange, Site, Target, find_failure_reason
+from provision.operation import Nothing, Site, Target, failure_reason
 from provision.operations import environment, hosts, munge, nfs, packages, slurm, slurm_files
 from provision.providers.ssh import SshNode
 from shardlab.cluster.cluster import Cluster
@@ -49,7 +49,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
     found = []
     for number, entry in enumerate(entries, start=1):
         node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/shardlab/python-x/bin/python", remote=None)
-        target = Target(node, NodeFacts(node), entry)
+        target = Target(node, FactAnswers(node), entry)
         of_node = {name: value for name, value in of_worker.items() if entry.name == "w2"}
         target.facts.answers = {
             SYSTEM.name: of_node.get("system", A_MACHINE),
@@ -65,7 +65,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
 
 
 def commands(planned) -> list[str]:
-    assert not isinstance(planned, NoChange), planned
+    assert not isinstance(planned, Nothing), planned
     return [change.command for change in planned]
 
 
@@ -108,7 +108,7 @@ def test_packages_are_installed_with_the_lock_waited_for_and_nothing_asked():
 def test_installed_packages_need_no_change_unless_an_installation_was_interrupted():
     there = dict.fromkeys(packages.ALL_PACKAGES, "1")
     done = site(packages=Packages(there, interrupted=False))
-    assert packages.plan(done, done.targets[2]) == NoChange("all packages are installed")
+    assert packages.plan(done, done.targets[2]) == Nothing("all packages are installed")
     broken = site(packages=Packages(there, interrupted=True))
     (repair,) = commands(packages.plan(broken, broken.targets[2]))
     assert "dpkg --force-confdef --force-confold --configure -a || apt-get" in repair
@@ -131,7 +131,7 @@ def test_etc_hosts_has_the_names_of_all_nodes_and_none_for_loopback():
 def test_correct_names_in_etc_hosts_need_no_change():
     one = site(system=msgspec.structs.replace(A_MACHINE, hostname="w2"))
     with_files(one.targets[2], {hosts.HOSTS_PATH: (hosts.render_hosts(one), 0o644, "root:root")})
-    assert isinstance(hosts.plan(one, one.targets[2]), NoChange)
+    assert isinstance(hosts.plan(one, one.targets[2]), Nothing)
 
 
 def test_the_key_is_random_and_readable_by_munge_alone():
@@ -165,8 +165,8 @@ def test_a_munge_key_equal_to_the_controllers_needs_no_change():
     one = site(files={munge.MUNGE_KEY_PATH: KEY}, services=RUNNING)
     head, _, w2 = one.targets
     head.facts.answers |= {FILES.name: {munge.MUNGE_KEY_PATH: KEY}, SERVICES.name: RUNNING}
-    assert isinstance(munge.plan_munge_key(one, head), NoChange)
-    assert isinstance(munge.plan_munge_key_copy(one, w2), NoChange)
+    assert isinstance(munge.plan_munge_key(one, head), Nothing)
+    assert isinstance(munge.plan_munge_key_copy(one, w2), Nothing)
 
 
 def test_accounts_need_no_password():
@@ -178,7 +178,7 @@ def test_accounts_need_no_password():
     assert "-m 600 -o slurm -g slurm" in text
     with_files(one.targets[0], {slurm.DBD_CONF: (slurm_files.render_slurmdbd_conf(one), 0o600, "slurm:slurm")})
     one.targets[0].facts.answers[SERVICES.name] = RUNNING
-    assert isinstance(slurm.plan_accounts(one, one.targets[0]), NoChange)
+    assert isinstance(slurm.plan_accounts(one, one.targets[0]), Nothing)
 
 
 def test_slurm_conf_has_processors_memory_and_gpus_of_each_worker():
@@ -237,7 +237,7 @@ def test_a_correct_controller_needs_no_change_but_a_missed_start():
     head = one.targets[0]
     with_files(head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()})
     head.facts.answers[SERVICES.name] = RUNNING
-    assert isinstance(slurm.plan_controller(one, head), NoChange)
+    assert isinstance(slurm.plan_controller(one, head), Nothing)
     with_files(
         head, {path: (content, 0o644, "root:root") for path, content in slurm_files.render_slurm_files(one).items()}, at=300.0
     )
@@ -250,7 +250,7 @@ def test_a_worker_that_is_away_leaves_the_configuration_as_it_is():
     with_files(head, {slurm.SLURM_CONF: (b"of three workers", 0o644, "root:root")})
     head.facts.answers[SERVICES.name] = RUNNING
     one.skipped["w2"] = "machine failed"
-    assert slurm.plan_controller(one, head) == NoChange("slurm.conf not changed: w2 cannot be asked")
+    assert slurm.plan_controller(one, head) == Nothing("slurm.conf not changed: w2 cannot be asked")
 
 
 def test_workers_ask_the_controller_for_their_configuration():
@@ -263,7 +263,7 @@ def test_workers_ask_the_controller_for_their_configuration():
     unit = next(change for change in changes if getattr(change, "path", "") == slurm.WORKER_UNIT)
     with_files(w2, {slurm.WORKER_OPTIONS: (options.content.replace(b"w1", b"w2"), 0o644, "root:root")})
     with_files(w2, {slurm.WORKER_UNIT: (unit.content, 0o644, "root:root")})
-    assert isinstance(slurm.plan_worker(one, w2), NoChange)
+    assert isinstance(slurm.plan_worker(one, w2), Nothing)
     with_files(head, {slurm.SLURM_CONF: (b"", 0o644, "root:root")}, at=300.0)
     assert commands(slurm.plan_worker(one, w2)) == ["systemctl restart slurmd"]
 
@@ -272,7 +272,7 @@ def test_workers_that_are_ready_are_not_waited_for():
     one = site()
     head = one.targets[0]
     head.facts.answers[NODES.name] = parse_nodes("w1|idle|root|none\nw2|mix-|root|none\n")
-    assert slurm.plan_nodes(one, head) == NoChange("2 workers are ready")
+    assert slurm.plan_nodes(one, head) == Nothing("2 workers are ready")
     head.facts.answers[NODES.name] = parse_nodes("w1|idle|root|none\nw2|down*|slurm|Not responding\n")
     (wait,) = slurm.plan_nodes(one, head)
     assert wait.description == "wait until all workers are ready (w2: down)"
@@ -285,18 +285,16 @@ def test_the_environment_has_a_digest_as_name_and_is_made_once():
     assert "-c /opt/shardlab/python-x/constraints.txt" in text
     assert re.search(r"'torch[<>=]+2\.", text)
     assert "runuser -u alice" in text
-    there = InstalledEnvironment(
-        packages=software.compute_packages_digest(), source=software.compute_source_digest(), version="3.11"
-    )
+    there = InstalledEnvironment(packages=software.compute_packages_digest(), source=software.digest_source(), version="3.11")
     made = site(environment=there)
-    assert isinstance(environment.plan(made, made.targets[2]), NoChange)
+    assert isinstance(environment.plan(made, made.targets[2]), Nothing)
     old = site(environment=InstalledEnvironment(packages=software.compute_packages_digest(), source="0" * 12, version="3.11"))
     assert len(environment.plan(old, old.targets[2])) == 2  # only the source is installed again
     shared = site(shared="/mydata")
-    assert environment.plan(shared, shared.targets[1]) == NoChange(
+    assert environment.plan(shared, shared.targets[1]) == Nothing(
         "head makes the environment for all nodes, on the shared storage"
     )
-    assert not isinstance(environment.plan(shared, shared.targets[0]), NoChange)
+    assert not isinstance(environment.plan(shared, shared.targets[0]), Nothing)
 
 
 def test_the_environment_is_made_from_the_interpreter_that_the_node_names():
@@ -336,7 +334,7 @@ def test_the_marker_of_a_complete_configuration_is_written_last():
 def test_slurm_nfs_and_names_use_the_address_of_the_training_network():
     one = site(shared="/srv/shared")
     one.targets[:] = [
-        Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.entry)
+        Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.node_entry)
         for number, target in enumerate(one.targets, start=1)
     ]
     texts = [hosts.render_hosts(one), nfs.render_exports(one, one.targets[0]), *slurm_files.render_slurm_files(one).values()]
@@ -348,7 +346,7 @@ def test_slurm_nfs_and_names_use_the_address_of_the_training_network():
 
 def test_the_reason_of_a_failure_names_a_network_that_did_not_answer_before():
     retries = "WARNING: Retrying after connection broken: [Errno -3] Temporary failure in name resolution\n"
-    assert find_failure_reason(CommandOutput(1, "", f"{retries}ERROR: ResolutionImpossible\n")) == (
+    assert failure_reason(CommandOutput(1, "", f"{retries}ERROR: ResolutionImpossible\n")) == (
         "ERROR: ResolutionImpossible; before that: Temporary failure in name resolution"
     )
-    assert find_failure_reason(CommandOutput(1, "", "ERROR: ResolutionImpossible\n")) == "ERROR: ResolutionImpossible"
+    assert failure_reason(CommandOutput(1, "", "ERROR: ResolutionImpossible\n")) == "ERROR: ResolutionImpossible"

@@ -17,7 +17,7 @@ from provision.facts.nvidia import NVIDIA, Nvidia, PciDevice
 from provision.facts.packages import PACKAGES, Packages
 from provision.facts.room import FreeSpace, make_free_space_query
 from provision.facts.system import SYSTEM
-from provision.operation import NoChange, Site, WriteFile
+from provision.operation import Nothing, Site, Write
 from provision.operations import datasets
 from provision.provider import find_provider
 from shardlab.cluster.cluster import load_cluster
@@ -61,7 +61,7 @@ def describe_change(change):
     change, prefix = getattr(change, "change", change), getattr(change, "prefix", "")
     limit = f" [{change.timeout_s:g} s]" if hasattr(change, "timeout_s") else ""
     lines = [f"  {prefix}{change.description}{limit}", *(f"    {line}" for line in change.command.splitlines())]
-    if isinstance(change, WriteFile) and not re.search(r"\.tar$|constraints", change.path):
+    if isinstance(change, Write) and not re.search(r"\.tar$|constraints", change.path):
         lines += [f"    | {line}" for line in change.content.decode().splitlines()]
     return lines
 
@@ -71,8 +71,8 @@ def describe_plan(operation, site, target):
     try:
         planned = operation.plan(site, target)
     except (Unanswered, Unreachable) as error:
-        planned = NoChange(str(error).replace(str(effects.FACTS), effects.FACTS.name))
-    is_nothing = isinstance(planned, NoChange)
+        planned = Nothing(str(error).replace(str(effects.FACTS), effects.FACTS.name))
+    is_nothing = isinstance(planned, Nothing)
     lines = [f"  nothing: {planned.why}"] if is_nothing else [line for change in planned for line in describe_change(change)]
     return [f"{operation.name} on {target.node.name}:", *lines]
 

@@ -3,8 +3,8 @@ again. test_practice_e2e.py tests a real reboot."""
 
 import pytest
 
-from provision.fact import NodeFacts, Unanswered
-from provision.operation import NoChange, Operation, Site, Target, make_shell_change
+from provision.fact import FactAnswers, Unanswered
+from provision.operation import Nothing, Operation, Site, Target, shell_change
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge_site
 from shardlab.cluster.cluster import Cluster
@@ -51,7 +51,7 @@ def test_a_reboot_that_does_not_end_says_so(after, says):
 def restarted(wanted):
     """Lets `converge_site` run one operation. wanted: maps a boot id to the plan of the operation at this boot."""
     machine = Machine()
-    target = Target(machine, NodeFacts(machine), NodeEntry(name="w1"))
+    target = Target(machine, FactAnswers(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])
     one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
     (step,) = converge_site(one, [operation], targets=[target], only_names={"it"}, is_dry_run=False)
@@ -59,15 +59,15 @@ def restarted(wanted):
 
 
 def test_the_remaining_changes_are_planned_and_made_after_a_reboot():
-    machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [make_shell_change("go on", "true")]})
+    machine, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": [shell_change("go on", "true")]})
     assert (step.state, step.changes, step.says[-1]) == ("changed", 2, "go on")
     assert machine.ran[-1] == "sh -euc true"
-    _, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": NoChange("done")})
+    _, step = restarted({"boot-1": [Reboot("of it", pause_s=0)], "boot-2": Nothing("done")})
     assert (step.state, step.changes) == ("changed", 1)
 
 
 def test_no_machine_is_rebooted_twice():
-    again = [make_shell_change("never", "false"), Reboot("nouveau drives its GPUs", pause_s=0)]
+    again = [shell_change("never", "false"), Reboot("nouveau drives its GPUs", pause_s=0)]
     machine, step = restarted({"boot-1": [Reboot("nouveau drives its GPUs", pause_s=0)], "boot-2": again})
     assert (step.state, step.changes) == ("failed", 1)
     assert step.says[-1] == "w1: it was rebooted once, but still nouveau drives its GPUs; inspect this node by hand"

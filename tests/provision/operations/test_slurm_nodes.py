@@ -8,7 +8,7 @@ import pytest
 from provision.fact import Unanswered
 from provision.facts.nodes import NODES, SlurmNode, parse
 from provision.facts.services import SERVICES
-from provision.operation import NoChange
+from provision.operation import Nothing
 from provision.operations import slurm, slurm_files
 from shardlab.remote.remote import CommandOutput
 from tests.provision.operations.test_operations import RUNNING, site, with_files
@@ -166,4 +166,4 @@ def test_reasons_of_slurm_nodes_are_cleaned_and_cut_before_printing():
 
 def test_ready_workers_need_no_change():
     one = with_worker("w2|mix-|root|none")
-    assert slurm.plan_nodes(one, one.targets[0]) == NoChange("2 workers are ready")
+    assert slurm.plan_nodes(one, one.targets[0]) == Nothing("2 workers are ready")

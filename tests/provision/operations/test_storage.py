@@ -23,7 +23,7 @@ from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
 from provision.facts.write_test import WriteTest
 from provision.nodes.local_node import LocalNode
-from provision.operation import NoChange, Site, Target, find_failure_reason
+from provision.operation import Nothing, Site, Target, failure_reason
 from provision.operations import disks, environment, fstab, nfs, packages, space, workspaces
 from shardlab.cluster.cluster_keys import Storage
 from shardlab.remote.remote import CommandOutput
@@ -104,8 +104,8 @@ def test_a_mounted_disk_needs_no_change_also_under_another_name():
     there = MountPlace(
         mount=Mount("/dev/nvme0n1", "ext4", ("rw",)), fstab=Mount("UUID=1-2", "ext4", ("defaults",)), empty=False
     )
-    assert planned(ON_DISK, there) == NoChange("/dev/nvme0n1 is mounted at /mydata")
-    assert planned(Storage(), there) == NoChange("cluster.yaml names no storage.disk")
+    assert planned(ON_DISK, there) == Nothing("/dev/nvme0n1 is mounted at /mydata")
+    assert planned(Storage(), there) == Nothing("cluster.yaml names no storage.disk")
 
 
 def test_an_interrupted_set_up_of_a_disk_continues_without_a_new_format():
@@ -179,11 +179,11 @@ def test_the_server_exports_only_to_the_other_nodes_and_then_nothing_changes():
     with_place(head, SHARED, MountPlace())
     head.facts.answers |= {EXPORTS.name: {SHARED: ["10.0.0.2", "10.0.0.3"]}, SERVICES.name: SERVES}
     with_files(head, {nfs.EXPORTS_FILE: (nfs.render_exports(one, head), 0o644, "root:root")})
-    assert nfs.plan_nfs_server(one, head) == NoChange("/mydata/bench is exported to 2 nodes")
+    assert nfs.plan_nfs_server(one, head) == Nothing("/mydata/bench is exported to 2 nodes")
     # the state is now as if `provision` had been killed after it wrote the file and before NFS read the file
     head.facts.answers[EXPORTS.name] = {}
     assert commands(nfs.plan_nfs_server(one, head)) == ["exportfs -ra"]
-    assert nfs.plan_nfs_server(one, one.targets[1]) == NoChange("it is not storage.server")
+    assert nfs.plan_nfs_server(one, one.targets[1]) == Nothing("it is not storage.server")
 
 
 def test_the_folder_is_made_on_its_mount_or_not_at_all():
@@ -220,7 +220,7 @@ def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
 
 def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
     one = with_storage(Storage(disk=DISK, mount=MOUNT))
-    assert workspaces.plan(one, one.targets[1]) == NoChange("cluster.yaml names no storage.shared")
+    assert workspaces.plan(one, one.targets[1]) == Nothing("cluster.yaml names no storage.shared")
     one = msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, slurm=None))
     for target in one.targets:
         with_place(target, "/mydata/workspaces", MountPlace(there=False))
@@ -229,7 +229,7 @@ def test_nodes_that_share_no_folder_each_get_a_folder_of_workspaces():
         assert make.command == "install -d -o alice -- /mydata/workspaces"
         with_place(target, "/mydata/workspaces", MountPlace())
         with_write_test(target, "/mydata/workspaces", WriteTest("/mydata/workspaces"))
-        assert workspaces.plan(one, target) == NoChange("alice can write to /mydata/workspaces")
+        assert workspaces.plan(one, target) == Nothing("alice can write to /mydata/workspaces")
 
 
 def with_write_test(target: Target, path: str, test: WriteTest) -> None:
@@ -262,7 +262,7 @@ def test_a_shared_folder_is_tested_when_it_is_mounted_and_not_before():
         with_place(target, SHARED, MountPlace())
     for target in one.targets:
         planned = workspaces.plan(one, target)
-        assert planned == NoChange(f"{SHARED} is made by another operation, and tested then")
+        assert planned == Nothing(f"{SHARED} is made by another operation, and tested then")
     with_place(client, SHARED, MountPlace(mount=Mount(f"w1:{SHARED}", "nfs4", ("rw",))))
     with_write_test(client, SHARED, WriteTest(SHARED, "Permission denied"))
     with pytest.raises(Unanswered, match="Permission denied"):
@@ -322,10 +322,10 @@ def test_workers_mount_the_servers_folder_and_then_nothing_changes():
     wanted = Mount(source, "nfs", ("hard", "vers=4.2", "_netdev"))
     there = Mount(source, "nfs4", ("rw", "relatime", "vers=4.2", "hard", "proto=tcp"))
     with_place(w1, SHARED, MountPlace(mount=there, fstab=wanted, empty=False))
-    assert nfs.plan_nfs_mount(one, w1) == NoChange("head:/mydata/bench is mounted")
+    assert nfs.plan_nfs_mount(one, w1) == Nothing("head:/mydata/bench is mounted")
     with_place(w1, SHARED, MountPlace(fstab=wanted))
     assert commands(nfs.plan_nfs_mount(one, w1))[-1] == "mount -- /mydata/bench"
-    assert nfs.plan_nfs_mount(one, head) == NoChange("it is the server of the folder")
+    assert nfs.plan_nfs_mount(one, head) == Nothing("it is the server of the folder")
     one.skipped["head"] = "packages failed"
     assert "cannot be asked" in nfs.plan_nfs_mount(one, w1).why
 
@@ -354,7 +354,7 @@ def test_without_an_nfs_server_the_shared_folder_is_expected_with_a_remark():
     one = with_storage(Storage(shared=SHARED))
     w1 = one.targets[1]
     with_place(w1, SHARED, MountPlace())
-    assert nfs.plan_nfs_mount(one, w1) == NoChange("/mydata/bench exists, as required without storage.server")
+    assert nfs.plan_nfs_mount(one, w1) == Nothing("/mydata/bench exists, as required without storage.server")
     with_place(w1, SHARED, MountPlace(there=False))
     with pytest.raises(Unanswered, match=r"w1: /mydata/bench does not exist: without storage\.server"):
         nfs.plan_nfs_mount(one, w1)
@@ -364,7 +364,7 @@ def test_practice_nodes_have_the_shared_folder_without_a_change():
     one = with_storage(SHARES, "virtual")
     for target in one.targets:
         for plan in (nfs.plan_nfs_server, nfs.plan_nfs_mount):
-            assert plan(one, target) == NoChange("practice nodes share the folder of this machine")
+            assert plan(one, target) == Nothing("practice nodes share the folder of this machine")
 
 
 def test_a_client_that_could_end_a_line_is_refused():
@@ -408,14 +408,14 @@ def test_an_obsolete_export_is_withdrawn_once_no_node_mounts_it():
     assert f"rm -f -- {nfs.EXPORTS_FILE}" in withdraw.command
     assert "exportfs -ra" in withdraw.command
     w1.facts.answers[FILES.name] = {}
-    assert nfs.plan_nfs_server(one, w1) == NoChange("it is not storage.server")
+    assert nfs.plan_nfs_server(one, w1) == Nothing("it is not storage.server")
     without = with_storage(Storage())  # the same is done if the cluster file names no storage any more
     with_files(without.targets[0], {nfs.EXPORTS_FILE: (b"", 0o644, "root:root")})
     for target in without.targets:
         target.facts.answers |= {EXPORTED_BY_US.name: ["/old"], NFS_MOUNTS.name: {}}
     assert len(nfs.plan_nfs_server(without, without.targets[0])) == 1
     practice = msgspec.structs.replace(without.cluster, provider="virtual")
-    assert isinstance(nfs.plan_nfs_server(Site(practice, None, without.targets), without.targets[0]), NoChange)
+    assert isinstance(nfs.plan_nfs_server(Site(practice, None, without.targets), without.targets[0]), Nothing)
 
 
 def test_our_nfs_exports_are_read_from_our_exports_file(tmp_path):
@@ -462,7 +462,7 @@ def test_too_little_room_is_refused_before_anything_is_changed(free, inodes, say
     with pytest.raises(Unanswered, match=says):
         space.plan(one, one.targets[2])
     one.targets[2].facts.answers |= DONE  # packages that are already installed need no more space
-    assert space.plan(one, one.targets[2]) == NoChange("nothing large will be installed on it")
+    assert space.plan(one, one.targets[2]) == Nothing("nothing large will be installed on it")
 
 
 @pytest.mark.parametrize(("codename", "version"), [("jammy", "3.10"), ("focal", "3.8"), ("bullseye", "3.9")])
@@ -476,13 +476,13 @@ def test_a_release_whose_python_is_too_old_is_refused_before_anything_is_changed
     ):
         space.plan(one, one.targets[2])
     one.targets[2].node.venv_python = "/opt/python/bin/python3"
-    assert isinstance(space.plan(one, one.targets[2]), NoChange)
+    assert isinstance(space.plan(one, one.targets[2]), Nothing)
 
 
 def test_only_packages_to_be_installed_need_free_space():
     """The required free space counts only what will be installed on this file system."""
     one = with_room(site(shared="/mydata"), root=FreeSpace(3 * 2**30, 0, "/"))
-    assert space.plan(one, one.targets[2]) == NoChange("3.0 GiB are free on /, and packages may take 2 GiB")
+    assert space.plan(one, one.targets[2]) == Nothing("3.0 GiB are free on /, and packages may take 2 GiB")
     one = with_room(site(), root=FreeSpace(5 * 2**30, 10**7, "/"))
     one.targets[2].node.wheelhouse = "/opt/wheels"
     assert "may take 4 GiB" in space.plan(one, one.targets[2]).why
@@ -533,7 +533,7 @@ def test_the_free_space_of_a_future_folder_is_read_from_its_parent(tmp_path):
     ],
 )
 def test_a_full_disk_is_reported_for_every_last_line_of_the_output(said):
-    found = find_failure_reason(CommandOutput(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
+    found = failure_reason(CommandOutput(100, "", f"{said}E: Sub-process /usr/bin/dpkg returned an error code (1)\n"))
     assert found.startswith("a disk is full: ")
     assert found.endswith("; free some space on it and run the same command again")
-    assert find_failure_reason(CommandOutput(1, "", "one\ntwo\n")) == "two"
+    assert failure_reason(CommandOutput(1, "", "one\ntwo\n")) == "two"

@@ -50,7 +50,7 @@ def test_another_release_needs_debian_whose_archive_has_it(tmp_path):
         PracticeNodeError, match=r"Debian trixie need Debian on this machine, .*; this is Ubuntu 24\.04\.1 LTS\."
     ):
         base._check_other_release(
-            "practice nodes of Debian trixie", release={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
+            "practice nodes of Debian trixie", os_release={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
         )
 
 

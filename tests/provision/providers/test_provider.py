@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from provision import order
-from provision.operation import NoChange
+from provision.operation import Nothing
 from provision.plan import MACHINE_OPERATION
 from provision.provider import NOTHING_TO_DO, Provider, find_provider
 from provision.providers import virtual
@@ -31,7 +31,7 @@ def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(
 
 
 def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_do(tmp_path):
-    answers = {verb: LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) for verb in NOTHING_TO_DO}
+    answers = {verb: LEAST.carry_out_verb(verb, CLUSTER, Workspace(tmp_path)) for verb in NOTHING_TO_DO}
     assert {verb: answer for verb, answer in answers.items() if not re.match("provider given.* nothing to ", answer)} == {}
     assert {verb for verb, answer in answers.items() if LEAST.origin in answer} == {"request", "profile", "extend"}
 
@@ -40,7 +40,7 @@ def test_a_provider_with_only_nodes_gets_every_root_operation_and_one_lock(tmp_p
     names = [operation.name for operation in order.select_operations(LEAST)]
     assert names == [operation.name for operation in order.ALL_OPERATIONS if operation.name not in order.ONLY_NAMED]
     assert {"site-environment", "extra-disks"} <= order.ONLY_NAMED
-    assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == NoChange("this machine already exists")
+    assert LEAST.bring_up(CLUSTER, Workspace(tmp_path), None) == Nothing("this machine already exists")
     assert LEAST.locks(CLUSTER) == [Path.home() / ".cache/shardlab/locks/bench.lock"]
 
 
@@ -57,7 +57,7 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
         return f"{cluster.name} in {workspace.path}"
 
     some = Provider("cloud", "a portal lends them", lambda cluster, workspace: [], request=request)
-    assert some.carry_out("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
+    assert some.carry_out_verb("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
 
 
 def test_operations_of_a_single_provider_keep_the_common_order():

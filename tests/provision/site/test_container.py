@@ -19,11 +19,11 @@ import templates
 from jobs.rendering import render
 from provision import software
 from provision.checks import node_types
-from provision.fact import NodeFacts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.node_types import GpuGres, NodeType
 from provision.nodes.login_node import LocalLoginNode
-from provision.operation import NoChange, Site, Target
+from provision.operation import Nothing, Site, Target
 from provision.operations import site_environment
 from provision.providers import slurm
 from provision.site import python
@@ -138,7 +138,7 @@ def test_a_node_is_proven_in_the_container(tmp_path, runtime):
     node = LoginThatRecords(name="login", python=f"{FOLDER}/bin/python")
     kind = NodeType("gpu", 2, 64, 1000, (GpuGres("a100", 4),), ())
     folder = "/scratch/alice/shardlab/proofs/0"
-    assert node_types._submit_proof_job(site, Target(node, NodeFacts(node)), folder, kind, "") is None
+    assert node_types._submit_proof_job(site, Target(node, FactAnswers(node)), folder, kind, "") is None
     same_as_golden(f"site/{runtime}-prove.sh", node.written[f"{folder}/prove.sh"])
 
 
@@ -147,7 +147,7 @@ def test_the_packages_of_an_image_that_only_srun_starts_are_listed_in_a_job(tmp_
         tmp_path, TEXT.replace("RUNTIME", "pyxis").replace("/project/torch.sif", "registry.example.org#lab/torch:2")
     )
     node = LoginThatRecords(name="login", python=f"{FOLDER}/bin/python")
-    target = Target(node, NodeFacts(node))
+    target = Target(node, FactAnswers(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     changes = site_environment.plan(Site(site, None, [target]), target)
     (check,) = [change for change in changes if isinstance(change, PackageCheck)]
@@ -244,7 +244,7 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
     )
     site = described(folder, text.replace("/scratch/alice/shardlab", str(shared)).replace("/project/data", "/opt"))
     node = LoginWithoutJobs(name="login", python=f"{slurm.find_environment_folder(site)}/bin/python")
-    target = Target(node, NodeFacts(node))
+    target = Target(node, FactAnswers(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     changes = site_environment.plan(Site(site, None, [target]), target)
     says = [change.description for change in changes]
@@ -269,8 +269,8 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
     assert "torch 1.4.0" in there.differences
     extras = python.list_installed_extras(site)
     target.facts.answers[ENVIRONMENT.name] = msgspec.structs.replace(
-        there, packages=software.compute_packages_digest(extras), source=software.compute_source_digest(), version="3.11"
+        there, packages=software.compute_packages_digest(extras), source=software.digest_source(), version="3.11"
     )
     done = site_environment.plan(Site(site, None, [target]), target)
-    assert isinstance(done, NoChange)
+    assert isinstance(done, Nothing)
     assert "torch 1.4.0" in done.why

@@ -93,7 +93,7 @@ def test_wheels_are_for_the_sites_python_and_not_newer_than_its_c_library(index,
     ("libc", "newest"), [(("glibc", "2.31"), 31), (("glibc", ""), 17), (("", ""), 17), (("musl", "1.2"), 17)]
 )
 def test_an_unknown_c_library_gets_the_oldest_wheels(libc, newest):
-    options = wheels.list_pip_options(msgspec.structs.replace(SITE, libc=libc))
+    options = wheels.pip_options(msgspec.structs.replace(SITE, libc=libc))
     assert f"--platform=manylinux_2_{newest}_{SITE.machine}" in options
     assert f"--platform=manylinux_2_{newest + 1}_{SITE.machine}" not in options
     assert f"--platform=manylinux2014_{SITE.machine}" in options
@@ -169,7 +169,7 @@ def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index,
     (tmp_path / "site").touch()  # a file in place of the site's folder, so that nothing can be sent there
     with pytest.raises(Unanswered, match=r"^login: compiled\S+ was downloaded here, but not sent to \S+: .*(directory|exists)"):
         asked.make(CountingLogin(name="login"))
-    asked.interpreter = ["no-python"]
+    asked.interpreter_words = ["no-python"]
     with pytest.raises(Unanswered, match=r"^login: its Python does not start: "):
         asked.make(CountingLogin(name="login"))
 
@@ -199,4 +199,4 @@ def test_packages_that_we_did_not_install_are_compared_with_the_tested_ones(othe
     others = {name: version and version.replace("TESTED", tested[name]) for name, version in others.items()}
     found = software.compare_packages(listing(**others))
     filled = [text.replace("TESTED", tested[text.split()[0]]).replace("RANGE", torch) for text in other]
-    assert (found.missing, found.other) == (missing, filled)
+    assert (found.missing_clauses, found.other_version_clauses) == (missing, filled)

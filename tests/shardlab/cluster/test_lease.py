@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support_cloudlab import lan, manifest, node
 
-from provision.operation import NoChange, Site
+from provision.operation import Nothing, Site
 from provision.operations import inventory as operation
 from shardlab.cluster import cluster, lease
 from shardlab.cluster.lease import Lease
@@ -121,7 +121,7 @@ def test_a_lease_that_was_read_by_a_wrong_clock_is_stale_and_counts_last(experim
 
 @pytest.mark.parametrize(("minutes", "urged"), [(121, False), (120, True), (1, True), (0, False), (-5, False)])
 def test_fetching_is_urged_from_two_hours_before_the_end(minutes, urged):
-    said = Lease(END, NOW, "manifest").copy_reminder(END - timedelta(minutes=minutes))
+    said = Lease(END, NOW, "manifest").make_copy_reminder(END - timedelta(minutes=minutes))
     assert (said is not None and said.endswith("copy them to your machine: collect fetch")) == urged
 
 
@@ -140,7 +140,7 @@ def test_the_inventory_with_the_lease_is_rewritten_only_if_the_lease_is_read_aga
 
 
 def test_an_extension_is_written_although_a_node_is_away(experiment):
-    path = inventory.make_inventory_path(Workspace(experiment))
+    path = inventory.inventory_path(Workspace(experiment))
     path.parent.mkdir()
     path.write_bytes(operation.render_inventory(site(experiment)))
     from_portal(experiment)
@@ -152,6 +152,6 @@ def test_an_extension_is_written_although_a_node_is_away(experiment):
     assert after.pop("lease")["expires"] == "2031-05-03T18:00:00Z"
     before.pop("lease")
     assert after == before
-    assert isinstance(operation.plan(away, away.targets[0]), NoChange)
+    assert isinstance(operation.plan(away, away.targets[0]), Nothing)
     assert inventory.read_leased_inventory(Workspace(experiment), "bench").lease.source == "portal"
     assert inventory.read_leased_inventory(Workspace(experiment), "other") is None

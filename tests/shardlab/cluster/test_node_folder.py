@@ -80,12 +80,12 @@ def test_folders_of_killed_processes_are_removed_and_used_folders_kept(disk, use
     other, _ = users()
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert node_folder.remove_unused_folders() == ["run"]
+    assert node_folder.remove_unused() == ["run"]
     assert len(left(disk)) == 2
     os.kill(other.pid, signal.SIGKILL)
     other.join()
     assert len(left(disk)) == 2
-    assert node_folder.remove_unused_folders() == []
+    assert node_folder.remove_unused() == []
     assert left(disk) == []
 
 
@@ -118,7 +118,7 @@ def test_folders_of_other_nodes_on_a_shared_disk_are_not_touched(disk, monkeypat
         theirs = left(disk)
         monkeypatch.setattr(node_folder, "gethostname", lambda: "another")
         monkeypatch.setattr(node_folder, "_release_folder", lambda *_: pytest.fail("it is of another node"))
-        node_folder.remove_unused_folders()
+        node_folder.remove_unused()
         assert left(disk) == theirs
         monkeypatch.undo()
 

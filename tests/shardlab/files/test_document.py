@@ -115,8 +115,8 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_every_value_keeps_its_place():
     found = document.parse_document(b"a:\n  - {b: 1}\n  - c: x\n", "f.yaml")
-    assert found.values[("a", 1, "c")] == document.Position(3, 8)
-    assert found.keys[("a", 0, "b")] == document.Position(2, 6)
+    assert found.position_by_value_path[("a", 1, "c")] == document.Position(3, 8)
+    assert found.position_by_key_path[("a", 0, "b")] == document.Position(2, 6)
     assert str(found.error(("a", 1, "c"), "is wrong.")) == "f.yaml:3:8: a[1].c: is wrong."
 
 

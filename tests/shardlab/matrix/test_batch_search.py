@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from shardlab.matrix.batch_search import BatchSearch, TryOutcome, find_best_size, choose_next_size
+from shardlab.matrix.batch_search import BatchSearch, TryOutcome, choose_next_size, find_best_size
 
 
 def search(goal="largest_that_fits", start=16, smallest=1, largest=1024, unit=1):

@@ -26,7 +26,7 @@ def test_each_key_of_a_cell_has_one_role():
         name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
     }
     assert {name: found for name, found in roles.items() if len(found) != 1} == {}
-    assert cells.find_keys_with_role(*Role) == set(roles)
+    assert cells.find_role_keys(*Role) == set(roles)
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))

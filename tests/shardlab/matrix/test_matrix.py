@@ -102,7 +102,7 @@ def test_dotted_keys_refine_mappings(tmp_path):
         "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3, optimizer: {name: sgd, lr: 3e-1}}\n"
         "axes: {optimizer.lr: [0.1, 1e-2], options.bucket_cap_mb: [1]}\n"
     )
-    drafts = [point.draft() for point in load(tmp_path, text).points]
+    drafts = [point.make_draft() for point in load(tmp_path, text).points]
     assert [draft.optimizer.lr for draft in drafts] == [0.1, 0.01]
     assert drafts[0].options == {"bucket_cap_mb": 1}
 

@@ -14,7 +14,7 @@ from support_ssh_server import SshServer, make_home
 
 from shardlab.cluster.address import Address
 from shardlab.remote.login_failure import compute_key_fingerprint
-from shardlab.remote.remote import Remote, Unreachable, make_write_command
+from shardlab.remote.remote import Remote, Unreachable, make_put_command
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_an_unreachable_machine_is_reported_in_words(tmp_path, monkeypatch):
 def put(path: Path, promised: bytes, arrived: bytes) -> int:
     """Executes, on this machine, the command that shardlab uses to write a file on a node. Returns its exit code. promised: the
     content that the command expects; arrived: the bytes that it reads."""
-    argv = make_write_command(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
+    argv = make_put_command(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
     return subprocess.run(argv, input=arrived, capture_output=True, check=False).returncode
 
 
@@ -94,12 +94,12 @@ def test_a_file_that_arrives_whole_takes_its_place_with_its_mode(tmp_path):
     assert put(path, b"new", b"new") == 0
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o640)
     assert list(tmp_path.iterdir()) == [path]
-    assert hashlib.sha256(b"new").hexdigest() in make_write_command(b"new", "x", mode=0o600, owner="root:")
+    assert hashlib.sha256(b"new").hexdigest() in make_put_command(b"new", "x", mode=0o600, owner="root:")
 
 
 def test_a_write_that_is_told_to_end_leaves_nothing(tmp_path):
     path = tmp_path / "file"
-    argv = make_write_command(b"new", str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
+    argv = make_put_command(b"new", str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
     with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
         while not list(tmp_path.iterdir()):
             assert process.poll() is None

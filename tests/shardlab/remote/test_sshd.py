@@ -21,7 +21,7 @@ from support_e2e import HANG_S, until
 from support_sshd import start_sshd
 
 from shardlab.remote import fabric_connection, shared_connection
-from shardlab.remote.login_shell import make_login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 from shardlab.remote.remote import Remote, Unreachable
 from shardlab.remote.ssh_command import make_ssh_command
 
@@ -104,12 +104,12 @@ def test_an_error_says_what_the_login_shell_printed(sshd, far):
 
 def test_a_script_in_a_login_shell_ran_or_the_startup_file_is_named(sshd, far):
     """`bash -lc` succeeds without a word if ~/.bash_profile starts another program."""
-    argv = make_login_shell_argv('read line; echo "$1 $line"; exit 5', "an argument")
+    argv = make_login_argv('read line; echo "$1 $line"; exit 5', "an argument")
     profile = sshd.home / ".bash_profile"
     profile.write_text("echo Welcome; echo 'module: not found' >&2; cat; export FOLDER=/scratch\n")
     answer = far.run(argv, timeout_s=HANG_S, stdin=b"input\n")
     assert (answer.code, answer.stdout) == (5, "an argument input\n")
-    assert far.run(make_login_shell_argv('echo "$FOLDER"'), timeout_s=HANG_S).stdout == "/scratch\n"
+    assert far.run(make_login_argv('echo "$FOLDER"'), timeout_s=HANG_S).stdout == "/scratch\n"
     profile.write_text("exec cat\n")
     answer = far.run(argv, timeout_s=HANG_S, stdin=b"input\n")
     assert (answer.code, answer.stdout) == (1, "")

@@ -21,7 +21,7 @@ STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step
 def written(path, count):
     with LineWriter(path) as lines:
         for step in range(1, count + 1):
-            lines.write(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))
+            lines.write_record(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))
     return path.read_bytes()
 
 
@@ -40,7 +40,7 @@ def test_a_torn_last_line_is_noted_wherever_it_is_cut(tmp_path_factory, cut):
     whole = path.read_bytes().count(b"}")
     found = read_records(path, StepRecord)
     assert [record.step for record in found.records] == list(range(1, whole + 1))
-    assert found.truncated == (not path.read_bytes().endswith((b"}", b"\n")) and path.stat().st_size > 0)
+    assert found.is_truncated == (not path.read_bytes().endswith((b"}", b"\n")) and path.stat().st_size > 0)
     assert found.corrupt == 0
 
 
@@ -50,7 +50,7 @@ def test_bad_lines_are_counted_and_the_rest_is_read(tmp_path):
     path.write_bytes(first + b"\xff\xfe garbage\n" + second + b'{"schema":1,"step":"x"}\n' + b'{"loss": NaN}\n' + third)
     found = read_records(path, StepRecord)
     assert [record.step for record in found.records] == [1, 2, 3]
-    assert (found.corrupt, found.truncated) == (3, False)
+    assert (found.corrupt, found.is_truncated) == (3, False)
 
 
 def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path):
@@ -60,11 +60,11 @@ def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path)
     deep = good.replace(b'"host":"h"', b'"host":"h","data":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     path.write_bytes(good + deep + good)
     found = read_records(path, Event)
-    assert (len(found.records), found.corrupt, found.truncated) == (2, 1, False)
+    assert (len(found.records), found.corrupt, found.is_truncated) == (2, 1, False)
     assert find_damaged_line(path, Event) == (2, "its values are nested too deeply")
     path.write_bytes(good + deep.rstrip(b"\n"))
     found = read_records(path, Event)
-    assert (len(found.records), found.corrupt, found.truncated) == (1, 0, True)
+    assert (len(found.records), found.corrupt, found.is_truncated) == (1, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_file_is_read_as_its_lines_are(tmp_path, lines):
     path.write_bytes(b"".join(part + b"\n" for part in parts))
     alone = [line in records for line in path.read_bytes().split(b"\n")[:-1]]
     found = read_records(path, StepRecord)
-    assert (len(found.records), found.corrupt, found.truncated) == (sum(alone), len(alone) - sum(alone), False)
+    assert (len(found.records), found.corrupt, found.is_truncated) == (sum(alone), len(alone) - sum(alone), False)
 
 
 def test_a_new_writer_does_not_join_its_line_to_a_torn_one(tmp_path):
@@ -123,7 +123,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     with Path("/dev/full").open("ab") as full:
         os.dup2(full.fileno(), writer._descriptor)
     with pytest.raises(WorkspaceError, match="the disk is full; free some space"):
-        writer.write(STEP)
+        writer.write_record(STEP)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.with_name("victim"))])
@@ -131,7 +131,7 @@ def test_records_are_not_appended_to_a_link_a_fifo_or_a_folder(tmp_path, make):
     (tmp_path / "victim").write_text("mine")
     make(tmp_path / "events.jsonl")
     with pytest.raises(WorkspaceError, match=r"cannot write .*events.jsonl: "):
-        LineWriter(tmp_path / "events.jsonl").write(STEP)
+        LineWriter(tmp_path / "events.jsonl").write_record(STEP)
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -69,4 +69,4 @@ def test_counted_steps_do_not_complete_a_run_without_its_result(ended):
 
 def test_a_missing_run_folder_has_no_events_and_an_unknown_state(tmp_path):
     nowhere = RunDir(tmp_path / "no")
-    assert (nowhere.events(), nowhere.hosts(), nowhere.judge().state) == ([], [], "unknown")
+    assert (nowhere.read_events(), nowhere.list_hosts(), nowhere.judge().state) == ([], [], "unknown")

@@ -71,14 +71,15 @@ def test_json_of_a_file_name_that_is_no_utf8():
 def test_a_log_shows_no_terminal_sequence_wherever_its_parts_end(parts, last):
     log = printable.LogCleaner()
     assert (
-        steering("".join(log.add(part) for part in [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last])) == []
+        steering("".join(log.clean_part(part) for part in [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last]))
+        == []
     )
 
 
 def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
     log = printable.LogCleaner()
     raw = "é\n".encode() + b"y" * 6000 + b"\nend"
-    shown = "".join(log.add(raw[place : place + 1]) for place in range(len(raw)))
+    shown = "".join(log.clean_part(raw[place : place + 1]) for place in range(len(raw)))
     assert shown == f"é\n{'y' * 4000} ... (the log file has the rest of this line)\nend"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shardlab.terminal.plain_table import fit_table, format_table
-from shardlab.terminal.table import Column, Table, CellText, make_text_table
+from shardlab.terminal.table import CellText, Column, Table, make_text_table
 
 
 @pytest.mark.parametrize(

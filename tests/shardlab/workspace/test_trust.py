@@ -74,7 +74,7 @@ def archive(tmp_path_factory):
     (theirs.path / "mine.yaml").write_text(MATRIX)
     assert call(theirs, f"jobs render --matrix {theirs.path}/mine.yaml --trust") == 0
     assert marker.exists()
-    (run,) = theirs.all_runs()
+    (run,) = theirs.list_folders()
     for event, data in (("submitted", {"scheduler": "local"}), ("started", {}), ("exited", {"reason": "failed", "code": 1})):
         run.write_event("controller", event, **data)
     with tarfile.open(folder / "w.tar", "w") as tar:

@@ -161,7 +161,7 @@ def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path
 @pytest.mark.parametrize("name", ["a\n", "../a", "", "A", ".a", "a/b", "a" * 65])
 def test_a_name_that_is_no_run_id_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="is no name of a run"):
-        Workspace(tmp_path).find_run(name)
+        Workspace(tmp_path).find_run_dir(name)
 
 
 def test_a_workspace_whose_path_is_no_utf_8_is_refused(tmp_path, capsysbinary):

@@ -152,7 +152,7 @@ def test_a_resumed_run_with_a_destroyed_optimizer_state_has_other_losses(bench):
     (path / "rank-00000.bin").write_bytes(data)
     manifest = checkpoint.read_manifest(path)
     listed = [checkpoint.CheckpointFile(f.name, f.bytes, files.compute_file_sha256(path / f.name)) for f in manifest.files]
-    files.write_json(path / checkpoint.MANIFEST_FILE, msgspec.structs.replace(manifest, files=listed).with_seal())
+    files.write_json(path / checkpoint.MANIFEST_FILE, msgspec.structs.replace(manifest, files=listed).add_seal())
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     ours, theirs = losses(again), losses(undisturbed)
     assert ours[:5] == theirs[:5]
@@ -208,13 +208,13 @@ def test_a_resumed_run_gets_the_suspensions_of_the_first_run(bench):
 def test_only_the_newest_checkpoints_are_kept_and_each_is_complete(bench):
     asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=2))
     run_dir = bench.complete(steps=8, instruments=asked)
-    assert [path.name for path in checkpoint.list_complete_checkpoints(run_dir.path)] == ["step-00000008", "step-00000006"]
+    assert [path.name for path in checkpoint.list_checkpoints(run_dir.path)] == ["step-00000008", "step-00000006"]
     assert sorted(path.name for path in (run_dir.path / checkpoint.CHECKPOINTS_FOLDER).iterdir()) == [
         "step-00000006",
         "step-00000008",
     ]
     found = run_dir.read_result().instruments["checkpoints"]
-    newest = checkpoint.list_complete_checkpoints(run_dir.path)[0]
+    newest = checkpoint.list_checkpoints(run_dir.path)[0]
     assert found["saves"] == 4
     assert found["bytes"] == sum(p.stat().st_size for p in newest.iterdir() if p.name != checkpoint.MANIFEST_FILE)
     assert not [path for path in newest.iterdir() if path.suffix not in (".bin", ".json")]
@@ -301,7 +301,7 @@ def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     run_dir = bench.run_dir(**keys)
     client = bench.start(run_dir)
     folder = run_dir.path / checkpoint.CHECKPOINTS_FOLDER
-    wait_for(lambda: checkpoint.list_complete_checkpoints(run_dir.path))
+    wait_for(lambda: checkpoint.list_checkpoints(run_dir.path))
     writer = victim(run_dir, 1)
 
     def is_stopped_in_a_save():
@@ -320,10 +320,10 @@ def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     assert client.returncode == 128 + signal.SIGKILL
     (half,) = folder.glob(".step-*.tmp")
     assert not (half / checkpoint.MANIFEST_FILE).exists()
-    (good,) = checkpoint.list_complete_checkpoints(run_dir.path)
+    (good,) = checkpoint.list_checkpoints(run_dir.path)
     assert checkpoint.find_damage(good, checkpoint.read_manifest(good).files) is None
     client = bench.start(run_dir)
-    wait_for(lambda: checkpoint.list_complete_checkpoints(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
+    wait_for(lambda: checkpoint.list_checkpoints(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
     client.kill()
     client.communicate(timeout=HANG_S)
     assert told(run_dir, "resumed")[0]["step"] == checkpoint.parse_checkpoint_step(good)
@@ -338,7 +338,7 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_end(bench, number):
     victim(run_dir, 1).send_signal(number)
     client.communicate(timeout=HANG_S)
     assert client.returncode != 0
-    (path,) = checkpoint.list_complete_checkpoints(run_dir.path)
+    (path,) = checkpoint.list_checkpoints(run_dir.path)
     step = checkpoint.parse_checkpoint_step(path)
     assert f"saved after step {step}" in told(run_dir, "timeout")[0]["why"]
     assert steps(run_dir, 0)[-1] == steps(run_dir, 1)[-1] == (False, step)
