@@ -134,7 +134,7 @@ class LocalCall(msgspec.Struct, frozen=True):
     script: str = ""
     """The commands by which an administrator makes the change, if it needs root."""
 
-    def __repr__(self) -> str:  # the text does not contain the arguments of `do`, which may be secret
+    def __repr__(self) -> str:  # the text does not contain the arguments of `call`, which may be secret
         return f"LocalCall({self.description!r})"
 
     def make(self, node: Node) -> None:

@@ -154,11 +154,11 @@ class DrawsEvaluator(Evaluator):
         """The value of a call in the test of a claim. It is looked up by the text of the call."""
         return self.values[ast.unparse(node)]
 
-    def all_of(self, tests: Iterable[Any]) -> Any:
+    def combine_with_and(self, tests: Iterable[Any]) -> Any:
         """In which draws all of these tests hold. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_and, map(_check_test, tests))
 
-    def any_of(self, tests: Iterable[Any]) -> Any:
+    def combine_with_or(self, tests: Iterable[Any]) -> Any:
         """In which draws at least one of these tests holds. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_or, map(_check_test, tests))
 
@@ -178,7 +178,7 @@ class DrawsEvaluator(Evaluator):
         if isinstance(op, ast.In | ast.NotIn):
             if not isinstance(right, list):
                 raise TypeError("the value after `in` is not a list")
-            is_inside = self.any_of([False, *(self.compare(left, ast.Eq(), member) for member in right)])
+            is_inside = self.combine_with_or([False, *(self.compare(left, ast.Eq(), member) for member in right)])
             return is_inside if isinstance(op, ast.In) else np.logical_not(is_inside)
         is_text = [isinstance(side, str) for side in (left, right)]
         if any(is_text) and not (all(is_text) and isinstance(op, ast.Eq | ast.NotEq)):

@@ -99,7 +99,7 @@ class MachinesVerb(Verb):
         with lock.hold_locks(lock_paths, ["provision", *invocation.arguments.words]):
             self.ask_confirmation(invocation, provider)
             with interruption.handle_interruption(nodes, lambda: None):
-                answer_text = self.carry_out(invocation, provider, site)
+                answer_text = self.carry_out_verb(invocation, provider, site)
         output.print_line(answer_text)
         output.print_document(display.result_document(self.name, site, [], [], [], find_lease(site)))
         return 0
@@ -107,7 +107,7 @@ class MachinesVerb(Verb):
     def ask_confirmation(self, invocation: Invocation, provider: Provider[Any]) -> None:
         """Ask the user whether the verb may act, if it destroys something. Raises InputError if it may not."""
 
-    def carry_out(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
+    def carry_out_verb(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
         """Let the provider carry out the verb; return its answer for the user. Raises ShardlabError."""
         return provider.carry_out_verb(self.name, site.cluster, site.workspace)
 

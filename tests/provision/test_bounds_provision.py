@@ -44,7 +44,7 @@ def granted(seconds_less):
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(creation, "refresh_experiment", lambda *_: found.pop(0))
-        asked = SimpleNamespace(extend=lambda *_: None)
+        asked = SimpleNamespace(request_extension=lambda *_: None)
         return refusal(extension.extend_experiment, None, asked, 24, "reason", of=extension.PartialGrant) is None
 
 

@@ -70,7 +70,7 @@ def test_an_operation_names_each_file_of_etc_that_it_writes(operation):
             continue
         for change in () if isinstance(planned, Nothing) else planned:
             if isinstance(change, Write) and change.path.startswith("/etc/"):
-                assert change.path in operation.files
+                assert change.path in operation.written_paths
 
 
 def test_no_two_folders_import_each_other():

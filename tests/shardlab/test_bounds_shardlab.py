@@ -111,9 +111,8 @@ def test_a_line_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
     assert printable.clean_text("x" * 4000) == "x" * 4000
     assert printable.clean_text("x" * 4001) == "x" * 4000 + " ... (1 more characters)"
     assert printable.LogCleaner().clean_part(b"x" * 4000 + b"\n") == "x" * 4000 + "\n"
-    assert (
-        printable.LogCleaner().clean_part(b"x" * 4001 + b"\n") == "x" * 4000 + " ... (the log file has the rest of this line)\n"
-    )
+    cleaned = printable.LogCleaner().clean_part(b"x" * 4001 + b"\n")
+    assert cleaned == "x" * 4000 + " ... (the log file has the rest of this line)\n"
 
 
 def test_the_name_of_a_model_has_at_most_forty_characters():

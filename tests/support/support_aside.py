@@ -73,7 +73,7 @@ def settle(operation, site, target) -> list[str]:
     assert not isinstance(planned, Nothing), planned
     for change in planned:
         change.make(target.node)
-    target.facts.forget()
+    target.facts.forget_answers()
     again = operation.plan(site, target)
     assert isinstance(again, Nothing), [change.description for change in again]
     return [change.description for change in planned]

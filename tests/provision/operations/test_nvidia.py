@@ -255,7 +255,7 @@ def test_a_fresh_machine_gets_the_open_driver_and_one_reboot(device):
     assert "apt-mark hold" in hold
     assert initramfs == "update-initramfs -u"
     assert reboot == "systemctl reboot"
-    assert changes[-1].why == "nouveau drives its GPUs"
+    assert changes[-1].reason == "nouveau drives its GPUs"
 
 
 def test_after_the_reboot_persistence_is_set_and_then_nothing_changes():

@@ -58,7 +58,7 @@ def load(folder, text):
 
 def describe_change(change):
     """A change as text. A file has the first lines of its content, if it is text."""
-    change, prefix = getattr(change, "change", change), getattr(change, "prefix", "")
+    change, prefix = getattr(change, "change", change), getattr(change, "description_prefix", "")
     limit = f" [{change.timeout_s:g} s]" if hasattr(change, "timeout_s") else ""
     lines = [f"  {prefix}{change.description}{limit}", *(f"    {line}" for line in change.command.splitlines())]
     if isinstance(change, Write) and not re.search(r"\.tar$|constraints", change.path):

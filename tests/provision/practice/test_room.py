@@ -37,7 +37,7 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
     machine._check_base()
     (machine.folder / "upper").mkdir()
     machine._check_base()
-    other = msgspec.structs.replace(machine, base=tmp_path / "base-2")
+    other = msgspec.structs.replace(machine, base_folder=tmp_path / "base-2")
     with pytest.raises(
         PracticeNodeError, match="head: this practice node was made by another version of shardlab, or for another"
     ):

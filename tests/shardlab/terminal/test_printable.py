@@ -70,10 +70,8 @@ def test_json_of_a_file_name_that_is_no_utf8():
 @given(st.lists(st.binary(max_size=40)), st.binary(max_size=20))
 def test_a_log_shows_no_terminal_sequence_wherever_its_parts_end(parts, last):
     log = printable.LogCleaner()
-    assert (
-        steering("".join(log.clean_part(part) for part in [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last]))
-        == []
-    )
+    parts = [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last]
+    assert steering("".join(log.clean_part(part) for part in parts)) == []
 
 
 def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
