@@ -20,7 +20,7 @@ import small_cell
 import torch
 
 from shardlab.matrix.cell import Cell, Instruments, Optimizer, Profile
-from shardlab.runs.record import LineWriter, StepRecord, read_lines
+from shardlab.runs.record import LineWriter, StepRecord, read_records
 from shardlab.runs.rundir import RunDir
 from trainers import menu
 from trainers.data.order import DataOrder
@@ -97,7 +97,7 @@ def measure(one: Cell, run_dir: RunDir, ranks: Ranks, data: Path) -> tuple[float
     )
     with LineWriter(run_dir.steps_file(0)) as lines:
         loop._run_steps(one, task, order, engine, ranks.device, ranks, loop.Recorder(lines), watch)
-    records = [record for record in read_lines(run_dir.steps_file(0), StepRecord).records if not record.warmup]
+    records = [record for record in read_records(run_dir.steps_file(0), StepRecord).records if not record.warmup]
     plain = statistics.median(record.step_ms for record in records if not record.watched)
     watched = [record.step_ms for record in records if record.watched]
     return plain, statistics.median(watched) / plain if watched else None, sum(watch.cost_s.values())

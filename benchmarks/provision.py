@@ -23,7 +23,7 @@ from pathlib import Path
 
 from provision import software
 from provision.check import map_targets
-from provision.fact import Facts
+from provision.fact import FactAnswers
 from provision.operation import Nothing, Target
 from provision.operations import packages
 from provision.operations.reboot import read_boot_id
@@ -53,7 +53,7 @@ class Bench:
         self.shared, self.workspace, self.file = shared, Workspace(folder), folder / "cluster.yaml"
         self.file.write_text(FILE.format(subnet=subnet, shared=shared))
         self.cluster = cluster.load_cluster(self.file)
-        self.nodes = virtual.nodes(self.cluster, self.workspace)
+        self.nodes = virtual.list_nodes(self.cluster, self.workspace)
 
     def provision(self, *words: str) -> dict:
         command = [sys.executable, "-P", "-m", "provision", self.file, *words, "--json", "--workspace", self.workspace.path]
@@ -84,7 +84,7 @@ class Bench:
         apt = "sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install"
         script = f"sudo apt-get -qq update; {apt} {' '.join([*packages.BASE_PACKAGES, *packages.MUNGE_PACKAGES, *role])}"
         if node is self.nodes[0]:
-            words = " ".join(f"'{word}'" for word in software.required_packages())
+            words = " ".join(f"'{word}'" for word in software.list_required_packages())
             pip = f"{self.shared}/venv/bin/python -m pip -q install --no-index --find-links {WHEELS_FOLDER}"
             script += f" && python3 -m venv {self.shared}/venv && {pip} {words}"
         known = self.workspace.shardlab_folder / "known_hosts"
@@ -113,7 +113,7 @@ class Bench:
         map_targets(self._targets(), boot)
 
     def _targets(self) -> list[Target]:
-        return [Target(node, Facts(node)) for node in self.nodes]
+        return [Target(node, FactAnswers(node)) for node in self.nodes]
 
     def reboot(self) -> None:
         """Reboot one node, and wait until it answers over SSH with another boot id."""

@@ -30,7 +30,7 @@ import small_cell
 import torch
 
 from collect.findings.statistics import estimate_mean
-from shardlab.runs.record import LineWriter, StepRecord, read_lines
+from shardlab.runs.record import LineWriter, StepRecord, read_records
 from trainers import menu
 from trainers.data.order import DataOrder
 from trainers.instrument import RunInstruments
@@ -78,7 +78,7 @@ def main() -> None:
             with LineWriter(path) as lines:
                 recorder = loop.Recorder(lines)
                 loop._run_steps(one, task, order, engine, ranks.device, ranks, recorder, RunInstruments([], ranks.device))
-            return statistics.median(record.step_ms for record in read_lines(path, StepRecord).records)
+            return statistics.median(record.step_ms for record in read_records(path, StepRecord).records)
 
         plain, sampled = [], []
         for number in range(-1, given.rounds):  # round -1 is warm-up

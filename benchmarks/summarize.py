@@ -31,7 +31,7 @@ from shardlab.hardware import host
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.record_types import Spread
 from shardlab.runs.record import SCHEMA, Event, LineWriter, NicSample, Record, Result, SameWork, Sample, StepRecord
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Expansion, Workspace
 
@@ -72,7 +72,7 @@ def cells(count: int, steps: int) -> list[Cell]:
 
 def write(workspace: Workspace, what: Cell, repeat: int, machine: host.Host) -> str:
     """Write the files of a completed run. Returns the id of the run."""
-    folder = RunDir(workspace.runs / run_id(what, repeat))
+    folder = RunDir(workspace.runs / make_run_id(what, repeat))
     for inside in ("env", "log"):
         files.make_folder(folder.path / inside)
     seconds = _steps(folder, what, repeat)
@@ -92,7 +92,7 @@ def write(workspace: Workspace, what: Cell, repeat: int, machine: host.Host) -> 
     )  # fmt: skip
     files.write_json(folder.run_json, run, sync=False)
     files.write_json(folder.result, result, sync=False)
-    files.write_json(folder.environment("node"), machine, sync=False)
+    files.write_json(folder.environment_file("node"), machine, sync=False)
     (folder.path / "job.sh").write_text("#!/bin/bash\n" + "# as rendered\n" * 80)
     for name in ("job", "sampler", "script", *(f"rank-{rank:05d}" for rank in range(what.gpus))):
         (folder.log / f"{name}.log").touch()

@@ -124,10 +124,9 @@ def _matrix(workspace: Workspace, runs: int) -> str:
     rates = ", ".join(f"{{name: adamw, lr: {0.001 * 0.9**number:.3e}}}" for number in range(RATES))
     path = workspace.path / "sweep.yaml"
     path.write_text(
-        "schema: 1\nname: sweep\n"
-        f"defaults: {{workload: gpt2-tiny, global_batch_size: 64, seq_len: 64, steps: {STEPS}}}\n"
-        f"axes:\n  strategy: [{', '.join(STRATEGIES)}]\n  gpus: {list(GPUS)}\n  optimizer: [{rates}]\n"
-        f"  seed: {list(range(-(-runs // A_SEED)))}\n"
+        f"schema: 1\nname: sweep\ndefaults: "
+        f"{{workload: gpt2-tiny, global_batch_size: 64, seq_len: 64, steps: {STEPS}}}\naxes:\n  strategy: "
+        f"[{', '.join(STRATEGIES)}]\n  gpus: {list(GPUS)}\n  optimizer: [{rates}]\n  seed: {list(range(-(-runs // A_SEED)))}\n"
     )
     return str(path)
 
@@ -181,7 +180,7 @@ def _records(folder: RunDir, machine: bytes, *, ended: bool) -> None:
     begun = time.time()
     for inside in ("claim", "env", "steps", "samples"):
         (folder.path / inside).mkdir()
-    folder.environment("work1").write_bytes(machine)
+    folder.environment_file("work1").write_bytes(machine)
     events = [_event("started", begun, pid=1, created=begun, boot_id="b", job="1", restarts=0)]
     steps = STEPS if ended else STEPS // 2
     for rank in range(run.cell.gpus):

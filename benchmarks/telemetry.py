@@ -29,7 +29,7 @@ from shardlab.files import files, own_folder
 from shardlab.hardware import host
 from shardlab.matrix.cell import Cell
 from shardlab.runs.record import SCHEMA, Event, GpuSample, NicSample, RdmaSample, Record, Result, Sample, StepRecord
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -74,7 +74,7 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     world = nodes * gpus
     what: Cell = cell("gpt2-tiny", world, strategy="ddp", gpus=world, dp=world, nnodes=nodes, steps=STEPS)
     machine = host.read_host()
-    folder = RunDir(workspace.runs / run_id(what, 1))
+    folder = RunDir(workspace.runs / make_run_id(what, 1))
     for inside in (folder.path / "env", folder.steps_file(0).parent, folder.samples_file("node").parent):
         files.make_folder(inside)
     run = Run(
@@ -112,7 +112,7 @@ def write(workspace: Workspace, nodes: int, gpus: int, seconds: float, hz: float
     )
     # all nodes get the samples of the first node, because making other numbers for each node would take minutes
     for name in names:
-        files.write_json(folder.environment(name), msgspec.structs.replace(machine, host=name), sync=False)
+        files.write_json(folder.environment_file(name), msgspec.structs.replace(machine, host=name), sync=False)
         folder.samples_file(name).write_bytes(first.replace(names[0].encode(), name.encode()))
     return folder
 
@@ -134,7 +134,7 @@ def measured(workspace: Path, run_id: str, rounds: int, how: str) -> Measured:
 
 def cache_folder() -> Path:
     """The folder of the cache of samples."""
-    return own_folder.cache_path("telemetry")
+    return own_folder.make_cache_path("telemetry")
 
 
 def _lines(path: Path, records: list[Record]) -> None:

@@ -18,7 +18,7 @@ from shardlab.matrix.expression import Expression
 
 PAIRS = 1000
 RESAMPLES = 400
-TEST = Expression("a() < b()").tree
+TEST = Expression("a() < b()").syntax_tree
 
 
 def by_student(pair: list[list[float]], name: str) -> bool:

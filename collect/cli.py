@@ -39,7 +39,7 @@ class FetchVerb(Verb):
     def add_options(self, parser: Parser) -> None:
         run_help = "only runs whose id matches; may be given several times"
         run_option = parser.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
-        completion.offer_completions(run_option, Workspace.run_ids)
+        completion.offer_completions(run_option, Workspace.list_runs)
         prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
         parser.add_argument("--prune", action="store_true", help=prune_help)
         parser.add_argument("--yes", action="store_true", help="remove without a question")
@@ -158,9 +158,9 @@ class TraceVerb(ReadingVerb):
         run_help = (
             "a run id, a path (with a slash) to Chrome traces or to a memory snapshot, or the name that `jobs trace` printed"
         )
-        completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.run_ids)
+        completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.list_runs)
         against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
-        completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.run_ids)
+        completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.list_runs)
         hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
         parser.add_argument("--like-hta", action="store_true", help=hta_help)
 
@@ -186,7 +186,7 @@ class TimelineVerb(ReadingVerb):
     def add_options(self, parser: Parser) -> None:
         completion.offer_completions(
             parser.add_argument("run", metavar="RUN", help="a run: its id, the beginning of the id, or its short name"),
-            Workspace.run_ids,
+            Workspace.list_runs,
         )
         perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
         parser.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
@@ -252,7 +252,7 @@ class ExportVerb(ReadingVerb):
 
     def add_options(self, parser: Parser) -> None:
         _add_matrix_option(parser)
-        format_names = [name.replace("_", "-") for name in registry.plugin_names("collect.exports")]
+        format_names = [name.replace("_", "-") for name in registry.list_plugin_names("collect.exports")]
         format_option = parser.add_argument("--to", required=True, metavar="FORMAT", help=", ".join(format_names))
         completion.offer_completions(format_option, lambda _: format_names)
         parser.add_argument("--out", metavar="DIR", help="write to this folder (default: export/FORMAT in the workspace)")
@@ -347,7 +347,7 @@ class ImportVerb(Verb):
         parser.add_argument("--as", dest="format", metavar="FORMAT", help=as_help)
         into_help = "the matrix that gets the run, a new or a present one (default: imported)"
         completion.offer_completions(
-            parser.add_argument("--into", default="imported", metavar="MATRIX", help=into_help), Workspace.matrix_names
+            parser.add_argument("--into", default="imported", metavar="MATRIX", help=into_help), Workspace.list_matrix_names
         )
         parser.add_argument("--name", metavar="NAME", help="label: what was trained (default: the name of the first file)")
         parser.add_argument("--strategy", default="imported", metavar="NAME", help="label: the strategy (default: imported)")
@@ -403,7 +403,7 @@ class TrackVerb(Verb):
     def add_options(self, parser: Parser) -> None:
         completion.offer_completions(
             parser.add_argument("run", metavar="RUN", help="a run: its id, the beginning of the id, or its short name"),
-            Workspace.run_ids,
+            Workspace.list_runs,
         )
         to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
         tracker_option = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)
@@ -471,7 +471,7 @@ def _make_fetch_reminder(workspace: Workspace) -> str | None:
     from shardlab.workspace import inventory
 
     lease = inventory.read_lease(workspace)
-    return lease.copy_reminder(datetime.now(UTC)) if lease is not None else None
+    return lease.make_copy_reminder(datetime.now(UTC)) if lease is not None else None
 
 
 def _print_unreadable_runs(invocation: Invocation, loaded: LoadedMatrix) -> int:
@@ -482,7 +482,7 @@ def _print_unreadable_runs(invocation: Invocation, loaded: LoadedMatrix) -> int:
 def _add_matrix_option(parser: Parser) -> None:
     """Add the option that chooses a matrix of the workspace."""
     matrix_help = "a matrix of this workspace (default: the last matrix)"
-    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
+    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.list_matrix_names)
 
 
 def _add_baseline_option(parser: Parser) -> None:

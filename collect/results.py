@@ -44,7 +44,7 @@ class MatrixResults:
     @property
     def matrices(self) -> list[str]:
         """The names of the matrices of the workspace."""
-        return self._workspace.matrix_names()
+        return self._workspace.list_matrix_names()
 
     def cells(self) -> pl.DataFrame:
         """A data frame (polars) with one row per cell: its keys and states, and each metric with its interval, unit and kind. A

@@ -91,7 +91,7 @@ def read_tracked_run(workspace: Workspace, run_dir: RunDir) -> tuple[str, Tracke
 
 
 def _build_tracked_run(matrix_name: str, cell: AnyCell, run: LoadedRun, label: str, metrics: dict[str, float]) -> TrackedRun:
-    config = cell_names.values_by_name(msgspec.to_builtins(cell)) | {
+    config = cell_names.map_cell_values(msgspec.to_builtins(cell)) | {
         "matrix": matrix_name,
         "cell": cell.name(),
         "repeat": run.repeat,

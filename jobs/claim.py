@@ -75,7 +75,7 @@ def is_claimed_by_job(run_dir: RunDir) -> bool:
     if (run_dir.claim / JOB_ID_FILE).exists():
         return True
     try:
-        return any(event.event in ("started", "exited") for event in run_dir.events())
+        return any(event.event in ("started", "exited") for event in run_dir.read_events())
     except ShardlabError:  # the records cannot be read, so every command skips this run anyway
         return False
 
@@ -95,7 +95,7 @@ def move_earlier_records(run_dir: RunDir) -> None:
     """Move the records of an earlier start of the run into the folder before-restart-N of the run's folder. If the earlier
     start left a checkpoint, nothing is moved: this start resumes from the checkpoint and continues the records. Raises
     WorkspaceError."""
-    if checkpoint.complete_checkpoints(run_dir.path):
+    if checkpoint.list_checkpoints(run_dir.path):
         return
     earlier_folder = run_dir.path / f"before-{_format_restart_name(count_job_restarts())}"
     with files.as_workspace_error("move"):
@@ -118,7 +118,7 @@ def _may_start_again(run_dir: RunDir) -> bool:
     A job may contain several runs (--pack). Runs of the job that completed, or that a person cancelled, must not run again.
     Runs that ended for a reason of their own must not run again either, unless their supervisor asked for this restart.
     """
-    events = drop_learnt_ends(run_dir.events())  # Slurm starts the run again after what was learnt from Slurm
+    events = drop_learnt_ends(run_dir.read_events())  # Slurm starts the run again after what was learnt from Slurm
     recorded_state = run_dir.judge_with_result(events)[0].state
     if recorded_state in ("completed", "cancelled"):
         return False

@@ -73,11 +73,11 @@ def _check_permission(invocation: Invocation, verb: JobsVerb) -> None:
     arguments, workspace = invocation.arguments, invocation.workspace
     waiting_paths = list_waiting_files(workspace) if verb.starts_runs else []
     if getattr(arguments, "trust", False):
-        retried_runs = workspace.all_runs() if verb.name == "retry" else []  # a new attempt may use the last code
+        retried_runs = workspace.list_folders() if verb.name == "retry" else []  # a new attempt may use the last code
         code_paths = (code_path for run in retried_runs for code_path in list_code_files(run))
         workspace_trust.store_consent(workspace, invocation.out.print_remark, dict.fromkeys([*waiting_paths, *code_paths]))
     if verb.changes_runs:
-        remote_workspace.read_for_changes(workspace)  # its refusal says more, if this workspace is a copy
+        remote_workspace.read_workspace_to_change(workspace)  # its refusal says more, if this workspace is a copy
     if verb.permission:
         only_writes = verb.name == "render" or getattr(arguments, "dry_run", False)
         workspace_trust.must_be_allowed(workspace, verb.permission, waiting_paths, only_writes=only_writes)

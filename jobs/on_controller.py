@@ -52,7 +52,7 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     arguments, workspace = invocation.arguments, invocation.workspace
     verb: JobsVerb = arguments.verb
     if verb.changes_runs:
-        return remote_workspace.read_for_changes(workspace)
+        return remote_workspace.read_workspace_to_change(workspace)
     if verb.reads_runs:
         return remote_workspace.read_remote_workspace(workspace)
     if verb.name == "plan":
@@ -63,8 +63,8 @@ def _find_target_workspace(invocation: Invocation) -> RemoteWorkspace | None:
     earlier_remote = remote_workspace.read_remote_workspace(workspace)
     if earlier_remote is not None and earlier_remote.cluster != target_cluster.name:
         raise InputError(
-            f"{workspace.path}: its runs are on the cluster {earlier_remote.cluster}, not on {target_cluster.name}; runs of "
-            "two clusters cannot be compared as one matrix. Use another --workspace for each cluster."
+            f"{workspace.path}: its runs are on the cluster {earlier_remote.cluster}, not on {target_cluster.name}; "
+            "runs of two clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )
     if target_cluster.provider == "local" or starts_runs_here(target_cluster) or is_preview(invocation):
         return None
@@ -163,17 +163,17 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
     if verb.makes_runs or verb.name == "plan":
         cluster_file = Path(arguments.cluster) if arguments.cluster else workspace.path / "cluster.yaml"
         cluster_content = (
-            files.read(cluster_file, follow=True)
+            files.read(cluster_file, follow_links=True)
             if target_cluster.provider != "cloudlab"
             else cluster.encode_resolved_file(target_cluster)
         )
         # runs need no signatures of URLs
-        for archive_url in filter(None, (data_set.archive for data_set in target_cluster.data.all_data_sets())):
+        for archive_url in filter(None, (data_set.archive for data_set in target_cluster.data.list_data_sets())):
             cluster_content = cluster_content.replace(archive_url.encode(), remove_secrets(archive_url).encode())
         content_by_path = {"cluster.yaml": cluster_content}
-        for template_path in workspace.template_files():
+        for template_path in workspace.list_template_files():
             content_by_path[str(template_path.relative_to(workspace.path))] = files.read(template_path)
-        content_by_path |= plugin_source.read_all_files(workspace.path)
+        content_by_path |= plugin_source.read_carried_files(workspace.path)
         # Without Slurm, the scheduler on the controller reads the addresses of the nodes from the inventory. If the nodes have
         # a lease, the command on the controller reads the lease from the inventory, to decide which runs are held back. It also
         # reads there which environments exist.
@@ -181,11 +181,11 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
         if target_cluster.slurm is None or is_leased or target_cluster.environments:
             content_by_path[str(upload.INVENTORY)] = files.read(inventory.inventory_path(workspace))
         cluster_file = matrix.find_matrix_file(arguments.matrix) if verb.name != "trace" else cluster_file
-        if verb.name != "trace" and cluster_file not in matrix.shipped_matrices().values():
+        if verb.name != "trace" and cluster_file not in matrix.find_shipped_matrices().values():
             own_matrix_path = cluster_file
             loaded_matrix = matrix.load_matrix(cluster_file, arguments.settings)
             content_by_path |= read_matrix_files(cluster_file, loaded_matrix)
-            if loaded_matrix.commands:
+            if loaded_matrix.command_by_name:
                 from jobs.plugins import send_folder  # not at the top: each start of a command would import tarfile
 
                 command_folders = command_folder.read_folders(loaded_matrix, workspace)
@@ -202,7 +202,7 @@ def run_remotely(remote: RemoteWorkspace, invocation: Invocation) -> int:
                 remote_workspace.record_matrix_path(workspace, own_matrix_path)
     elif verb.reads_lease and inventory.read_leased_inventory(workspace, remote.cluster) is not None:
         remote_workspace.upload_files(remote, {str(upload.INVENTORY): files.read(inventory.inventory_path(workspace))})
-    return remote.hand_over("jobs", format_words(remote_arguments, omitted=("workspace", "cluster")))
+    return remote.run_interactively("jobs", format_words(remote_arguments, omitted_names=("workspace", "cluster")))
 
 
 def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, bytes]:
@@ -212,7 +212,7 @@ def read_matrix_files(matrix_file: Path, loaded_matrix: Matrix) -> dict[str, byt
     their copies.
     """
     model_paths = [model.path for model in loaded_matrix.models.values() if model.path is not None]
-    return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow=True)} | {
+    return {f"matrices/{matrix_file.name}": files.read(matrix_file, follow_links=True)} | {
         f"matrices/{model_path}": files.read(matrix_file.parent / model_path) for model_path in model_paths
     }
 
@@ -224,10 +224,10 @@ def encode_sent_folders(loaded_matrix: Matrix, folder_by_command: Mapping[str, C
         command.SentFolder(
             workload.folder, workload.exclude, workload.include, workload.name, name, folder_by_command[name].digest
         )
-        for name, workload in loaded_matrix.commands.items()
+        for name, workload in loaded_matrix.command_by_name.items()
     ]
     matrix_copy_path = Path("matrices") / Path(loaded_matrix.path).name
-    return {str(command.sent_folders_path(matrix_copy_path)): files.encode_json(sent_folders)}
+    return {str(command.find_sent_folders_path(matrix_copy_path)): files.encode_json(sent_folders)}
 
 
 def decide_after_lease(invocation: Invocation, connection_error: ShardlabError) -> str | None:
@@ -262,8 +262,8 @@ def must_suit_workspace(target_cluster: Cluster, workspace: Workspace) -> None:
         _must_suit_ssh(target_cluster, workspace)
     if shared_folder is not None and not workspace.path.resolve().is_relative_to(Path(shared_folder).resolve()):
         raise InputError(
-            f"{workspace.path}: lies outside of {shared_folder}, which the nodes of {target_cluster.name} share; the nodes "
-            f"would not find its runs. Allowed: --workspace with a folder in {shared_folder}."
+            f"{workspace.path}: lies outside of {shared_folder}, which the nodes of {target_cluster.name} share; the "
+            f"nodes would not find its runs. Allowed: --workspace with a folder in {shared_folder}."
         )
 
 

@@ -143,7 +143,7 @@ class RunQueue:
         if verdict.state == "pending":
             if not self.is_runner_alive():
                 return verdict, "queued, but no runner is alive: `jobs submit` starts a runner"
-            queued_event = next((event for event in reversed(run_dir.events()) if event.event == "queued"), None)
+            queued_event = next((event for event in reversed(run_dir.read_events()) if event.event == "queued"), None)
             return verdict, f"queued: {queued_event.data.get('why', '')}" if queued_event is not None else "queued"
         if verdict.state != "running":
             return verdict, "ended" if verdict.state not in ("planned", "unknown") else "-"
@@ -183,12 +183,14 @@ class RunQueue:
         """The runs that were submitted and wait, in the order of their submission. Runs whose records are damaged are left
         out."""
         waiting_runs = []
-        for run_dir in self._workspace.all_runs():
+        for run_dir in self._workspace.list_folders():
             if run_dir.claim.exists():
                 continue
             with contextlib.suppress(ShardlabError):
                 queue_events = [
-                    event for event in run_dir.events(strict=True) if event.event in ("submitted", "refused", *HOLDING_EVENTS)
+                    event
+                    for event in run_dir.read_events(strict=True)
+                    if event.event in ("submitted", "refused", *HOLDING_EVENTS)
                 ]
                 if queue_events and queue_events[-1].event in ("submitted", "released"):
                     waiting_runs.append((queue_events[0].wall_s, run_dir.run_id, run_dir))
@@ -225,14 +227,14 @@ class RunQueue:
     def wait_for_running(self) -> None:
         """Wait until the runs that an earlier runner started have ended. If the supervisor of a run is gone, record the end of
         the run."""
-        for run_dir in self._workspace.all_runs():
+        for run_dir in self._workspace.list_folders():
             with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is skipped
                 while is_running(run_dir):
                     time.sleep(CHECK_INTERVAL_S)
 
     def record_lost_runs(self) -> None:
         """Record the end of each run whose supervisor is gone, without waiting for the runs that are still running."""
-        for run_dir in self._workspace.all_runs():
+        for run_dir in self._workspace.list_folders():
             with contextlib.suppress(ShardlabError):
                 is_running(run_dir)
 
@@ -387,13 +389,17 @@ def _judge_vanished_run(start_event: Event) -> JudgedState:
 
 
 def _find_start_event(run_dir: RunDir) -> Event | None:
-    return next((event for event in run_dir.events() if event.event == "started" and event.data.keys() >= PROCESS_KEYS), None)
+    return next(
+        (event for event in run_dir.read_events() if event.event == "started" and event.data.keys() >= PROCESS_KEYS), None
+    )
 
 
 def _find_claim_event(run_dir: RunDir) -> Event | None:
     """The event `submitted` of a try that the process of its search created, with the data that identify this process. None for
     any other run."""
-    return next((event for event in run_dir.events() if event.event == "submitted" and event.data.keys() >= PROCESS_KEYS), None)
+    return next(
+        (event for event in run_dir.read_events() if event.event == "submitted" and event.data.keys() >= PROCESS_KEYS), None
+    )
 
 
 def _is_supervisor_alive(start_event: Event) -> bool:

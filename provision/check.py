@@ -50,4 +50,4 @@ def map_targets(targets: Sequence[Target], ask_target: Callable[[Target], T]) ->
 def absent_nodes_note(site: Site) -> str:
     """The text that a check appends to a sentence about all nodes, such as `; without gpu1`. It names the nodes that did not
     take part in the check; '' if all nodes took part."""
-    return f"; without {', '.join(absent_names)}" if (absent_names := site.absent_names()) else ""
+    return f"; without {', '.join(absent_names)}" if (absent_names := site.list_absent_names()) else ""

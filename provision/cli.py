@@ -22,7 +22,7 @@ def parser() -> ProvisionParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command `provision` with the words `argv` (without the program's name). Returns its exit code."""
-    return run_command_line(parser(), argv, _carry_out, interrupted=None)
+    return run_command_line(parser(), argv, _carry_out, interrupted_sentence=None)
 
 
 def _carry_out(invocation: Invocation) -> int:

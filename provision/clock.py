@@ -7,53 +7,53 @@ import time
 import msgspec
 
 from provision.fact import Unanswered
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 
 MOST_OFFSET_S = 1.0
 # The most measurements of a node; a round trip to a busy node can take seconds, so a measurement may be uncertain
 MOST_TRIES = 5
 
 
-class Offset(msgspec.Struct, frozen=True):
+class NodeClockOffset(msgspec.Struct, frozen=True):
     """The difference between a node's clock and this machine's clock."""
 
-    seconds: float
+    ahead_s: float
     """Positive if the node's clock is ahead."""
-    unsure_s: float
+    uncertainty_s: float
     """The uncertainty in seconds: half of the round-trip time of the measurement."""
 
     @property
-    def is_decided(self) -> bool:
+    def is_exact_enough(self) -> bool:
         """Whether the measurement is exact enough to say if the clocks differ by more than one second."""
-        return self.agrees or abs(self.seconds) - self.unsure_s > MOST_OFFSET_S
+        return self.agrees or abs(self.ahead_s) - self.uncertainty_s > MOST_OFFSET_S
 
     @property
     def agrees(self) -> bool:
         """Whether the clocks differ by at most one second, even if the uncertainty is added to the difference."""
-        return abs(self.seconds) + self.unsure_s <= MOST_OFFSET_S
+        return abs(self.ahead_s) + self.uncertainty_s <= MOST_OFFSET_S
 
     def __str__(self) -> str:
-        return f"{self.seconds:+.3f} s from this machine's clock, with an uncertainty of {self.unsure_s:.3f} s"
+        return f"{self.ahead_s:+.3f} s from this machine's clock, with an uncertainty of {self.uncertainty_s:.3f} s"
 
 
-def measure_offset(node: Node) -> Offset:
+def measure_clock_offset(node: Node) -> NodeClockOffset:
     """Compare the node's time with this machine's time in the middle of a round trip.
 
     Measures up to MOST_TRIES times and uses the shortest round trip. Raises Unanswered.
     """
     node.run(["true"], timeout_s=30)  # logs in, so that the measured round trips do not include the login
-    best_offset = _measure_offset_once(node)
+    most_exact_offset = _measure_offset_once(node)
     for _ in range(MOST_TRIES - 1):
-        if best_offset.is_decided:
+        if most_exact_offset.is_exact_enough:
             break
-        best_offset = min(best_offset, _measure_offset_once(node), key=lambda offset: offset.unsure_s)
-    return best_offset
+        most_exact_offset = min(most_exact_offset, _measure_offset_once(node), key=lambda offset: offset.uncertainty_s)
+    return most_exact_offset
 
 
-def _measure_offset_once(node: Node) -> Offset:
+def _measure_offset_once(node: Node) -> NodeClockOffset:
     before_s = time.time()
     date_output = node.run(["date", "+%s.%N"], timeout_s=10)
     after_s = time.time()
     if date_output.code != 0:
-        raise Unanswered(f"{node.name}: the command date failed: {last_line(date_output)}")
-    return Offset(float(date_output.stdout) - (before_s + after_s) / 2, (after_s - before_s) / 2)
+        raise Unanswered(f"{node.name}: the command date failed: {find_error_line(date_output)}")
+    return NodeClockOffset(float(date_output.stdout) - (before_s + after_s) / 2, (after_s - before_s) / 2)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from shardlab.errors import ShardlabError
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.remote.remote import Unreachable
@@ -29,7 +29,7 @@ class Unanswered(ShardlabError):
         self.reasons_by_node = dict(reasons_by_node or {})
 
 
-class Fact(msgspec.Struct, Generic[T], frozen=True):
+class FactQuery(msgspec.Struct, Generic[T], frozen=True):
     """A question to a node: the command that asks it, and the function that parses the output of the command."""
 
     name: str
@@ -43,18 +43,18 @@ class Fact(msgspec.Struct, Generic[T], frozen=True):
     """True: the paths of the files that operations write are appended to the command."""
 
 
-class Facts:
+class FactAnswers:
     """The answers of one node. Each question is asked once, when its answer is first needed.
 
-    files: the paths of the files that operations write. The command of a fact with `takes_paths` gets these paths.
+    file_paths: the paths of the files that operations write. The command of a fact with `takes_paths` gets these paths.
     """
 
-    def __init__(self, node: Node, files: Sequence[str] = ()) -> None:
-        self.node, self.files = node, files
+    def __init__(self, node: Node, file_paths: Sequence[str] = ()) -> None:
+        self.node, self.file_paths = node, file_paths
         self.answers: dict[str, Any] = {}
         self._locks: dict[str, threading.Lock] = {}
 
-    def __getitem__(self, fact: Fact[T]) -> T:
+    def __getitem__(self, fact: FactQuery[T]) -> T:
         """The answer of the node to the question `fact`. Raises Unanswered."""
         answer: Any = self.answers.get(fact.name, _NOT_ASKED)
         if answer is _NOT_ASKED:
@@ -68,30 +68,30 @@ class Facts:
         typed_answer: T = answer
         return typed_answer
 
-    def forget(self) -> None:
+    def forget_answers(self) -> None:
         """Forget all answers, because a change may have made them wrong."""
         self.answers.clear()
 
-    def _ask(self, fact: Fact[T]) -> T | Unanswered:
-        name = self.node.name
+    def _ask(self, fact: FactQuery[T]) -> T | Unanswered:
+        node_name = self.node.name
 
-        def unanswered(reason: str) -> Unanswered:
-            return Unanswered(reason, {name: reason})
+        def make_unanswered(reason: str) -> Unanswered:
+            return Unanswered(reason, {node_name: reason})
 
         try:
-            argv = [*fact.command(self.node.python), *(self.files if fact.takes_paths else ())]
+            argv = [*fact.command(self.node.python), *(self.file_paths if fact.takes_paths else ())]
             command_output = self.node.run(argv, timeout_s=fact.timeout_s, root=fact.root and self.node.may_sudo)
         except Unreachable as error:
-            return unanswered(str(error))
-        fact_phrase = f"{name}: the fact {fact.name!r}"
+            return make_unanswered(str(error))
+        fact_phrase = f"{node_name}: the fact {fact.name!r}"
         if command_output.code is None:
-            return unanswered(f"{fact_phrase} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
+            return make_unanswered(f"{fact_phrase} was not answered within {fact.timeout_s:g} s; the machine may be overloaded")
         if command_output.code != 0:
-            return unanswered(f"{fact_phrase} is not known, as its command failed: {last_line(command_output)}")
+            return make_unanswered(f"{fact_phrase} is not known, as its command failed: {find_error_line(command_output)}")
         try:
             return fact.parse(command_output.stdout)
         except ValueError as error:
-            return unanswered(f"{fact_phrase} cannot be read: {error}")
+            return make_unanswered(f"{fact_phrase} cannot be read: {error}")
 
 
 def decode_last_line(stdout: str, target_type: type[T]) -> T:

@@ -26,7 +26,7 @@ USUAL_CUDA = "13.0"  # the CUDA release of the torch that pip installs by defaul
 OLDEST_DRIVER = {"12": 525, "13": 580}  # the oldest driver branch that supports a major release of CUDA
 
 
-class Generation(msgspec.Struct, frozen=True):
+class GpuGeneration(msgspec.Struct, frozen=True):
     """A generation of NVIDIA GPUs."""
 
     name: str
@@ -39,16 +39,16 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 GENERATIONS = (
-    Generation("Kepler", ((0x0FC0, 0x103F), (0x1180, 0x11FF), (0x1280, 0x12BF)), "never", 470),
-    Generation("Maxwell", ((0x1340, 0x14FF), (0x1610, 0x16FF), (0x1740, 0x17FF)), "never", 580),
-    Generation("Pascal", ((0x15F0, 0x15FF), (0x1B00, 0x1D7F)), "never", 580),
-    Generation("Volta", ((0x1D80, 0x1DFF),), "never", 580),
-    Generation("Turing", ((0x1E00, 0x1FFF), (0x2180, 0x21FF)), "may"),
-    Generation("Ampere", ((0x2080, 0x20FF), (0x2200, 0x22FF), (0x2400, 0x25FF)), "may"),
-    Generation("Hopper", ((0x2300, 0x2341), (0x2349, 0x23FF)), "may"),
-    Generation("Grace Hopper", ((0x2342, 0x2348),), "must"),
-    Generation("Ada", ((0x2680, 0x28FF),), "may"),
-    Generation("Blackwell", ((0x2900, 0x2FFF), (0x3180, 0x31FF)), "must"),
+    GpuGeneration("Kepler", ((0x0FC0, 0x103F), (0x1180, 0x11FF), (0x1280, 0x12BF)), "never", 470),
+    GpuGeneration("Maxwell", ((0x1340, 0x14FF), (0x1610, 0x16FF), (0x1740, 0x17FF)), "never", 580),
+    GpuGeneration("Pascal", ((0x15F0, 0x15FF), (0x1B00, 0x1D7F)), "never", 580),
+    GpuGeneration("Volta", ((0x1D80, 0x1DFF),), "never", 580),
+    GpuGeneration("Turing", ((0x1E00, 0x1FFF), (0x2180, 0x21FF)), "may"),
+    GpuGeneration("Ampere", ((0x2080, 0x20FF), (0x2200, 0x22FF), (0x2400, 0x25FF)), "may"),
+    GpuGeneration("Hopper", ((0x2300, 0x2341), (0x2349, 0x23FF)), "may"),
+    GpuGeneration("Grace Hopper", ((0x2342, 0x2348),), "must"),
+    GpuGeneration("Ada", ((0x2680, 0x28FF),), "may"),
+    GpuGeneration("Blackwell", ((0x2900, 0x2FFF), (0x3180, 0x31FF)), "must"),
 )
 
 _ARM_GENERATIONS = frozenset({"Ampere", "Hopper", "Grace Hopper"})
@@ -64,14 +64,14 @@ GENERATIONS_BY_BUILD = {  # the generations that a build of torch supports, by p
 }
 
 
-def find_generation(device_id: int) -> Generation | None:
+def find_generation(device_id: int) -> GpuGeneration | None:
     """The generation of the GPU with this PCI device id; None if the id is not in the table."""
     return next(
         (generation for generation in GENERATIONS if any(first <= device_id <= last for first, last in generation.ids)), None
     )
 
 
-def kernel_module_kind(generations: Sequence[Generation]) -> Literal["open", "proprietary"]:
+def choose_kernel_module_kind(generations: Sequence[GpuGeneration]) -> Literal["open", "proprietary"]:
     """The kind of kernel modules to install for all these GPUs.
 
     One kind is enough, because no build of torch supports both GPUs that need open modules and GPUs that cannot use them.
@@ -79,37 +79,37 @@ def kernel_module_kind(generations: Sequence[Generation]) -> Literal["open", "pr
     return "proprietary" if any(generation.open_modules == "never" for generation in generations) else "open"
 
 
-def oldest_driver_branch(cuda: str) -> int:
+def find_oldest_driver_branch(cuda_release: str) -> int:
     """The oldest driver branch for a torch built for this CUDA release. Raises KeyError for an unknown release."""
-    return OLDEST_DRIVER[cuda.partition(".")[0]]
+    return OLDEST_DRIVER[cuda_release.partition(".")[0]]
 
 
-def choose_driver_branch(generations: Sequence[Generation], cuda: str, installed: int | None) -> int:
+def choose_driver_branch(generations: Sequence[GpuGeneration], cuda_release: str, installed: int | None) -> int:
     """The driver branch to use: the branch `installed` if it supports all GPUs, otherwise the branch with long support.
 
     installed: None if no driver is installed.
     """
     last_branches = [generation.last_branch for generation in generations if generation.last_branch is not None]
-    if installed is not None and oldest_driver_branch(cuda) <= installed <= min(last_branches, default=installed):
+    if installed is not None and find_oldest_driver_branch(cuda_release) <= installed <= min(last_branches, default=installed):
         return installed
     return LONG_SUPPORT_BRANCH
 
 
-def explain_unsupported(generations: Sequence[Generation], node_arch: str, cuda: str) -> str | None:
+def explain_unsupported(generations: Sequence[GpuGeneration], node_arch: str, cuda: str) -> str | None:
     """Why a torch built for this CUDA release cannot use these GPUs, and which build can; None if this torch can use them."""
     supported_names = GENERATIONS_BY_BUILD.get((node_arch, cuda))
     if supported_names is None:
         return (
             f"shardlab knows no torch {TORCH_VERSION} for CUDA {cuda} on {node_arch}; it knows the builds for CUDA "
-            + ", ".join(f"{release} on {machine}" for machine, release in GENERATIONS_BY_BUILD)
+            + ", ".join(f"{release} on {arch}" for arch, release in GENERATIONS_BY_BUILD)
         )
     unsupported_names = sorted({generation.name for generation in generations if generation.name not in supported_names})
     if not unsupported_names:
         return None
     other_releases = [
         release
-        for (machine, release), generation_names in GENERATIONS_BY_BUILD.items()
-        if machine == node_arch and all(generation.name in generation_names for generation in generations)
+        for (arch, release), generation_names in GENERATIONS_BY_BUILD.items()
+        if arch == node_arch and all(generation.name in generation_names for generation in generations)
     ]
     build_advice = (
         f"set environment.wheelhouse to a folder with wheels of its build for CUDA {other_releases[0]}"

@@ -26,14 +26,14 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
     """
     end_thread = threading.Thread(target=_end_commands_and_exit, args=(nodes, count_changes), name="interruption")
 
-    def act() -> None:
+    def interrupt_commands() -> None:
         command_start.set_signal_action(
             lambda: command_start.exit_now("interrupted again: commands on the nodes may still run.")
         )
         IS_STOPPING.set()
         end_thread.start()
 
-    command_start.set_signal_action(act)
+    command_start.set_signal_action(interrupt_commands)
     try:
         yield
     finally:
@@ -46,39 +46,39 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
 
 def _end_commands_and_exit(nodes: Sequence[Node], count_changes: Callable[[], int | None]) -> None:
     """End all commands on the nodes in parallel, report which of them ended, and end this process."""
-    running = [node for node in nodes if node.running]
+    busy = [node for node in nodes if node.running]
     # All nodes, because a node on which no command runs may have an open connection.
-    threads = [threading.Thread(target=node.end, args=(LIMIT_S,), daemon=True) for node in nodes]
-    threads.append(threading.Thread(target=_end_children, daemon=True))
+    end_threads = [threading.Thread(target=node.end_commands, args=(LIMIT_S,), daemon=True) for node in nodes]
+    end_threads.append(threading.Thread(target=_end_children, daemon=True))
     deadline = time.monotonic() + LIMIT_S + 0.1
-    for thread in threads:
+    for thread in end_threads:
         thread.start()
-    for thread in threads:
+    for thread in end_threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     if os.isatty(2):
         os.write(2, b"\x1b[?25h\n")  # shows the cursor again, because the table of progress hides the cursor
     command_start.exit_now(
-        describe_interruption(count_changes(), [node.name for node in running], {node.name: node.running for node in running})
+        describe_interruption(count_changes(), [node.name for node in busy], {node.name: node.running for node in busy})
     )
 
 
-def describe_interruption(change_count: int | None, running: Sequence[str], commands_left: dict[str, tuple[str, ...]]) -> str:
+def describe_interruption(change_count: int | None, busy: Sequence[str], left_by_node: dict[str, tuple[str, ...]]) -> str:
     """The sentence that is printed after an interruption.
 
     change_count: the number of changes begun; None if they are not counted.
-    running: the nodes on which a command ran when the signal came.
-    commands_left: by node, the commands that had not ended when this process ended.
+    busy: the nodes on which a command ran when the signal came.
+    left_by_node: by node, the commands that had not ended when this process ended.
     """
     first_sentence = {None: f"interrupted; {AGAIN_ADVICE}", 0: "interrupted; nothing was changed"}.get(
         change_count, f"interrupted after {change_count} change{'' if change_count == 1 else 's'} had begun; {AGAIN_ADVICE}"
     )
-    ended_nodes = [node_name for node_name in running if not commands_left.get(node_name)]
+    ended_nodes = [node_name for node_name in busy if not left_by_node.get(node_name)]
     sentences = [first_sentence]
     if ended_nodes:
         sentences.append(f"the commands on {', '.join(ended_nodes)} were ended")
     sentences += [
         f"on {node_name} these commands may run until they end or reach their time limit: {', '.join(commands)}"
-        for node_name, commands in commands_left.items()
+        for node_name, commands in left_by_node.items()
         if commands
     ]
     return "; ".join(sentences) + "."
@@ -92,12 +92,12 @@ def _end_children() -> None:
     import psutil
 
     session_id = os.getsid(0)
-    ended_children = []
+    terminated_processes = []
     for child_process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getsid(child_process.pid) == session_id:
                 child_process.terminate()
-                ended_children.append(child_process)
-    for child_process in psutil.wait_procs(ended_children, CHILDREN_S)[1]:
+                terminated_processes.append(child_process)
+    for child_process in psutil.wait_procs(terminated_processes, CHILDREN_S)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             child_process.kill()

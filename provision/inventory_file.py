@@ -67,21 +67,21 @@ def select_stable_facts(host: Host) -> dict[str, Any]:
     return {key: value for key, value in msgspec.to_builtins(host).items() if key not in VOLATILE_FACTS}
 
 
-def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces: bool) -> None:
+def record_all_reduces(site: Site, findings: Sequence[Finding], *, replaces_earlier: bool) -> None:
     """Write the all-reduces that the checks measured into the inventory. Raises WorkspaceError.
 
-    replaces: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the
+    replaces_earlier: whether a new measurement replaces an earlier measurement of the same nodes and backend. If not, the
     earlier measurement stays, so that a command that has nothing to change does not change the inventory. Nothing is written if
     nothing was measured, or if the inventory is missing or describes another cluster."""
-    all_reduces = [entry for finding in findings for entry in finding.outcome.all_reduces]
+    all_reduces = [measurement for finding in findings for measurement in finding.outcome.all_reduces]
     old_content = read_inventory(site.workspace)
     inventory = decode_inventory(old_content)
     if not all_reduces or inventory.get("cluster") != site.cluster.name:
         return
     earlier_all_reduces = parse_all_reduces(old_content)
     all_reduce_by_key = {
-        _measurement_key(entry): entry
-        for entry in ([*earlier_all_reduces, *all_reduces] if replaces else [*all_reduces, *earlier_all_reduces])
+        _make_key(measurement): measurement
+        for measurement in ([*earlier_all_reduces, *all_reduces] if replaces_earlier else [*all_reduces, *earlier_all_reduces])
     }
     inventory_bytes = encode_inventory({**inventory, "all_reduces": encode_measurements(all_reduce_by_key.values())})
     if inventory_bytes != old_content:
@@ -96,16 +96,16 @@ def select_measurements(site: Site, inventory_bytes: bytes | None) -> list[Any]:
     node_names = {target.node.name for target in site.targets}
     all_reduces = parse_all_reduces(inventory_bytes)
     return encode_measurements(
-        entry for entry in all_reduces if site.cluster.provider == "slurm" or node_names.issuperset(entry.nodes)
+        measured for measured in all_reduces if site.cluster.provider == "slurm" or node_names.issuperset(measured.nodes)
     )
 
 
 def encode_measurements(all_reduces: Iterable[MeasuredAllReduce]) -> list[Any]:
     """Convert measurements to JSON values, sorted by the number of nodes and their names, so that equal measurements give equal
     files."""
-    values: list[Any] = msgspec.to_builtins(sorted(all_reduces, key=lambda entry: (len(entry.nodes), _measurement_key(entry))))
+    values: list[Any] = msgspec.to_builtins(sorted(all_reduces, key=lambda entry: (len(entry.nodes), _make_key(entry))))
     return values
 
 
-def _measurement_key(measurement: MeasuredAllReduce) -> tuple[tuple[str, ...], str]:
+def _make_key(measurement: MeasuredAllReduce) -> tuple[tuple[str, ...], str]:
     return measurement.nodes, measurement.backend

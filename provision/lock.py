@@ -46,8 +46,8 @@ def hold_locks(lock_paths: Sequence[tuple[Path, str]], command_words: Sequence[s
     Raises InputError at once if another process holds one of the locks, and WorkspaceError if a lock file cannot be opened.
     """
     with contextlib.ExitStack() as held_locks:
-        for path, protected_thing in lock_paths:
-            descriptor = held_locks.enter_context(files.hold_lock(path, functools.partial(_raise_locked, protected_thing)))
+        for lock_path, protected_thing in lock_paths:
+            descriptor = held_locks.enter_context(files.hold_lock(lock_path, functools.partial(_raise_locked, protected_thing)))
             _write_holder(descriptor, command_words)
         yield
 
@@ -60,7 +60,7 @@ def _write_holder(descriptor: int, argv: Sequence[str]) -> None:
     import psutil  # not imported at the top, so that `--help` and a wrong command line do not wait for this import
 
     start_text, process_start_s = time.strftime("%Y-%m-%d %H:%M:%S %z"), psutil.Process().create_time()
-    holder = Holder(os.getpid(), _user_name(os.geteuid()), gethostname(), start_text, shlex.join(argv)[:4096], process_start_s)
+    holder = Holder(os.getpid(), _find_user(os.geteuid()), gethostname(), start_text, shlex.join(argv)[:4096], process_start_s)
     with contextlib.suppress(OSError):  # a full disk, or another user's file: the lock works without the holder's name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, msgspec.json.encode(holder), 0)
@@ -99,7 +99,7 @@ def _is_holder_alive(holder: Holder) -> bool:
     return holder.created is None or abs(process_start_s - holder.created) < 1.0
 
 
-def _user_name(uid: int) -> str:
+def _find_user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

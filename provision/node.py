@@ -60,7 +60,7 @@ class Node(msgspec.Struct, eq=False):
         """The beginnings of the commands that this program runs on the node now."""
 
     @abstractmethod
-    def end(self, limit_s: float) -> None:
+    def end_commands(self, limit_s: float) -> None:
         """End the commands in `running`. Commands that are still in `running` after `limit_s` seconds could not be ended."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class Node(msgspec.Struct, eq=False):
         """
 
 
-def last_line(command_output: CommandOutput) -> str:
+def find_error_line(command_output: CommandOutput) -> str:
     """The last line of a failed command's standard error; its exit status if it wrote no error."""
     error_lines = [error_line.strip() for error_line in command_output.stderr.splitlines() if error_line.strip()]
     return error_lines[-1] if error_lines else f"exit status {command_output.code}"

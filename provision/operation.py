@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from provision.fact import Fact, Facts, Unanswered
-from provision.node import Node, last_line
+from provision.fact import FactAnswers, FactQuery, Unanswered
+from provision.node import Node, find_error_line
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.cluster_keys import NodeEntry
 from shardlab.remote.remote import CommandOutput
@@ -27,8 +27,8 @@ class Target(msgspec.Struct, frozen=True):
     """A node on which operations and checks work, with its facts."""
 
     node: Node
-    facts: Facts
-    entry: NodeEntry | None = None
+    facts: FactAnswers
+    node_entry: NodeEntry | None = None
     """The entry of the node in the cluster file; None for this machine (provider local)."""
     environments: dict[str, Target] = {}
     """The same node with the interpreter of each further environment of the cluster file, by the name of the environment."""
@@ -36,11 +36,11 @@ class Target(msgspec.Struct, frozen=True):
     def forget_facts(self) -> None:
         """Forget all answers of the node, because a change may have made them wrong."""
         for target in (self, *self.environments.values()):
-            target.facts.forget()
+            target.facts.forget_answers()
 
     def has_role(self, role: str) -> bool:
         """Whether the cluster file gives this node the role `role`."""
-        return self.entry is not None and role in self.entry.roles
+        return self.node_entry is not None and role in self.node_entry.roles
 
 
 class Site(msgspec.Struct, frozen=True):
@@ -51,24 +51,24 @@ class Site(msgspec.Struct, frozen=True):
     targets: list[Target]
     skipped: dict[str, str] = {}
     """The nodes that later operations and checks skip: name of the node -> reason."""
-    pretended: bool = False
+    is_pretended: bool = False
     """True: a file describes the nodes (option --pretend), and no node is reached."""
-    administrator: dict[str, list[str]] = {}
+    waiting_operations_by_node: dict[str, list[str]] = {}
     """By node: the operations that an administrator has to carry out on it."""
-    environment: str | None = None
+    environment_name: str | None = None
     """The name of the further environment whose interpreter the targets have; None: the default environment."""
 
-    def in_environment(self, name: str) -> Site:
+    def select_environment(self, name: str) -> Site:
         """This site with the keys and the interpreters of a further environment of the cluster file."""
         targets = [target.environments[name] for target in self.targets]
-        return msgspec.structs.replace(self, cluster=self.cluster.for_environment(name), targets=targets, environment=name)
+        return msgspec.structs.replace(self, cluster=self.cluster.for_environment(name), targets=targets, environment_name=name)
 
-    def environments_of(self, target: Target) -> list[tuple[Site, Target]]:
+    def list_environments(self, target: Target) -> list[tuple[Site, Target]]:
         """The site and the node `target` in each environment of the cluster file; the default environment comes first. Further
         environments with equal keys have the same interpreter, so that only the first of them is listed."""
         members = {target.node.python: (self, target)}
-        for name, other in target.environments.items():
-            members.setdefault(other.node.python, (self.in_environment(name), other))
+        for environment_name, environment_target in target.environments.items():
+            members.setdefault(environment_target.node.python, (self.select_environment(environment_name), environment_target))
         return list(members.values())
 
     @property
@@ -76,7 +76,7 @@ class Site(msgspec.Struct, frozen=True):
         """Whether the nodes are practice nodes, which share a folder with this machine and have devices in place of GPUs."""
         return self.cluster.provider == "virtual"
 
-    def with_role(self, role: str) -> list[Target]:
+    def list_with_role(self, role: str) -> list[Target]:
         """All nodes with the role `role`, also the nodes that are in `skipped`."""
         return [target for target in self.targets if target.has_role(role)]
 
@@ -85,7 +85,7 @@ class Site(msgspec.Struct, frozen=True):
         """The nodes that later operations and checks do not skip, which are the nodes that are not in `skipped`."""
         return [target for target in self.targets if target.node.name not in self.skipped]
 
-    def answers(self, fact: Fact[T]) -> list[tuple[Target, T]]:
+    def collect_answers(self, fact: FactQuery[T]) -> list[tuple[Target, T]]:
         """The nodes that answer the question `fact`, each with its answer, without the nodes in `skipped`."""
         target_answers = []
         for target in self.active_targets:
@@ -93,7 +93,7 @@ class Site(msgspec.Struct, frozen=True):
                 target_answers.append((target, target.facts[fact]))
         return target_answers
 
-    def absent_names(self, role: str | None = None) -> list[str]:
+    def list_absent_names(self, role: str | None = None) -> list[str]:
         """The names of the nodes in `skipped`; with `role`, only of the nodes that have this role."""
         return [
             target.node.name
@@ -126,19 +126,19 @@ class Change(Protocol):
 
 
 class LocalCall(msgspec.Struct, frozen=True):
-    """A change that this program makes itself, on this machine, by calling the function `do`."""
+    """A change that this program makes itself, on this machine, by calling the function `call`."""
 
     description: str
-    do: Callable[[], object]
+    call: Callable[[], object]
     command: str = ""
     script: str = ""
     """The commands by which an administrator makes the change, if it needs root."""
 
-    def __repr__(self) -> str:  # the text does not contain the arguments of `do`, which may be secret
+    def __repr__(self) -> str:  # the text does not contain the arguments of `call`, which may be secret
         return f"LocalCall({self.description!r})"
 
     def make(self, node: Node) -> None:
-        self.do()
+        self.call()
 
 
 class RunCommand(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ class RunCommand(msgspec.Struct, frozen=True):
             return ""
         is_shell = list(self.argv[:2]) == ["sh", "-euc"] and len(self.argv) == 3
         command_text = f"(\nset -eu\n{self.argv[2].rstrip()}\n)" if is_shell else shlex.join(self.argv)
-        return f"{command_text} {_here_document(self.stdin)}" if self.stdin else command_text
+        return f"{command_text} {_make_here_document(self.stdin)}" if self.stdin else command_text
 
     def make(self, node: Node) -> None:
         command_output = node.run(self.argv, timeout_s=self.timeout_s, stdin=self.stdin, root=self.root)
@@ -174,18 +174,18 @@ class RunCommand(msgspec.Struct, frozen=True):
             raise _make_unanswered(node, f"{self.description}: {failure_reason(command_output)}")
 
 
-class OnNode(msgspec.Struct, frozen=True):
+class ChangeOnNode(msgspec.Struct, frozen=True):
     """A change on the node `node` instead of the operation's target, for an operation that is planned once for all nodes, or
     for several environments."""
 
     node: Node
     change: Change
-    prefix: str = ""
+    description_prefix: str = ""
     """The begin of the description."""
 
     @property
     def description(self) -> str:
-        return f"{self.prefix}{self.change.description}"
+        return f"{self.description_prefix}{self.change.description}"
 
     @property
     def command(self) -> str:
@@ -223,7 +223,7 @@ class Write(msgspec.Struct, frozen=True):
             return ""
         owner, _, group = self.owner.partition(":")
         install_words = ["install", "-D", "-m", f"{self.mode:o}", "-o", owner, *(["-g", group] if group else [])]
-        return f"{shlex.join([*install_words, '/dev/stdin', self.path])} {_here_document(self.content)}"
+        return f"{shlex.join([*install_words, '/dev/stdin', self.path])} {_make_here_document(self.content)}"
 
     def make(self, node: Node) -> None:
         command_output = node.put(self.content, self.path, mode=self.mode, owner=self.owner)
@@ -231,7 +231,7 @@ class Write(msgspec.Struct, frozen=True):
             raise _make_unanswered(node, f"{self.description}: {failure_reason(command_output)}")
 
 
-def _here_document(document_bytes: bytes) -> str:
+def _make_here_document(document_bytes: bytes) -> str:
     """The input of a command in a shell script, as a here-document. document_bytes: text of a file that root writes."""
     document_text = document_bytes.decode()
     return f"<<'{HERE_DOCUMENT_END}'\n{document_text}{'' if document_text.endswith(chr(10)) else chr(10)}{HERE_DOCUMENT_END}"
@@ -253,7 +253,7 @@ def failure_reason(command_output: CommandOutput) -> str:
     )
     if full_disk_line is None:
         network_match = _NO_NETWORK.search(command_output.stderr)
-        return last_line(command_output) + (f"; before that: {network_match[0]}" if network_match else "")
+        return find_error_line(command_output) + (f"; before that: {network_match[0]}" if network_match else "")
     return f"a disk is full: {full_disk_line}; free some space on it and run the same command again"
 
 
@@ -277,15 +277,15 @@ def plan_each_environment(plan_environment: PlanFunction) -> PlanFunction:
 
     def plan_all(site: Site, target: Target) -> Sequence[Change] | Nothing:
         changes, reasons = list[Change](), list[str]()
-        for environment_site, environment_target in site.environments_of(target):
-            environment_name = environment_site.environment
+        for environment_site, environment_target in site.list_environments(target):
+            environment_name = environment_site.environment_name
             description_prefix = "" if environment_name is None else f"environment {environment_name}: "
             environment_plan = plan_environment(environment_site, environment_target)
             if isinstance(environment_plan, Nothing):
                 reasons.append(f"{description_prefix}{environment_plan.why}")
             else:
                 changes += [
-                    OnNode(environment_target.node, change, description_prefix) if description_prefix else change
+                    ChangeOnNode(environment_target.node, change, description_prefix) if description_prefix else change
                     for change in environment_plan
                 ]
         return changes or Nothing("; ".join(reasons))
@@ -302,5 +302,5 @@ class Operation(msgspec.Struct, frozen=True):
     """Returns the changes that a node needs."""
     once: bool = False
     """True: one plan is made for all nodes together, with the first node as its target."""
-    files: tuple[str, ...] = ()
+    written_paths: tuple[str, ...] = ()
     """Paths of the files that the operation writes; the fact FILES reports only these."""

@@ -22,7 +22,7 @@ from provision.checks.rdma import RDMA_UP
 from provision.checks.shared import SHARED
 from provision.checks.slurm import SLURM
 from provision.checks.torch import TORCH_IMPORTS
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.facts.addresses import ADDRESSES
 from provision.facts.host import HOST
 from provision.facts.torch import TORCH
@@ -47,7 +47,7 @@ from provision.operations.users import MUNGE_USER, USERS_AGREE
 from provision.operations.workspaces import WORKSPACES
 from provision.provider import Provider
 
-ALL_FACTS: list[Fact[Any]] = [
+ALL_FACTS: list[FactQuery[Any]] = [
     HOST,  # first, because this fact is cheap, and fails on a node without an installed shardlab
     ADDRESSES,
     TORCH,  # last, because to import torch takes seconds
@@ -120,7 +120,7 @@ def select_operations(provider: Provider[Any]) -> list[Operation]:
 
 def list_operation_files() -> list[str]:
     """The paths of all files that operations write, for the fact FILES."""
-    return sorted({path for operation in ALL_OPERATIONS for path in operation.files})
+    return sorted({path for operation in ALL_OPERATIONS for path in operation.written_paths})
 
 
 def select_checks(provider: Provider[Any]) -> list[list[Check]]:

@@ -54,14 +54,14 @@ def converge_site(
     targets: Sequence[Target],
     only_names: set[str],
     is_dry_run: bool,
-    parallel: int | None = None,
+    max_parallel: int | None = None,
     observer: PlanObserver = PlanObserver(),  # noqa: B008 (this default object has no state)
 ) -> list[OperationStep]:
     """Carry out `operations`, one after the other, each on all `targets` at the same time. Raises WorkspaceError.
 
     only_names: the names of the operations that are carried out; the others are skipped.
     is_dry_run: only plan; change nothing.
-    parallel: the most nodes on which an operation runs at the same time; None: all.
+    max_parallel: the most nodes on which an operation runs at the same time; None: all.
 
     If an operation fails on a node, later operations skip this node; the other nodes continue. If an operation on a node A
     fails because of a node B, node B counts as failed, and the operation is planned again on node A without node B. If an
@@ -70,7 +70,7 @@ def converge_site(
     """
     steps: list[OperationStep] = []
     skipped = site.skipped
-    with ThreadPoolExecutor(parallel or max(1, len(targets))) as thread_pool:
+    with ThreadPoolExecutor(max_parallel or max(1, len(targets))) as thread_pool:
         for operation in operations:
             active_targets = [target for target in targets if target.node.name not in skipped]
             skipped_names = [] if operation.once else [target.node.name for target in targets if target.node.name in skipped]
@@ -85,18 +85,18 @@ def converge_site(
 
             direct_steps = list(thread_pool.map(work, active_targets[:1] if operation.once else active_targets))
             judged_steps = blamed.judge_steps(direct_steps)
-            missed_steps = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in skipped_names]
+            skipped_steps = [OperationStep(name, operation.name, "not reached", [skipped[name]]) for name in skipped_names]
             if IS_STOPPING.is_set():
                 break
-            for step in [*(step for step in judged_steps if step not in direct_steps), *missed_steps]:
+            for step in [*(step for step in judged_steps if step not in direct_steps), *skipped_steps]:
                 observer.record_end(step)
-            steps += [*judged_steps, *missed_steps]
+            steps += [*judged_steps, *skipped_steps]
             skipped.update({step.node: f"{operation.name} failed" for step in judged_steps if step.state == "failed"})
             if operation.name == MACHINE_OPERATION:
                 skipped.update(
                     {step.node: "known only after this machine is up" for step in judged_steps if step.state == "would change"}
                 )
-            if site.pretended:
+            if site.is_pretended:
                 skipped.clear()  # in a dry run, an operation can be planned although an earlier operation failed
     return steps
 
@@ -104,9 +104,9 @@ def converge_site(
 class BlamedNodes:
     """The nodes that made an operation fail on other nodes, and why. Several threads call `add_blame`."""
 
-    def __init__(self, site: Site, operation: str) -> None:
-        self._site, self._operation = site, operation
-        self._reasons: dict[str, str] = {}
+    def __init__(self, site: Site, operation_name: str) -> None:
+        self._site, self._operation = site, operation_name
+        self._reason_by_node: dict[str, str] = {}
 
     def add_blame(self, error: Unanswered | Unreachable, asking_node: str) -> set[str]:
         """Make later operations and checks skip the nodes that `error` names. Returns the names of these nodes.
@@ -115,15 +115,15 @@ class BlamedNodes:
         """
         if asking_node in error.reasons_by_node:
             return set()
-        self._reasons.update(error.reasons_by_node)
+        self._reason_by_node.update(error.reasons_by_node)
         self._site.skipped.update(dict.fromkeys(error.reasons_by_node, f"{self._operation} failed"))
         return set(error.reasons_by_node)
 
     def judge_steps(self, steps: Sequence[OperationStep]) -> list[OperationStep]:
         """The steps of the operation, in which every blamed node has failed, even if its own thread reported success."""
         step_by_node = {step.node: step for step in steps}
-        judged_steps = [step for step in steps if step.state == "failed" or step.node not in self._reasons]
-        for node_name, blame_reason in self._reasons.items():
+        judged_steps = [step for step in steps if step.state == "failed" or step.node not in self._reason_by_node]
+        for node_name, blame_reason in self._reason_by_node.items():
             step = step_by_node.get(node_name)
             if step is None:
                 judged_steps.append(OperationStep(node_name, self._operation, "failed", [blame_reason]))
@@ -161,7 +161,7 @@ def _carry_out_on_node(
             other_nodes = blamed.add_blame(error, node.name)
             if other_nodes <= blamed_nodes:  # `error` names no other node, or only nodes that are already skipped
                 sentences = [*(change.description for change in done), str(error)]
-                return OperationStep(node.name, operation.name, "failed", sentences, len(done), _change_commands(done))
+                return OperationStep(node.name, operation.name, "failed", sentences, len(done), _list_change_commands(done))
             blamed_nodes |= other_nodes
         finally:
             if done:
@@ -176,7 +176,7 @@ def _carry_out_on_node(
         "would change" if is_dry_run else "changed",
         sentences,
         len(changes),
-        _change_commands(changes),
+        _list_change_commands(changes),
     )
 
 
@@ -190,12 +190,12 @@ def _administrator_step(
     if node.may_sudo or isinstance(changes, Nothing):
         return None
     if root_changes := [change for change in changes if change.script]:
-        site.administrator.setdefault(node.name, []).append(operation.name)
+        site.waiting_operations_by_node.setdefault(node.name, []).append(operation.name)
         change_sentences = [change.description for change in root_changes]
         root_scripts = [change.script for change in root_changes]
         return OperationStep(node.name, operation.name, "administrator", change_sentences, commands=root_scripts)
-    if (earlier := site.administrator.get(node.name)) and not is_dry_run:
-        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(earlier)}"])
+    if (waiting := site.waiting_operations_by_node.get(node.name)) and not is_dry_run:
+        return OperationStep(node.name, operation.name, "not reached", [f"waits for an administrator: {', '.join(waiting)}"])
     return None
 
 
@@ -224,9 +224,11 @@ def _continue_after_reboot(site: Site, target: Target, operation: Operation, mad
         return
     second_reboot = next((change for change in other_changes if isinstance(change, Reboot)), None)
     if second_reboot is not None:
-        raise Unanswered(f"{target.node.name}: it was rebooted once, but still {second_reboot.why}; inspect this node by hand")
+        raise Unanswered(
+            f"{target.node.name}: it was rebooted once, but still {second_reboot.reason}; inspect this node by hand"
+        )
     _make_changes(target.node, other_changes, made_changes)
 
 
-def _change_commands(changes: Sequence[Change]) -> list[str]:
+def _list_change_commands(changes: Sequence[Change]) -> list[str]:
     return [change.command for change in changes if change.command]

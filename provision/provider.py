@@ -32,7 +32,7 @@ NOTHING_TO_DO: dict[str, str] = {  # by verb: the sentence for the user if a pro
 class MachinesToCreate(msgspec.Struct, frozen=True):
     """Machines that do not exist yet."""
 
-    lines: list[str]
+    request_lines: list[str]
     """Lines of text on what would be requested;."""
     request: dict[str, Any]
     """The same as JSON;."""
@@ -45,7 +45,7 @@ class Confirmation(msgspec.Struct, frozen=True):
 
     name: str
     """The name that the user types;."""
-    lines: list[str]
+    loss_sentences: list[str]
     """Sentences on what is then lost."""
 
 
@@ -101,7 +101,7 @@ class Provider(msgspec.Struct, Generic[NodeT], frozen=True):
     additional: frozenset[str] = frozenset()
     """The names of operations and checks that apply to the provider's nodes in addition to `operations` and `checks`."""
 
-    def carry_out(
+    def carry_out_verb(
         self, verb: str, cluster: Cluster, workspace: Workspace, hours: int | None = None, reason: str | None = None
     ) -> str:
         """Carry out the verb request, profile, warm, extend or down. Returns the text for the user. Raises ShardlabError.

@@ -9,7 +9,7 @@ import msgspec
 
 from provision.check import Check, Outcome, map_targets
 from provision.fact import Unanswered
-from provision.node import last_line
+from provision.node import find_error_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import Unreachable
 
@@ -41,8 +41,8 @@ def verify_targets(
         site.skipped.update(reason_by_node)
         target_names = [target.node.name for target in targets]
         findings += [
-            Finding(name, "answers", Outcome(False, why, VERIFY_ADVICE))
-            for name, why in reason_by_node.items()
+            Finding(name, "answers", Outcome(False, reason, VERIFY_ADVICE))
+            for name, reason in reason_by_node.items()
             if name in target_names
         ]
         reachable_targets = [target for target in targets if target.node.name not in site.skipped]
@@ -62,16 +62,16 @@ def verify_targets(
 def _find_unreachable(site: Site) -> dict[str, str]:
     """The nodes that do not answer now, by name, with the reason. Nodes that failed before are not asked."""
 
-    def ask(target: Target) -> str | None:
+    def ask_target(target: Target) -> str | None:
         try:
             command_output = target.node.run(["true"], timeout_s=ANSWER_LIMIT_S)
         except Unreachable as error:
             return str(error)
         if command_output.code is None:
             return f"{target.node.name}: it does not answer within {ANSWER_LIMIT_S:g} s"
-        return f"{target.node.name}: it cannot run commands: {last_line(command_output)}" if command_output.code else None
+        return f"{target.node.name}: it cannot run commands: {find_error_line(command_output)}" if command_output.code else None
 
-    target_reasons = zip(site.active_targets, map_targets(site.active_targets, ask), strict=True)
+    target_reasons = zip(site.active_targets, map_targets(site.active_targets, ask_target), strict=True)
     return {target.node.name: reason for target, reason in target_reasons if reason is not None}
 
 

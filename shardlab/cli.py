@@ -49,22 +49,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argument_words = list(sys.argv[1:] if argv is None else argv)
     if completion.COMPLETION_VARIABLE in os.environ:
-        argument_words = completion.words_to_complete(COMMAND_SUMMARIES)
+        argument_words = completion.find_words_to_complete(COMMAND_SUMMARIES)
     if argument_words and argument_words[0] in COMMAND_SUMMARIES:
-        command: Callable[[list[str]], int] = _import_command_line(argument_words[0]).main
-        return command(argument_words[1:])
+        run_named_command: Callable[[list[str]], int] = _import_command_line(argument_words[0]).main
+        return run_named_command(argument_words[1:])
     parser = _make_parser()
     completion.answer_shell(parser)
     arguments = parser.parse_args(argument_words)
     return console.run_command(functools.partial(_run_command, arguments))
 
 
-def _import_command_line(package: str) -> ModuleType:
+def _import_command_line(package_name: str) -> ModuleType:
     """The module with the parser and the main function of a command.
 
     It is imported by name, because no module of the package shardlab has an import statement for provision, jobs or collect.
     """
-    return importlib.import_module(f"{package}.cli")
+    return importlib.import_module(f"{package_name}.cli")
 
 
 def _make_parser() -> console.Parser:
@@ -80,8 +80,8 @@ def _make_parser() -> console.Parser:
     command = parser.add_argument("command", metavar="COMMAND", help=" | ".join([*COMMAND_SUMMARIES, "shell-init", "schema"]))
     completion.offer_completions(command, lambda _: [*COMMAND_SUMMARIES, "shell-init", "schema"])
     name_help = "shell-init: bash, zsh or fish; schema: cluster or matrix"
-    name = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
-    completion.offer_completions(name, lambda _: [*SCHEMA_NAMES, *shell_init.CODE_BY_SHELL])
+    name_argument = parser.add_argument("name", nargs="?", metavar="NAME", help=name_help)
+    completion.offer_completions(name_argument, lambda _: [*SCHEMA_NAMES, *shell_init.CODE_BY_SHELL])
     return parser
 
 

@@ -21,27 +21,27 @@ SHELL_VARIABLE = "_ARGCOMPLETE_SHELL"  # set by the same code: the name of the s
 
 
 def offer_completions(
-    action: argparse.Action, list_names: Callable[[Workspace], Iterable[str]], *, endings: tuple[str, ...] = ()
+    action: argparse.Action, list_names: Callable[[Workspace], Iterable[str]], *, file_endings: tuple[str, ...] = ()
 ) -> None:
     """Complete an argument with names.
 
-    list_names: returns the names for a workspace. endings: files with these endings are completed too, such as `.yaml`.
+    list_names: returns the names for a workspace. file_endings: files with these endings are completed too, such as `.yaml`.
     """
 
     def complete(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
         from argcomplete.completers import FilesCompleter
 
-        names: list[str] = []
+        completions: list[str] = []
         with contextlib.suppress(ShardlabError):
-            names += list_names(Workspace.find(getattr(parsed_args, "workspace", None)))
-        return [*names, *(FilesCompleter(endings)(prefix) if endings else [])]
+            completions += list_names(Workspace.find(getattr(parsed_args, "workspace", None)))
+        return [*completions, *(FilesCompleter(file_endings)(prefix) if file_endings else [])]
 
     action.completer = complete  # type: ignore[attr-defined]  # where argcomplete looks
 
 
 def list_strategies(workspace: Workspace) -> Iterable[str]:
     """The strategies in the last matrix of a workspace, sorted."""
-    return sorted({entry.cell.strategy for entry in workspace.read_expansion(None).cells})
+    return sorted({expanded_cell.cell.strategy for expanded_cell in workspace.read_expansion(None).cells})
 
 
 def answer_shell(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def answer_shell(parser: argparse.ArgumentParser) -> None:
         argcomplete.autocomplete(parser, always_complete_options=False)
 
 
-def words_to_complete(commands: Container[str]) -> list[str]:
+def find_words_to_complete(command_names: Container[str]) -> list[str]:
     """If the shell asks about `jobs ...` or `shardlab jobs ...`, returns ["jobs"], and the same for each of the commands.
 
     Otherwise returns an empty list: the shell asks about the words of the command `shardlab` itself. zsh sends the whole line,
@@ -69,7 +69,7 @@ def words_to_complete(commands: Container[str]) -> list[str]:
     # without the word that is being typed
     finished_words = [Path(finished_word).name for finished_word in f"{typed_text}|".split()[:-1]]
     for index, word in enumerate(finished_words[:2]):
-        if word in commands:
+        if word in command_names:
             os.environ[COMPLETION_VARIABLE] = str(index + 1)
             return [word]
     return []

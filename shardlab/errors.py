@@ -55,9 +55,9 @@ class UnknownName(InputError):
         self, kind: str, name: str, allowed_names: Iterable[str], place: str = "", summaries: Mapping[str, str] | None = None
     ) -> None:
         sorted_names = sorted(allowed_names)
-        by_spelling = {_simplify_spelling(allowed_name): allowed_name for allowed_name in reversed(sorted_names)}
-        similar_spellings = difflib.get_close_matches(_simplify_spelling(name), by_spelling, n=1)
-        suggestion = f" Did you mean {by_spelling[similar_spellings[0]]!r}?" if similar_spellings else ""
+        name_by_spelling = {_simplify_spelling(allowed_name): allowed_name for allowed_name in reversed(sorted_names)}
+        similar_spellings = difflib.get_close_matches(_simplify_spelling(name), name_by_spelling, n=1)
+        suggestion = f" Did you mean {name_by_spelling[similar_spellings[0]]!r}?" if similar_spellings else ""
         place_prefix = f"{place}: " if place else ""
         allowed_text = f" {', '.join(sorted_names) or 'none'}."
         if kind == "run" and len(sorted_names) > MOST_RUNS:
@@ -81,21 +81,22 @@ class WorkspaceError(ShardlabError):
         """
         path_text = f" {Path(error.filename)}" if error.filename else ""
         folder_advice = _advise_folder(Path(error.filename or ""))
-        advice_by_errno = {
+        failure_text = {
             errno.ENOSPC: "the disk is full; free some space and run the same command again",
             errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
             errno.EROFS: f"the file system is read-only; {folder_advice}",
             errno.EACCES: f"permission denied; {folder_advice}",
             errno.EPERM: f"permission denied; {folder_advice}",
         }.get(error.errno or 0, error.strerror or str(error))
-        return cls(f"cannot {action}{path_text}: {advice_by_errno}.")
+        return cls(f"cannot {action}{path_text}: {failure_text}.")
 
 
-def _advise_folder(path: Path) -> str:
-    """What helps if nothing can be written at a path: the variable or the option with which the user chooses another folder."""
+def _advise_folder(failed_path: Path) -> str:
+    """What helps if nothing can be written at a failed_path: the variable or the option with which the user chooses another
+    folder."""
     for cache_variable, default_folder in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_STATE_HOME", "~/.local/state")):
-        folder = Path(os.environ.get(cache_variable) or os.path.expanduser(default_folder))  # noqa: PTH111 - Path's raises without a home
-        if path.is_absolute() and (path.is_relative_to(folder) or folder.is_relative_to(path)):
+        own_folder = Path(os.environ.get(cache_variable) or os.path.expanduser(default_folder))  # noqa: PTH111 - Path's raises without a home
+        if failed_path.is_absolute() and (failed_path.is_relative_to(own_folder) or own_folder.is_relative_to(failed_path)):
             return f"set {cache_variable} to a folder in which you may write"
     return "if it is in the workspace, choose another folder with --workspace"
 
@@ -107,7 +108,7 @@ class MissingExtra(ShardlabError):
         """needed_for: what needs the package, the beginning of the message. module: a key of extras.EXTRA_OF_MODULE."""
         super().__init__(
             f"{needed_for} needs the package {module!r}, which is not installed here; "
-            f"install it with: {extras.install_command(extras.EXTRA_OF_MODULE[module])}"
+            f"install it with: {extras.make_install_command(extras.EXTRA_OF_MODULE[module])}"
         )
 
     @classmethod

@@ -21,7 +21,7 @@ MODULES_OF_EXTRA = {
 EXTRA_OF_MODULE = {module: extra for extra, modules in MODULES_OF_EXTRA.items() for module in modules}
 
 
-def install_command(extra: str, *options: str) -> str:
+def make_install_command(extra: str, *options: str) -> str:
     """The command that installs an extra for the Python that runs this program. options: further options of pip.
 
     The command names shardlab's checkout, if this program runs from one. Otherwise shardlab is installed for this Python, so
@@ -36,9 +36,9 @@ def install_command(extra: str, *options: str) -> str:
         else f"'shardlab[{extra}]'"
     )
     if Path(sys.prefix, "pipx_metadata.json").is_file():
-        installer = f"pipx runpip {shlex.quote(Path(sys.prefix).name)} install"
+        installer_words = f"pipx runpip {shlex.quote(Path(sys.prefix).name)} install"
     elif not any(distributions(name="pip")):  # uv makes environments without pip
-        installer = f"uv pip install --python {shlex.quote(sys.executable)}"
+        installer_words = f"uv pip install --python {shlex.quote(sys.executable)}"
     else:
-        installer = f"{shlex.quote(sys.executable)} -m pip install"
-    return " ".join([installer, *options, pip_requirement])
+        installer_words = f"{shlex.quote(sys.executable)} -m pip install"
+    return " ".join([installer_words, *options, pip_requirement])

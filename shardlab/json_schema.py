@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 
 def make_schemas() -> dict[str, Schema]:
     """The JSON Schema of each kind of file that users write, by name: cluster, matrix."""
-    return {"cluster": _file_schema("cluster.yaml", Cluster, {}), "matrix": _matrix_schema()}
+    return {"cluster": _make_file_schema("cluster.yaml", Cluster, {}), "matrix": _make_matrix_schema()}
 
 
 def encode_schema(schema: Schema) -> bytes:
@@ -44,46 +44,46 @@ def write_schemas() -> None:
         (SCHEMA_FOLDER / f"{schema_name}.schema.json").write_bytes(encode_schema(schema))
 
 
-def _matrix_schema() -> Schema:
-    key_schemas, definitions = _cell_key_schemas()
+def _make_matrix_schema() -> Schema:
+    key_schemas, definitions = _make_cell_key_schemas()
     # The schema of a key contains its default: the value that a cell without this key has. In the schemas of axes, inclusions
     # and exclusions a default would be wrong, so it is removed there.
     schemas_without_default = {
         key: {keyword: value for keyword, value in schema.items() if keyword != "default"}
         for key, schema in key_schemas.items()
     }
-    axes_schema = _cell_mapping_schema(
-        {key: _value_list_schema(schema) for key, schema in schemas_without_default.items()}, LIST_SCHEMA
+    axes_schema = _make_cell_mapping_schema(
+        {key: _make_value_list_schema(schema) for key, schema in schemas_without_default.items()}, LIST_SCHEMA
     )
     condition_help = "A condition on the keys of a cell, such as `gpus > 4 and tp == 1`."
     conditions_schema = {
         "when": {"type": "string", "description": condition_help},
         "why": {"type": "string", "description": "The reason, which `jobs plan` and the report show."},
     }
-    cell = _cell_mapping_schema(key_schemas)
+    cell_schema = _make_cell_mapping_schema(key_schemas)
     definitions |= {
-        "CellKeys": {"title": "CellKeys", "description": "Keys of a cell; none is required.", **cell},
+        "CellKeys": {"title": "CellKeys", "description": "Keys of a cell; none is required.", **cell_schema},
         "Axes": {"title": "Axes", "description": "Keys of a cell, each with the list of its values.", **axes_schema},
-        "Inclusion": {"title": "Inclusion", **_cell_mapping_schema(schemas_without_default | conditions_schema)},
+        "Inclusion": {"title": "Inclusion", **_make_cell_mapping_schema(schemas_without_default | conditions_schema)},
         "Exclusion": {
             "title": "Exclusion",
-            **_cell_mapping_schema(schemas_without_default | conditions_schema),
+            **_make_cell_mapping_schema(schemas_without_default | conditions_schema),
             "required": ["why"],
         },
     }
-    schema = _file_schema("matrix.yaml", MatrixFile, definitions)
+    schema = _make_file_schema("matrix.yaml", MatrixFile, definitions)
     for key, key_schema in {
-        "defaults": _reference_to("CellKeys"),
-        "axes": _reference_to("Axes"),
-        "zip": {"type": "array", "items": _reference_to("Axes")},
-        "exclude": {"type": "array", "items": _reference_to("Exclusion")},
-        "include": {"type": "array", "items": _reference_to("Inclusion")},
+        "defaults": _make_reference("CellKeys"),
+        "axes": _make_reference("Axes"),
+        "zip": {"type": "array", "items": _make_reference("Axes")},
+        "exclude": {"type": "array", "items": _make_reference("Exclusion")},
+        "include": {"type": "array", "items": _make_reference("Inclusion")},
     }.items():
         schema["properties"][key] = {"description": schema["properties"][key]["description"], **key_schema}
     return schema
 
 
-def _value_list_schema(key_schema: Schema) -> Schema:
+def _make_value_list_schema(key_schema: Schema) -> Schema:
     """The schema of a list of values of a cell key. The description of the key becomes the description of the list.
 
     key_schema: the schema of one value.
@@ -92,14 +92,14 @@ def _value_list_schema(key_schema: Schema) -> Schema:
     return {"description": value_schema.pop("description"), **LIST_SCHEMA, "items": value_schema}
 
 
-def _cell_key_schemas() -> tuple[Schema, Schema]:
+def _make_cell_key_schemas() -> tuple[Schema, Schema]:
     """Returns (cell key -> its schema, also for dotted keys; name of each type that these schemas name -> its schema)."""
     draft_keys = [field.name for field in msgspec.structs.fields(Draft)]
-    type_schemas = _component_schemas(Draft, ModelByConfiguration)
+    type_schemas = _make_component_schemas(Draft, ModelByConfiguration)
     key_schemas: Schema = dict(type_schemas.pop("Draft")["properties"])
     assert set(key_schemas) == set(draft_keys)
     workload_schema = key_schemas["workload"]
-    workload_forms = [{"type": workload_schema["type"]}, _reference_to(ModelByConfiguration.__name__)]
+    workload_forms = [{"type": workload_schema["type"]}, _make_reference(ModelByConfiguration.__name__)]
     key_schemas["workload"] = {"description": workload_schema["description"], "anyOf": workload_forms}
     for mapping_key in KEYS_WITH_MEMBERS:
         member_schemas = type_schemas[mapping_key.capitalize()]["properties"]
@@ -108,7 +108,7 @@ def _cell_key_schemas() -> tuple[Schema, Schema]:
     return key_schemas, type_schemas
 
 
-def _cell_mapping_schema(key_schemas: Schema, option_schema: Schema | None = None) -> Schema:
+def _make_cell_mapping_schema(key_schemas: Schema, option_schema: Schema | None = None) -> Schema:
     """The schema of a mapping that may contain the given cell keys, and options such as `options.bucket_mb`.
 
     key_schemas: cell key -> its schema. option_schema: the schema of the value of an option; None: text, a number, true, false
@@ -121,12 +121,12 @@ def _cell_mapping_schema(key_schemas: Schema, option_schema: Schema | None = Non
     }
 
 
-def _file_schema(title: str, content_type: type[msgspec.Struct], further_types: Schema) -> Schema:
+def _make_file_schema(title: str, content_type: type[msgspec.Struct], further_types: Schema) -> Schema:
     """The schema of a file. title: the name of the file. content_type: the type of its content.
 
     further_types: further schemas to which the schema of the file refers, by name.
     """
-    type_schemas = _component_schemas(content_type)
+    type_schemas = _make_component_schemas(content_type)
     root_schema = type_schemas.pop(content_type.__name__)
     return {
         "$schema": SCHEMA_DIALECT,
@@ -136,7 +136,7 @@ def _file_schema(title: str, content_type: type[msgspec.Struct], further_types: 
     }
 
 
-def _component_schemas(*root_types: type[msgspec.Struct]) -> Schema:
+def _make_component_schemas(*root_types: type[msgspec.Struct]) -> Schema:
     """Name of a type -> its schema, for these types and the types of their fields. Made by msgspec.
 
     The description of a key is the docstring of its field, which msgspec does not know.
@@ -147,13 +147,13 @@ def _component_schemas(*root_types: type[msgspec.Struct]) -> Schema:
     for described_schema in (schema for schema in type_schemas.values() if "description" in schema):
         described_schema["description"] = field_docs.join_lines(described_schema["description"])
     for root_type in root_types:
-        for type_name, struct_type in field_docs.nested_structs(root_type).items():
+        for type_name, struct_type in field_docs.map_nested_structs(root_type).items():
             for field_name, description in field_docs.read_field_docs(struct_type).items():
                 type_schemas[type_name]["properties"][field_name]["description"] = description
     return type_schemas
 
 
-def _reference_to(type_name: str) -> Schema:
+def _make_reference(type_name: str) -> Schema:
     return {"$ref": f"#/$defs/{type_name}"}
 
 

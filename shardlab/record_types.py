@@ -21,10 +21,10 @@ SLURM_CLUSTER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,62}\Z"
 TOKEN_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}\.[0-9a-f]{10}\Z"
 
 
-def limit_text(pattern: str, allowed: str) -> msgspec.Meta:
-    """The rule for a text in a file of the user. allowed: what the pattern allows, in words that complete the sentence
+def limit_text(pattern: str, allowed_words: str) -> msgspec.Meta:
+    """The rule for a text in a file of the user. allowed_words: what the pattern allows, in words that complete the sentence
     "Allowed: ..."."""
-    return msgspec.Meta(pattern=pattern, extra={"allowed": allowed})
+    return msgspec.Meta(pattern=pattern, extra={"allowed": allowed_words})
 
 
 ShortName = Annotated[

@@ -49,14 +49,14 @@ class Option(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.default is None and not (self.nullable and (self.kind or self.choices)):
             raise ValueError(f"option {self.name}: a default of null needs nullable=True and a kind")
-        if (refusal := self.refuse(self.default)) is not None:
+        if (refusal := self.explain_refused_value(self.default)) is not None:
             raise ValueError(f"option {self.name}: the default is not allowed: {refusal}")
 
-    def refuse(self, value: OptionValue) -> str | None:
+    def explain_refused_value(self, value: OptionValue) -> str | None:
         """Why `value` is not allowed, as a sentence; None if it is allowed."""
         return None if self._allows(value) else f"found {_format_value(value)}. Allowed: {self.allowed}."
 
-    def with_default(self, default: OptionValue) -> Option:
+    def replace_default(self, default: OptionValue) -> Option:
         """A copy of this option with another default. Raises ValueError if the option does not allow this default."""
         return msgspec.structs.replace(self, default=default)
 
@@ -117,28 +117,28 @@ def _format_value(value: OptionValue) -> str:
 
 
 @functools.cache
-def plugin_names(package: str) -> tuple[str, ...]:
+def list_plugin_names(package_name: str) -> tuple[str, ...]:
     """The names of the plug-in files of a package, sorted. Files whose names begin with `_` are left out.
 
-    package: the name of the package, such as `trainers.strategies`.
+    package_name: the name of the package, such as `trainers.strategies`.
     """
-    folder = importlib.import_module(package)
-    return tuple(sorted(entry.name for entry in pkgutil.iter_modules(folder.__path__) if not entry.name.startswith("_")))
+    package = importlib.import_module(package_name)
+    return tuple(sorted(entry.name for entry in pkgutil.iter_modules(package.__path__) if not entry.name.startswith("_")))
 
 
 @functools.cache
-def load_plugin(package: str, name: str, plugin_kind: str) -> ModuleType:
+def load_plugin(package_name: str, name: str, plugin_kind: str) -> ModuleType:
     """Import the plug-in file `name` of a package. plugin_kind: what the error calls such a plug-in, for example `strategy`.
 
     Raises UnknownName, which lists all allowed names, if the package has no such file.
     """
-    plugin_files = plugin_names(package)
+    plugin_files = list_plugin_names(package_name)
     if name not in plugin_files:
         raise UnknownName(plugin_kind, name, plugin_files)
-    return importlib.import_module(f"{package}.{name}")
+    return importlib.import_module(f"{package_name}.{name}")
 
 
 @functools.cache
-def load_plugins(package: str) -> tuple[ModuleType, ...]:
+def load_plugins(package_name: str) -> tuple[ModuleType, ...]:
     """Import all plug-in files of a package, sorted by name."""
-    return tuple(importlib.import_module(f"{package}.{name}") for name in plugin_names(package))
+    return tuple(importlib.import_module(f"{package_name}.{name}") for name in list_plugin_names(package_name))

@@ -13,10 +13,10 @@ UNEXPECTED: tuple[type[Exception], ...] = (Exception,)  # empty in our tests, so
 T = TypeVar("T")
 
 
-def run_guarded(work: Callable[[], T]) -> T | ShardlabError:
+def run_guarded(work_on_run: Callable[[], T]) -> T | ShardlabError:
     """The result of the work on one run, or the error for which the run is set aside."""
     try:
-        return work()
+        return work_on_run()
     except ShardlabError as error:
         return error
     except UNEXPECTED as error:

@@ -31,32 +31,32 @@ class _Reporter:
 
     def __init__(self, folder: str) -> None:
         rank = int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
-        path = Path(folder) / f"rank-{rank:05d}.jsonl"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        steps_path = Path(folder) / f"rank-{rank:05d}.jsonl"
+        self._descriptor = os.open(steps_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         # Of a script that does not count its data, the step is the unit, once for all ranks.
-        self._units_of_step = int(rank == 0)
-        self._last_s, self._is_first = _IMPORTED_S, True
+        self._default_units = int(rank == 0)
+        self._last_report_s, self._is_first = _IMPORTED_S, True
         self.last_step, self.is_watched = 0, False
         self._warmup_left = int(os.environ.get(WARMUP_VARIABLE, "0"))
 
-    def write(self, step: int, loss: Any, tokens: int | None, seconds: float | None) -> None:
+    def write_step(self, step: int, loss: Any, tokens: int | None, seconds: float | None) -> None:
         """Write the record of a step. Without `seconds`, the time of the first step includes the start of the script, so it
         counts as a warm-up step."""
         now_s, wall_s = time.monotonic(), time.time()
-        elapsed_s = now_s - self._last_s if seconds is None else seconds
-        number = _read_loss(loss, step)
-        units = self._units_of_step if tokens is None else tokens
+        elapsed_s = now_s - self._last_report_s if seconds is None else seconds
+        loss_number = _read_loss(loss, step)
+        units = self._default_units if tokens is None else tokens
         record: dict[str, Any] = {
             "schema": _SCHEMA, "step": step, "t_s": now_s, "wall_s": wall_s, "units": units, "step_ms": 1000 * elapsed_s,
             "counts_units": tokens is not None,
         }  # fmt: skip
-        if number is not None:
-            record |= {"loss": number} if math.isfinite(number) else {"diverged": True}
+        if loss_number is not None:
+            record |= {"loss": loss_number} if math.isfinite(loss_number) else {"diverged": True}
         if self._warmup_left > 0 or (seconds is None and self._is_first):
             record["warmup"] = True
         if self.is_watched:
             record["watched"] = True
-        self._last_s, self._is_first, self._warmup_left = now_s, False, self._warmup_left - 1
+        self._last_report_s, self._is_first, self._warmup_left = now_s, False, self._warmup_left - 1
         self.last_step, self.is_watched = step, False
         os.write(self._descriptor, json.dumps(record).encode() + b"\n")
 
@@ -71,7 +71,7 @@ def report(*, step: int, loss: Any = None, tokens: int | None = None, seconds: f
     of data of this rank in this step. seconds: the time of the step; None: the time since the call before.
     """
     if (reporter := _find_reporter()) is not None:
-        reporter.write(step, loss, tokens, seconds)
+        reporter.write_step(step, loss, tokens, seconds)
 
 
 def checksum(model: Any, *, optimizer: Any = None, step: int | None = None) -> None:

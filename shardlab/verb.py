@@ -58,8 +58,8 @@ class Invocation:
         machine. The file is read only once. Raises InputError."""
         from shardlab.cluster import cluster  # not imported at the top: verbs of `collect` need no cluster
 
-        file: str | None = getattr(self.arguments, "cluster", None)
-        return cluster.find_cluster(None if file is None else Path(file), self.workspace.path)
+        file_argument: str | None = getattr(self.arguments, "cluster", None)
+        return cluster.find_cluster(None if file_argument is None else Path(file_argument), self.workspace.path)
 
 
 class CommandParser(Parser):
@@ -95,12 +95,12 @@ class CommandParser(Parser):
 
     def _explain_unknown_words(self, unknown_words: Sequence[str], verb: Verb) -> str:
         unknown_option = unknown_words[0].partition("=")[0]
-        owners = [name for name, parser in self.verb_parsers.items() if unknown_option in parser._option_string_actions]
-        if not owners:
+        verb_names = [name for name, parser in self.verb_parsers.items() if unknown_option in parser._option_string_actions]
+        if not verb_names:
             return f"unrecognized arguments: {' '.join(unknown_words)}"
-        if verb.name in owners:
+        if verb.name in verb_names:
             return f"{unknown_option} comes after the verb: {self.prog} {verb.name} {unknown_option}"
-        verb_phrase = f"the verb{'s' if len(owners) > 1 else ''} {', '.join(owners)}"
+        verb_phrase = f"the verb{'s' if len(verb_names) > 1 else ''} {', '.join(verb_names)}"
         return f"{unknown_option} belongs to {verb_phrase} and cannot be combined with the verb {verb.name!r}"
 
 
@@ -108,37 +108,37 @@ def run_command_line(
     parser: CommandParser,
     argument_words: Sequence[str] | None,
     carry_out: Callable[[Invocation], int],
-    interrupted: str | None = console.INTERRUPTED_SENTENCE,
+    interrupted_sentence: str | None = console.INTERRUPTED_SENTENCE,
 ) -> int:
     """Parse the words of a command and carry it out. Returns its exit code.
 
     argument_words: the words after the name of the command; None: those of this process. carry_out: carries out the command.
-    interrupted: as for `console.run_command`.
+    interrupted_sentence: as for `console.run_command`.
     """
     completion.answer_shell(parser)
     invocation = Invocation(parser.parse_args(sys.argv[1:] if argument_words is None else argument_words))
     command_name = f"{parser.prog} {invocation.arguments.verb.name}"
-    return console.run_command(lambda: carry_out(invocation), name=command_name, interrupted=interrupted)
+    return console.run_command(lambda: carry_out(invocation), name=command_name, interrupted=interrupted_sentence)
 
 
-def format_words(arguments: argparse.Namespace, *, omitted: Container[str] = ()) -> list[str]:
+def format_words(arguments: argparse.Namespace, *, omitted_names: Container[str] = ()) -> list[str]:
     """The words of a command line, after the name of the command, that give these arguments.
 
-    omitted: names of arguments that are left out, such as `workspace`.
+    omitted_names: names of arguments that are left out, such as `workspace`.
     """
     parser = Parser(parents=[console.common_options()])
     arguments.verb.add_options(parser)
-    options: list[str] = [arguments.verb.name]
-    positionals: list[str] = []
+    option_words: list[str] = [arguments.verb.name]
+    positional_words: list[str] = []
     for parser_action in parser._actions:
         value = getattr(arguments, parser_action.dest, None)
-        if value is None or value is False or value == parser_action.default or parser_action.dest in omitted:
+        if value is None or value is False or value == parser_action.default or parser_action.dest in omitted_names:
             continue
         argument_values = value if isinstance(value, list) else [value]
         if not parser_action.option_strings:
-            positionals += map(str, argument_values)
+            positional_words += map(str, argument_values)
         elif parser_action.nargs == 0:
-            options.append(parser_action.option_strings[-1])
+            option_words.append(parser_action.option_strings[-1])
         else:
-            options += [f"{parser_action.option_strings[-1]}={value}" for value in argument_values]
-    return [*options, *(["--", *positionals] if positionals else [])]
+            option_words += [f"{parser_action.option_strings[-1]}={value}" for value in argument_values]
+    return [*option_words, *(["--", *positional_words] if positional_words else [])]

@@ -42,7 +42,7 @@ def refuse(cell: Cell) -> str | None:
     reads a matrix."""
     cell_strategy, cell_workload = find_strategy_of_cell(cell), find_workload_of_cell(cell)
     for option in (*cell_strategy.options, *cell_workload.options):
-        if (why := option.refuse(cell.options.get(option.name, option.default))) is not None:
+        if (why := option.explain_refused_value(cell.options.get(option.name, option.default))) is not None:
             return f"{option.name}: {why}"
     return cell_strategy.refuse_precision(cell.precision) or cell_workload.refuse(cell) or cell_strategy.refuse(cell)
 

@@ -42,7 +42,7 @@ class TokenOptions(TypedOptions):
 def list_token_options(data: str) -> tuple[Option, ...]:
     """The options of a language workload. data: the default data set."""
     data_option, file_option = TokenOptions.list_options()
-    return data_option.with_default(data), file_option
+    return data_option.replace_default(data), file_option
 
 
 def refuse_tokens(cell: Cell) -> str | None:

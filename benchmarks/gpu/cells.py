@@ -96,7 +96,7 @@ def _record(run_dir: RunDir, how: How) -> Record:
         return {**named, "verdict": "dropped", "why": "the time was over"}
     named["took_s"] = round(time.monotonic() - began, 1)
     if any(codes):
-        said = [event for event in run_dir.events() if event.event in ("oom", "failed")]
+        said = [event for event in run_dir.read_events() if event.event in ("oom", "failed")]
         why = str(said[0].data.get("why")) if said else f"exit codes {codes}"
         state = said[0].event if said else "failed"
         return {**named, "state": state, "verdict": _verdict(state in cell.expect), "why": why, "log": _tail(run_dir.path)}
@@ -121,7 +121,7 @@ def _resumed(done: RunDir, how: How) -> Record:
     again = RunDir(done.path.with_name(run.run_id))
     again.path.mkdir()
     files.write_json(again.run_json, run)
-    shutil.rmtree(checkpoint.complete_checkpoints(done.path)[0])
+    shutil.rmtree(checkpoint.list_checkpoints(done.path)[0])
     record = _record(again, how)
     if record["verdict"] != "holds":
         return record

@@ -167,7 +167,7 @@ def make_record(
     if not runs:
         raise ShardlabError("no run says on which GPU it ran: `jobs status` in the workspace says why runs failed.")
     machine = runs[0].hosts[0]
-    torch = json.loads(runs[0].folder.environment(machine.host).read_bytes())["torch"]
+    torch = json.loads(runs[0].folder.environment_file(machine.host).read_bytes())["torch"]
     cell = runs[0].cell
     found_gpus = machine.gpus or []
     links = {"NVLink" for gpu in found_gpus if gpu.nvlinks}

@@ -23,7 +23,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from shardlab.hardware.gpu_models import all_models, find_gpu_model
+from shardlab.hardware.gpu_models import find_gpu_model, load_gpu_models
 from shardlab.runs.state import STATE_MEANINGS
 
 SCHEMA = 1
@@ -256,7 +256,7 @@ def _find_problems(record: GpuProofRecord) -> Iterator[str]:
 def _is_known_gpu(name: str) -> bool:
     """Whether a name is that of a GPU model that shardlab knows, of a MIG part of one, or of a vGPU on one."""
     vgpu = VGPU.fullmatch(name)
-    is_on_known = vgpu is not None and any(re.search(rf"\b{vgpu[2]}(?!\d)", model.name) for model in all_models())
+    is_on_known = vgpu is not None and any(re.search(rf"\b{vgpu[2]}(?!\d)", model.name) for model in load_gpu_models())
     return is_on_known or find_gpu_model(MIG_PART.sub("", name)) is not None
 
 

@@ -209,7 +209,7 @@ def _figures(cell: Cell, step_ms: float) -> Finding:
     """
     flops = menu.find_workload(cell.workload).flops_per_unit * cell.global_batch_size * (cell.seq_len or 1)
     name = torch.cuda.get_device_name()
-    peak = gpu_models.peak_flops(name, cell.precision)
+    peak = gpu_models.find_peak_flops(name, cell.precision)
     mfu = None if peak is None else 100 * flops / (step_ms / 1000) / peak
     return {
         "cell": msgspec.to_builtins(cell), "step_ms": step_ms, "mfu_pct": mfu,

@@ -215,7 +215,7 @@ def _list_named_paths(workspace: Workspace, loaded: LoadedMatrix, cluster: Clust
         paths |= {cluster_value for cluster_value in run_file.cluster.values() if cluster_value.startswith("/")}
     storage = cluster.storage
     paths |= {storage.shared or "", storage.mount or "", cluster.data.path or "", cluster.ssh.identity or ""}
-    for environment in cluster.all_environments().values():
+    for environment in cluster.map_environments().values():
         paths |= {environment.python or "", environment.use or "", environment.container or "", environment.wheelhouse or ""}
     absolute_paths = {str(PurePosixPath(path)) for path in paths if path.startswith("/")}
     return [("path", path) for path in sorted(absolute_paths, key=lambda path: (-len(path), path))]
@@ -246,7 +246,7 @@ def _list_cluster_names(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def _list_run_names(loaded: LoadedMatrix) -> list[tuple[str, str]]:
-    hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.hosts()}
+    hosts = {name for loaded_run in loaded.runs for name in loaded_run.folder.list_hosts()}
     sites = {_find_host_domain(name) for name in hosts} | {run.folder.read_run().slurm_cluster or "" for run in loaded.runs}
     sites |= {event.data.get("cluster") or "" for run in loaded.runs for event in run.events}
     return [("host", name) for name in sorted(hosts)] + [("site", name) for name in sorted(filter(None, sites))]

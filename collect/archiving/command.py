@@ -117,7 +117,7 @@ def write_archive(
         staging.pack_commands(folder, loaded, archived_commands)
         left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
         staging.finish_workspace(folder, matrix_name, workspace)
-        run_ids = Workspace(folder).run_ids()
+        run_ids = Workspace(folder).list_runs()
         if pseudonyms is not None:
             replace_names = pseudonyms.replace_names_in_text
             left_out = [LeftOutFile(replace_names(file.name), file.bytes, replace_names(file.why)) for file in left_out]
@@ -155,7 +155,7 @@ def open_archive(archive_file: str, out_path: str | None, output: Output, *, tru
         shutil.rmtree(new_folder / "report", ignore_errors=True)
     opened_workspace = Workspace(workspace_folder)
     code_files = [
-        source for name in plugin_source.CODE_FOLDERS for source in plugin_source.python_files(opened_workspace.path / name)
+        source for name in plugin_source.CODE_FOLDERS for source in plugin_source.list_code_files(opened_workspace.path / name)
     ]
     if trusted and code_files:
         workspace_trust.store_consent(opened_workspace, output.print_remark)
@@ -246,8 +246,8 @@ def _print_opened_archive(
         output.print_line("The numbers of this report equal those of the report in the archive.")
     else:
         output.print_remark(
-            "The numbers of this report are not all equal to those in the archive, for example because another version of "
-            "shardlab computed them or the archive's own metrics were not executed.",
+            "The numbers of this report are not all equal to those in the archive, for example because another "
+            "version of shardlab computed them or the archive's own metrics were not executed.",
             style="yellow",
         )
     if unexecuted_files:
@@ -285,7 +285,7 @@ def build_index(
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and archive.may_contain(name):
-            archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.file_sha256(path))
+            archived_files[archive.WORKSPACE_PREFIX + name] = ArchivedFile(path.stat().st_size, files.compute_file_sha256(path))
     workspace_paths = (name.removeprefix(archive.WORKSPACE_PREFIX) for name in archived_files)
     return ArchiveIndex(
         schema=archive.SCHEMA,

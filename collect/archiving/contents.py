@@ -78,8 +78,8 @@ def choose_files(
     needed_bytes = commands_bytes + sum(archive_source.size_bytes for archive_source in sources)
     if needed_bytes > max_bytes:
         raise ShardlabError(
-            f"the records of the runs have {needed_bytes / 2**30:.3g} GiB without traces, logs and telemetry, and the limit is "
-            f"{max_bytes / 2**30:.3g} GiB. Set a higher limit with --max-gib, or choose another matrix with --matrix."
+            f"the records of the runs have {needed_bytes / 2**30:.3g} GiB without traces, logs and telemetry, and the "
+            f"limit is {max_bytes / 2**30:.3g} GiB. Set a higher limit with --max-gib, or choose another matrix with --matrix."
         )
     return sources, left_out
 
@@ -103,8 +103,10 @@ def _choose_run_files(loaded: LoadedMatrix) -> tuple[list[ArchiveSource], list[L
             left_out.append(LeftOutFile(f"{run_path}/", None, f"the run is {run.verdict.state}"))
             continue
         listing = manifest.list_files(run.folder.path)
-        left_out += [LeftOutFile(f"{run_path}/{path}", None, f"it is {file_kind}") for path, file_kind in listing.other.items()]
-        for path, file_status in listing.regular.items():
+        left_out += [
+            LeftOutFile(f"{run_path}/{path}", None, f"it is {file_kind}") for path, file_kind in listing.other_kinds.items()
+        ]
+        for path, file_status in listing.status_by_file.items():
             archive_path = f"{run_path}/{path}"
             if _matches_in_run(archive_path, NEVER_ARCHIVED_PATTERNS):
                 left_out.append(LeftOutFile(archive_path, file_status.st_size, "checkpoints are never archived"))
@@ -133,7 +135,7 @@ def choose_commands(
     """Choose the folders of commands whose files go into an archive, as they were submitted last. Returns (these folders, those
     that are left out with the reasons)."""
     try:
-        workload_by_command = matrix_file.load_matrix(workspace.path / loaded.expansion.path).commands
+        workload_by_command = matrix_file.load_matrix(workspace.path / loaded.expansion.path).command_by_name
     except ShardlabError:  # `choose_files` says so
         workload_by_command = {}
     digest_by_command = {
@@ -143,7 +145,7 @@ def choose_commands(
     left_out: list[LeftOutFile] = []
     for name, workload in workload_by_command.items():
         digest = digest_by_command.get(name)
-        copy = command_copies.find_copy(workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
+        copy = command_copies.find_copy(workspace_trust.find_copies(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
         if anonymous:
             left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
         elif digest is None or not command_copies.is_intact(copy, digest):
@@ -165,7 +167,7 @@ def _choose_code_files(workspace: Workspace) -> list[ArchiveSource]:
     """The Python files of the workspace's own workloads, strategies and metrics, and the helper files that they import."""
     code_sources = []
     for folder in plugin_source.CODE_FOLDERS:
-        paths = plugin_source.python_files(workspace.path / folder)
+        paths = plugin_source.list_code_files(workspace.path / folder)
         code_sources += _build_sources(folder, workspace.path / folder, [path.name for path in paths])
     return code_sources
 

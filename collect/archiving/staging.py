@@ -20,7 +20,7 @@ from shardlab.cluster import cluster
 from shardlab.cluster.cluster import Cluster
 from shardlab.files import files
 from shardlab.hardware.host import Host
-from shardlab.matrix.command import sent_folders_path
+from shardlab.matrix.command import find_sent_folders_path
 from shardlab.plugins import command_copies
 from shardlab.runs.run import Run
 from shardlab.transfer import manifest
@@ -86,7 +86,9 @@ def pack_commands(folder: Path, loaded: LoadedMatrix, archived_commands: Sequenc
         packed_files = command_copies.pack_files(frozen_copy, command_copies.list_copy(frozen_copy))
         files.write_new(folder / archive.COMMANDS_FOLDER / f"{digest}.tar.gz", packed_files)
     matrix_path = folder / contents.MATRIX_FOLDER / Path(loaded.expansion.path).name
-    files.write_new(sent_folders_path(matrix_path), files.encode_json([command.sent_folder for command in archived_commands]))
+    files.write_new(
+        find_sent_folders_path(matrix_path), files.encode_json([command.sent_folder for command in archived_commands])
+    )
 
 
 def write_descriptions(
@@ -120,7 +122,7 @@ def finish_workspace(folder: Path, matrix_name: str, original_workspace: Workspa
     original_workspace: the workspace that is archived. If its own metrics may be executed, the report contains them.
     """
     staged_workspace = Workspace(folder)
-    for run in staged_workspace.all_runs():
+    for run in staged_workspace.list_folders():
         manifest.write_manifest(run, manifest.make_manifest(run, manifest.list_files(run.path), is_complete=True))
     return write_matrix_report(staged_workspace, matrix_name, original_workspace)
 

@@ -85,17 +85,17 @@ def _find_side_workspace(
 
     source: the name of a matrix of `workspace`, the folder of a workspace, or an archive. open_archives: if `source` is an
     archive, its files stay unpacked in a temporary folder until `open_archives` is closed."""
-    if source in workspace.matrix_names():
+    if source in workspace.list_matrix_names():
         if matrix_name is not None:
             raise InputError(f"--matrix: {source} is itself a matrix. Allowed: --matrix only if A and B are both workspaces.")
         return workspace, source
     if Path(source).is_file():
         return open_archives.enter_context(archiving.unpack_as_workspace(Path(source))), matrix_name
     if not Path(source).is_dir():
-        matrix_names = ", ".join(workspace.matrix_names()) or "none here"
+        matrix_names = ", ".join(workspace.list_matrix_names()) or "none here"
         raise InputError(
-            f"{source}: is neither a matrix of this workspace nor a folder nor a file. "
-            f"Allowed: a folder, an archive, or a matrix ({matrix_names})."
+            f"{source}: is neither a matrix of this workspace nor a folder nor a file. Allowed: a folder, an archive, "
+            f"or a matrix ({matrix_names})."
         )
     return Workspace(Path(source)), matrix_name
 

@@ -10,15 +10,15 @@ import msgspec
 
 from collect.reading.load import LoadedCell
 from shardlab.matrix import cell_names
-from shardlab.matrix.cell import NEWER_OPTIONS, Role, keys_with_role
+from shardlab.matrix.cell import NEWER_OPTIONS, Role, find_role_keys
 
 # Keys in which two matched cells may differ, because these keys do not change which model is trained on which data. Options are
 # not included, because some options belong to the workload and change what is trained.
-_MAY_DIFFER_KEYS = keys_with_role(
+_MAY_DIFFER_KEYS = find_role_keys(
     Role.NODES, Role.PLATFORM, Role.START, Role.PASSES, Role.EXECUTION, Role.INSTRUMENTS, Role.PRECISION
 )
 # Keys of a cell that matching ignores: their values follow from other keys, or do not change the training.
-_IGNORED_KEYS = {"gpu_batch_size"} | keys_with_role(Role.BOOKKEEPING) - {"rehearses"}
+_IGNORED_KEYS = {"gpu_batch_size"} | find_role_keys(Role.BOOKKEEPING) - {"rehearses"}
 # What a command of the user does is never proven, so another version of its files may be compared, and the output names it.
 _MAY_DIFFER_COMMAND_KEYS = _MAY_DIFFER_KEYS | {"workload_code"}
 # The values of options that cells of older versions lack.
@@ -115,7 +115,7 @@ def _find_constant_differences(a: Sequence[Mapping[str, Any]], b: Sequence[Mappi
 def _flatten_cell(cell: LoadedCell) -> dict[str, Any]:
     """The keys of a cell with their values. The keys have the same names as in filters."""
     plain_cell = msgspec.to_builtins(cell.cell)
-    flat_cell = cell_names.values_by_name(plain_cell) | {
+    flat_cell = cell_names.map_cell_values(plain_cell) | {
         "command": plain_cell["command"],
         "instruments": plain_cell["instruments"],
         "rehearses": plain_cell["rehearses"],

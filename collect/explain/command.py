@@ -40,7 +40,7 @@ def show_explanation(
             output.print_remark(fault, style="red")
     metric = explanation.find_metric(metric_name)
     summary = summarize(loaded, comparability.choose_baseline_strategy(baseline, loaded))
-    row = explanation.find_row(summary, handles.find_cell(row_name, workspace.number_cells(matrix_name)))
+    row = explanation.find_row(summary, handles.find_cell_id(row_name, workspace.number_cells(matrix_name)))
     document = explanation.explain_value(
         loaded, summary, row, metric, {own_metric.name: own_metric.file for own_metric in workspace_metrics.metrics}
     )

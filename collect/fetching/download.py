@@ -29,7 +29,7 @@ from shardlab.remote.remote_workspace import RemoteWorkspace
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import STATE_MEANINGS
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import Arrival, HeldCopy
+from shardlab.transfer.arrival import HeldCopy, RunReceiver
 from shardlab.transfer.manifest import ManifestFile, RunManifest
 from shardlab.transfer.messages import HeldFile, OfferedRun, RunOffers, WantedRun, WantedRuns
 from shardlab.workspace.workspace import Workspace
@@ -100,14 +100,14 @@ def download_runs(
         conversation.send(WantedRuns([run.wanted_run for run in expected_runs], is_shared))
         report_bytes = _begin_progress(cluster, expected_runs, progress)
         remaining_runs = deque(expected_runs)
-        arrival = Arrival(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report_bytes)
+        arrival = RunReceiver(conversation, Path(cluster.workspace) / "runs" if is_shared else None, report_bytes)
         try:
             with files.as_workspace_error("write"):
                 while remaining_runs:
                     _receive_run(workspace, cluster, arrival, remaining_runs[0], result_by_run[remaining_runs[0].offered.run])
                     remaining_runs.popleft()
         except ConnectionLost as error:
-            raise ShardlabError(_describe_stopped_transfer(cluster, error.why, result_by_run, remaining_runs)) from None
+            raise ShardlabError(_describe_stopped_transfer(cluster, error.reason, result_by_run, remaining_runs)) from None
         fetch_matrices.store_matrix_descriptions(workspace, offers.descriptions)
         if not patterns:
             shutil.rmtree(staging_folder, ignore_errors=True)
@@ -174,14 +174,14 @@ def _find_held_files(run_path: Path, staging_folder: Path, searched_names: Seque
     local_manifest = None
     with contextlib.suppress(InputError, NotRegular):
         local_manifest = (
-            manifest.read_manifest(RunDir(run_path)) if manifest.regular_file_status(run_path, manifest.MANIFEST_FILE) else None
+            manifest.read_manifest(RunDir(run_path)) if manifest.read_file_status(run_path, manifest.MANIFEST_FILE) else None
         )
     held_copies: dict[str, HeldCopy] = {}
     wanted_name_set = None if searched_names is None else set(searched_names)
     for folder, folder_manifest in ((run_path, local_manifest), (staging_folder, None)):
         if not files.is_folder(folder):
             continue
-        for file_name, file_status in manifest.list_files(folder).regular.items():
+        for file_name, file_status in manifest.list_files(folder).status_by_file.items():
             if (wanted_name_set is None or file_name in wanted_name_set) and file_status.st_size:
                 old_file = folder_manifest.files.get(file_name) if folder_manifest else None
                 is_unchanged = old_file is not None and manifest.is_unchanged(old_file, file_status)
@@ -202,7 +202,7 @@ def _begin_progress(
 
 
 def _receive_run(
-    workspace: Workspace, cluster: RemoteWorkspace, arrival: Arrival, run: ExpectedRun, downloaded_run: DownloadedRun
+    workspace: Workspace, cluster: RemoteWorkspace, arrival: RunReceiver, run: ExpectedRun, downloaded_run: DownloadedRun
 ) -> None:
     """Receive the files of a run, and move them into the run folder if all of them are as on the cluster. Problems are added to
     `downloaded_run`. Raises ShardlabError if the cluster sends something that is not allowed, and OSError if a file cannot be
@@ -210,17 +210,17 @@ def _receive_run(
     run_id, staging_folder = run.offered.run, workspace.runs / STAGING_FOLDER
     folder = staging_folder / "files" / run_id
     try:
-        arrived_run = arrival.receive(run_id, folder, run.held_copies)
+        arrived_run = arrival.receive_run(run_id, folder, run.held_copies)
     except InputError as error:
         raise ShardlabError(f"{cluster.host}: {error}; the run {run_id} on this machine was not changed.") from None
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         # A file has the name of a folder that an interrupted transfer left. The next command begins this run anew.
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if arrived_run.end.problems:
-        downloaded_run.problems = [f"on the cluster: {problem}" for problem in arrived_run.end.problems]
+    if arrived_run.run_end.problems:
+        downloaded_run.problems = [f"on the cluster: {problem}" for problem in arrived_run.run_end.problems]
         return
-    cluster_manifest = run.offered.manifest or arrived_run.end.manifest
+    cluster_manifest = run.offered.manifest or arrived_run.run_end.manifest
     try:
         if cluster_manifest is None:
             raise InputError("the cluster has no manifest of this run")
@@ -253,13 +253,13 @@ def _find_missing_files(workspace: Workspace, run_id: str, cluster_manifest: Run
     run = RunDir(workspace.runs / run_id)
     local_manifest = None
     with contextlib.suppress(InputError, FileNotFoundError):  # if the manifest here is damaged, all files are compared
-        local_manifest = manifest.read_manifest(run) if manifest.regular_file_status(run.path, manifest.MANIFEST_FILE) else None
+        local_manifest = manifest.read_manifest(run) if manifest.read_file_status(run.path, manifest.MANIFEST_FILE) else None
     missing_files = MissingFiles(cluster_manifest, [], 0)
     if not os.path.lexists(run.path):
         missing_files.names = list(cluster_manifest.files)
         return missing_files
     for file_name, manifest_file in cluster_manifest.files.items():
-        file_status = manifest.regular_file_status(run.path, file_name)
+        file_status = manifest.read_file_status(run.path, file_name)
         if file_status is None:
             missing_files.names.append(file_name)
             continue
@@ -292,7 +292,7 @@ def _was_changed_here(path: Path, current_file: ManifestFile, old_file: Manifest
     return (
         current_file.sha256 != old_file.sha256
         and current_file.mtime_ns > old_file.mtime_ns
-        and not manifest.only_grew(path, old_file)
+        and not manifest.only_appended(path, old_file)
     )
 
 

@@ -50,7 +50,7 @@ def fetch_and_print(
     cell_handles = workspace.number_cells()
     headings = ["Run", "State", "Files (n)", "Size (KiB)", "Hashed (n)", "Truncated files (n)", "Corrupt lines (n)"]
     run_rows = [
-        [handles.run_handle(run.run, cell_handles), run.run, run.state]
+        [handles.make_handle(run.run, cell_handles), run.run, run.state]
         + [f"{shown_count:,}" for shown_count in (run.files, run.bytes // 1024, run.hashed, run.truncated, run.corrupt)]
         for run in fetched_runs
     ]
@@ -162,7 +162,7 @@ def _fetch_runs(
         from collect.fetching import download
 
         downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
-    all_run_ids = sorted({*workspace.run_ids(), *downloads_by_run})
+    all_run_ids = sorted({*workspace.list_runs(), *downloads_by_run})
     matching_run_ids = workspace.match_runs(patterns, run_ids=all_run_ids) if patterns else all_run_ids
     part_sentences_by_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
     part_sentences_by_run |= node_parts.gather_parts_if_needed(

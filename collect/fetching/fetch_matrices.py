@@ -14,7 +14,7 @@ from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.files.files import NotRegular, TooLarge
 from shardlab.matrix.expansion import LAST_MATRIX, Expansion, LastMatrix
-from shardlab.transfer.manifest import regular_file_status
+from shardlab.transfer.manifest import read_file_status
 from shardlab.workspace.workspace import Workspace
 
 MATRICES_FOLDER = "matrices"  # the folder in .shardlab that contains the descriptions of matrices
@@ -35,7 +35,7 @@ def read_matrix_descriptions(workspace: Workspace) -> dict[str, bytes]:
     with files.as_workspace_error("read"):
         for file_name in [*matrix_files, LAST_MATRIX]:
             with contextlib.suppress(NotRegular, TooLarge):
-                if regular_file_status(workspace.shardlab_folder, file_name) is not None:
+                if read_file_status(workspace.shardlab_folder, file_name) is not None:
                     content_by_file[file_name] = files.read(workspace.shardlab_folder / file_name)
     return content_by_file
 
@@ -57,7 +57,7 @@ def store_matrix_descriptions(workspace: Workspace, received_files: Mapping[str,
                 get_decoder(LastMatrix).decode(content_by_file[relative_path])
             else:
                 content_by_file[relative_path] = _set_local_path(workspace, content_by_file[relative_path])
-            regular_file_status(workspace.shardlab_folder.resolve(), relative_path)
+            read_file_status(workspace.shardlab_folder.resolve(), relative_path)
         except NotRegular as error:
             raise InputError(
                 f"{error.filename} is {error.kind}, and collect fetch writes only to regular files and folders; "
@@ -80,7 +80,7 @@ def _set_local_path(workspace: Workspace, description: bytes) -> bytes:
     from shardlab.remote import remote_workspace  # imported only here: the cluster does not need it
 
     expansion = get_decoder(Expansion).decode(description)
-    local_path = remote_workspace.local_matrix_path(workspace, expansion.path)
+    local_path = remote_workspace.find_local_matrix_path(workspace, expansion.path)
     return (
         description if local_path == expansion.path else files.encode_json(msgspec.structs.replace(expansion, path=local_path))
     )

@@ -132,11 +132,11 @@ def check_run(
             return fetched_run, new_manifest
     try:
         run_listing = manifest.list_files(run_dir.path)
-        fetched_run.not_regular = {**fetched_run.not_regular, **run_listing.other}
+        fetched_run.not_regular = {**fetched_run.not_regular, **run_listing.other_kinds}
         earlier_manifest = manifest.read_manifest(run_dir)
         if earlier_manifest is None or not earlier_manifest.complete:
             if is_offer:
-                file_sizes = [file.st_size for file in run_listing.regular.values()]
+                file_sizes = [file.st_size for file in run_listing.status_by_file.values()]
                 fetched_run.files, fetched_run.bytes = len(file_sizes), sum(file_sizes)
                 return fetched_run, None
             hashed_manifest = earlier_manifest if downloaded_run else None
@@ -146,10 +146,10 @@ def check_run(
             fetched_run.hashed += 0 if downloaded_run else len(current_manifest.files)
         else:
             current_manifest, difference = manifest.compare_with_manifest(run_dir, run_listing, earlier_manifest)
-            fetched_run.hashed += difference.hashed
+            fetched_run.hashed += difference.hashed_count
             if fetched_run.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept_by_cluster(name)]
-            fetched_run.added, fetched_run.problems = difference.added, difference.problems
+            fetched_run.added, fetched_run.problems = difference.added, difference.describe_problems
         _set_totals(fetched_run, current_manifest)
         if current_manifest == earlier_manifest or fetched_run.problems or fetched_run.pruned:
             return fetched_run, earlier_manifest

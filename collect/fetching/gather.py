@@ -29,7 +29,7 @@ from shardlab.runs.placement import Placement
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import FINAL_STATES
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import Arrival, HeldCopy
+from shardlab.transfer.arrival import HeldCopy, RunReceiver
 from shardlab.transfer.manifest import ManifestFile, RunManifest
 from shardlab.transfer.messages import AskedFiles, HeldFile
 from shardlab.workspace import inventory, workspace_trust
@@ -143,7 +143,7 @@ def _gather_from_nodes(
 def _find_ungathered_placement(run_dir: RunDir) -> tuple[str, Placement] | None:
     """(name of the cluster, placement) of a run that has ended and whose parts have not been gathered; None for other runs."""
     try:
-        events = run_dir.events()
+        events = run_dir.read_events()
         run_placement = placement.read_placement(events)
         if run_placement is None or any(event.event == GATHERED_EVENT for event in events):
             return None
@@ -194,7 +194,7 @@ def request_parts(remote: RemoteWorkspace, run_ids: Sequence[str], progress: Tra
     """
     must_stop = progress.make_wait_check(f"{remote.mark}: the node reads the files of its parts of {len(run_ids):,} run(s).")
     request_json = msgspec.json.encode(run_ids)
-    answered_parts = remote.ask(
+    answered_parts = remote.ask_command(
         "collect.fetching.part_manifest",
         [],
         list[ListedPart],
@@ -236,8 +236,8 @@ def _receive_files(remote: RemoteWorkspace, node_parts: NodeParts, staging_folde
     with RemoteConversation(remote, "shardlab.transfer.node_files", "collect fetch") as conversation:
         conversation.must_stop = progress.is_stopped
         conversation.send(AskedFiles({**bytes_by_file}, held_files))
-        arrived_run = Arrival(conversation, None, report_bytes, bytes_by_file).receive("", staging_folder, held_copies)
-    node_parts.transfer_error = next(iter(arrived_run.end.problems), "")
+        arrived_run = RunReceiver(conversation, None, report_bytes, bytes_by_file).receive_run("", staging_folder, held_copies)
+    node_parts.transfer_error = next(iter(arrived_run.run_end.problems), "")
     node_parts.arrived |= {name for name, file in arrived_run.files.items() if file.sha256 == node_parts.get_file(name).sha256}
 
 
@@ -247,7 +247,7 @@ def _read_staged_files(node_parts: NodeParts, staging_folder: Path) -> tuple[set
     arrived_names, held_copies = set[str](), dict[str, HeldCopy]()
     for run_path in node_parts.copied:
         try:
-            file_status = manifest.regular_file_status(staging_folder, run_path)
+            file_status = manifest.read_file_status(staging_folder, run_path)
         except NotRegular:  # a file has the name of a folder that an interrupted transfer left, or a folder that of a file
             shutil.rmtree(staging_folder)
             return set(), {}
@@ -298,7 +298,7 @@ def has_file_content(run_path: Path, file_name: str, manifest_file: ManifestFile
     A file that can grow may also be longer, if it begins with this content.
     """
     try:
-        file_status = manifest.regular_file_status(run_path, file_name)
+        file_status = manifest.read_file_status(run_path, file_name)
     except NotRegular:
         return False
     compared_bytes = manifest_file.bytes if part_files.is_growing(file_name) else None
@@ -315,7 +315,7 @@ def _put_file_in_place(run_dir: RunDir, staging_folder: Path, file_name: str, ma
     Returns '', or the reason why the file was not moved, as the rest of a sentence that begins with the name of the file.
     """
     try:
-        file_status = manifest.regular_file_status(run_dir.path, file_name)
+        file_status = manifest.read_file_status(run_dir.path, file_name)
     except NotRegular as error:
         return f"is not stored: {error.filename} is {error.kind}"
     is_longer = (

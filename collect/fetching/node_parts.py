@@ -22,6 +22,6 @@ def gather_parts_if_needed(workspace: Workspace, run_ids: Sequence[str], progres
 
 def _has_node_parts(run_dir: RunDir) -> bool:
     try:
-        return placement.read_placement(run_dir.events()) is not None
+        return placement.read_placement(run_dir.read_events()) is not None
     except ShardlabError:  # the events cannot be read: `fetched_run.check_run` reports this
         return False

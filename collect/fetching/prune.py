@@ -29,8 +29,8 @@ from shardlab.workspace.workspace import Workspace
 
 ANSWER_LIMIT_S = 3600.0  # time limit for an answer of the other machine, which reads all files that may be removed
 NOTHING_TO_REMOVE = (
-    "{}: the runs are stored in this folder alone, so there is nothing that `--prune` may remove. It frees a cluster of runs "
-    "that were copied to another machine, or nodes that share no folder."
+    "{}: the runs are stored in this folder alone, so there is nothing that `--prune` may remove. It "
+    "frees a cluster of runs that were copied to another machine, or nodes that share no folder."
 )
 
 
@@ -85,9 +85,9 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     The runs are only in this folder if the cluster is local and no run has parts on other nodes, or if this folder is itself
     the workspace of the cluster, e.g. on shared storage.
     """
-    remote_cluster = remote_workspace.read_for_changes(workspace)
+    remote_cluster = remote_workspace.read_workspace_to_change(workspace)
     if remote_cluster is None:
-        if not any(placement.read_placement(RunDir(workspace.runs / run_id).events()) for run_id in workspace.run_ids()):
+        if not any(placement.read_placement(RunDir(workspace.runs / run_id).read_events()) for run_id in workspace.list_runs()):
             raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
         return
     try:
@@ -150,7 +150,7 @@ def _find_prune_places(workspace: Workspace, run_ids: Sequence[str]) -> list[Pru
     run_ids_by_node: dict[tuple[str, str], list[str]] = {}
     for run_id in run_ids:
         run_dir = RunDir(workspace.runs / run_id)
-        run_placement = placement.read_placement(run_dir.events())
+        run_placement = placement.read_placement(run_dir.read_events())
         if run_placement is not None and run_placement.first_node == gethostname():
             for node_name in run_placement.nodes:
                 run_ids_by_node.setdefault((run_dir.read_run().cluster["name"], node_name), []).append(run_id)
@@ -190,7 +190,7 @@ def _verify_place(workspace: Workspace, prune_place: PrunePlace, progress: Trans
         elif removable_names:
             place_manifest.files = {name: place_manifest.files[name] for name in removable_names}
             verified_files.runs.append(place_manifest)
-            if not prune_place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).events()) is not None:
+            if not prune_place.is_part and placement.read_placement(RunDir(workspace.runs / run_id).read_events()) is not None:
                 verified_files.run_ids_with_parts.append(run_id)
     return verified_files
 
@@ -207,7 +207,7 @@ def _remove_from_place(verified_place: VerifiedFiles, progress: TransferProgress
     request_json = msgspec.json.encode(RemovalRequest(removed_manifests, verified_place.is_part))
     stop_waiting = progress.make_wait_check(f"{verified_place.where}: files are removed.")
     try:
-        removed_runs = verified_place.remote.ask(
+        removed_runs = verified_place.remote.ask_command(
             "collect.fetching.removal",
             [],
             list[RemovedFiles],
@@ -225,7 +225,7 @@ def _free_node_parts(verified_place: VerifiedFiles, progress: TransferProgress) 
     run_options = [option_word for run_id in verified_place.run_ids_with_parts for option_word in ("--run", run_id)]
     stop_waiting = progress.make_wait_check(f"{verified_place.where}: the cluster verifies the parts of its nodes.")
     try:
-        fetched_runs = verified_place.remote.ask(
+        fetched_runs = verified_place.remote.ask_command(
             "collect",
             ["fetch", "--prune", "--yes", *run_options],
             list[RemoteFetchResult],

@@ -64,7 +64,7 @@ def _remove_run_files(
             files.write_atomic(run_dir.path / PRUNED_MARK, b"")
         for file_name, manifest_file in run_manifest.files.items():
             try:
-                file_status = manifest.regular_file_status(run_dir.path, file_name)
+                file_status = manifest.read_file_status(run_dir.path, file_name)
             except NotRegular:
                 file_status = None
             if is_kept_by_cluster(file_name) and not is_part:
@@ -74,7 +74,7 @@ def _remove_run_files(
                 continue
             (run_dir.path / file_name).unlink()
             removed_files.files, removed_files.bytes = removed_files.files + 1, removed_files.bytes + manifest_file.bytes
-        if is_part and not manifest.list_files(run_dir.path).regular:
+        if is_part and not manifest.list_files(run_dir.path).status_by_file:
             (run_dir.path / ".part").unlink(missing_ok=True)
         _remove_empty_folders(run_dir.path, removes_root=is_part)
     return removed_files
@@ -103,7 +103,7 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
     A run that has ended does not resume any more, so it is not considered.
     """
     resuming_runs: dict[str, str] = {}
-    for run_dir in workspace.all_runs():
+    for run_dir in workspace.list_folders():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
             if resumed_ids := run_dir.read_run().resume:
                 resuming_runs |= dict.fromkeys(resumed_ids, run_dir.run_id) if run_dir.judge().state not in FINAL_STATES else {}

@@ -21,9 +21,9 @@ from shardlab.files.files import NotRegular
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from shardlab.transfer import manifest
-from shardlab.transfer.arrival import StandardInput
+from shardlab.transfer.arrival import StandardInputReceiver
 from shardlab.transfer.file_sender import FileSender
-from shardlab.transfer.manifest import Listing, ManifestFile, RunManifest
+from shardlab.transfer.manifest import FolderListing, ManifestFile, RunManifest
 from shardlab.transfer.messages import AskedRuns, OfferedRun, RunEnd, RunOffers, WantedRun, WantedRuns
 from shardlab.workspace.workspace import Workspace
 
@@ -34,7 +34,7 @@ class RunSender(FileSender):
     def __init__(self, workspace: Workspace, input_stream: BufferedIOBase, output_stream: BinaryIO) -> None:
         """source, output_stream: the stream from which messages are read, and the stream to which messages are written."""
         super().__init__(lambda content: (output_stream.write(content), output_stream.flush()))
-        self._workspace, self._input = workspace, StandardInput(input_stream)
+        self._workspace, self._input = workspace, StandardInputReceiver(input_stream)
 
     def serve_requests(self) -> None:
         """Offer runs and send those that are wanted. Raises InputError if a pattern matches no run, or a message is not
@@ -48,7 +48,7 @@ class RunSender(FileSender):
         self.flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.run_ids()
+        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.list_runs()
         part_sentences = node_parts.gather_parts_if_needed(self._workspace, matching_ids, TransferProgress())
         self.send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrix_descriptions(self._workspace)))
 
@@ -77,20 +77,22 @@ class RunSender(FileSender):
         """
         run, problems = self._get_run_dir(offer.run), list[str]()
         sent_files: dict[str, ManifestFile] = {}
-        run_listing = Listing()
+        run_listing = FolderListing()
         try:
             run_listing = manifest.list_files(run.path)
         except WorkspaceError as error:
             problems.append(str(error))
         problems += [
-            f"{name}: it is {entry_kind}" for name, entry_kind in run_listing.other.items() if name not in offer.not_regular
+            f"{name}: it is {entry_kind}"
+            for name, entry_kind in run_listing.other_kinds.items()
+            if name not in offer.not_regular
         ]
-        for name in run_listing.regular if wanted_run.names is None else wanted_run.names:
+        for name in run_listing.status_by_file if wanted_run.names is None else wanted_run.names:
             old_file = offer.manifest.files.get(name) if offer.manifest else None
             try:
-                if name not in run_listing.regular:
+                if name not in run_listing.status_by_file:
                     raise FileNotFoundError
-                file_status = run_listing.regular[name]
+                file_status = run_listing.status_by_file[name]
                 sent_files[name] = sent_file = self.send_file(
                     f"{run.path}/{name}",
                     name,
@@ -99,7 +101,7 @@ class RunSender(FileSender):
                     wanted_run.held.get(name),
                     is_shared=is_shared,
                 )
-                if old_file and old_file.sha256 != sent_file.sha256 and not manifest.only_grew(run.path / name, old_file):
+                if old_file and old_file.sha256 != sent_file.sha256 and not manifest.only_appended(run.path / name, old_file):
                     problems.append(f"{name}: its content changed")
             except FileNotFoundError:
                 if old_file:  # else the run is still going on and removed the file

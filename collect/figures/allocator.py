@@ -82,7 +82,7 @@ def _add_curves(
     points_by_curve: name of a curve -> the entries that are drawn, and the bytes after all entries. looks: name of a curve ->
     plotly's settings. largest_bytes: the highest value, which decides the unit.
     """
-    unit, unit_bytes = notation.bytes_unit([float(largest_bytes)])
+    unit, unit_bytes = notation.choose_unit([float(largest_bytes)])
     for curve, (indexes, sizes_bytes) in points_by_curve.items():
         y, hover = [sizes_bytes[index] / unit_bytes for index in indexes], f"{curve}: %{{y:,.4~g}} {unit}<extra></extra>"
         figure.data.append(make_points("lines", indexes, y, name=curve, meta=mark.row.id, hovertemplate=hover, **looks[curve]))
@@ -97,7 +97,7 @@ def draw_segment_blocks(group: WorkloadGroup) -> Figure | None:
         return None
     sorted_segments = sorted(first[1].segments, key=lambda segment: -segment.total_size)
     drawn_segments = sorted_segments[:MOST_SEGMENTS]
-    unit, unit_bytes = notation.bytes_unit([float(drawn_segments[0].total_size)])
+    unit, unit_bytes = notation.choose_unit([float(drawn_segments[0].total_size)])
     blocks_by_use: dict[str, list[tuple[int, float, float]]] = {name: [] for name in COLOUR_BY_BLOCK_USE}
     for row, segment in enumerate(drawn_segments):
         block_ends = accumulate(block.size for block in segment.blocks)

@@ -120,7 +120,7 @@ def draw_peak_memory(group: WorkloadGroup) -> Figure | None:
     estimates = _select_measured_cells(group, PEAK_MEMORY)
     if not estimates:
         return None
-    unit, unit_bytes = notation.bytes_unit([estimate.value for _, estimate in estimates])
+    unit, unit_bytes = notation.choose_unit([estimate.value for _, estimate in estimates])
     traces = [make_states(group, lambda mark: PEAK_MEMORY in mark.row.metrics)]
     for mark, estimate in estimates:
         value, hover_template = estimate.value / unit_bytes, f"%{{x:,.4~g}} {unit}, {estimate.kind}<extra>%{{y}}</extra>"

@@ -40,7 +40,7 @@ def draw(group: WorkloadGroup) -> Figure | None:
         return None
     throughput_unit = drawn_marks[0].row.metrics[THROUGHPUT].unit
     memory_by_cell = _estimate_memory_by_cell(drawn_marks)
-    memory_unit, unit_bytes = notation.bytes_unit([estimate.value for estimate in memory_by_cell.values()])
+    memory_unit, unit_bytes = notation.choose_unit([estimate.value for estimate in memory_by_cell.values()])
     name_by_cell = {contender.cell: escape(contender.name) for contender in list_contenders([mark.row for mark in drawn_marks])}
     drawn_marks = [marks[cell] for cell in name_by_cell]
     looks = choose_looks(

@@ -42,7 +42,9 @@ def draw_memory_by_run(group: WorkloadGroup) -> Figure | None:
     """
     mark_curves = [(mark, _read_memory_curve(mark.unresumed_run)) for mark in group.marks if mark.unresumed_run]
     drawn_curves = [(mark, curve) for mark, curve in mark_curves if curve]
-    unit, unit_bytes = notation.bytes_unit([value for _, (_, _, sizes) in drawn_curves for value in sizes if value is not None])
+    unit, unit_bytes = notation.choose_unit(
+        [value for _, (_, _, sizes) in drawn_curves for value in sizes if value is not None]
+    )
     traces = {}
     for mark, (memory_kind, times_s, sizes) in drawn_curves:
         x, y = thin_points(times_s, sizes, compute_max_points(len(drawn_curves)))
@@ -83,7 +85,7 @@ def draw_profiled_memory(group: WorkloadGroup) -> Figure | None:
     There is one line for each cell whose traces record memory, of one device of its first completed repeat.
     """
     memory_uses = [(mark, use) for mark in group.marks if (use := find_highest_memory_use(mark)) is not None]
-    unit, unit_bytes = notation.bytes_unit([use.peak_bytes for _, use in memory_uses])
+    unit, unit_bytes = notation.choose_unit([use.peak_bytes for _, use in memory_uses])
     traces_by_label = {}
     for mark, use in memory_uses:
         peak_text = f"{notation.format_number(use.peak_bytes / unit_bytes)} {unit}"
@@ -126,7 +128,9 @@ def draw_categories_of_steps(group: WorkloadGroup) -> Figure | None:
     categories = [part for part in CATEGORIES if any(any(curves.points.get(part, ())) for curves in curves_by_label.values())]
     if not categories:
         return None
-    unit, scale = notation.bytes_unit([max(values) for curves in curves_by_label.values() for values in curves.points.values()])
+    unit, scale = notation.choose_unit(
+        [max(values) for curves in curves_by_label.values() for values in curves.points.values()]
+    )
     panels, max_points = [], compute_max_points(len(categories) * len(curves_by_label))
     for part in categories:
         trace_by_label = {}
@@ -160,7 +164,7 @@ def draw_memory_timeline(group: WorkloadGroup) -> Figure | None:
     drawn_cells = observed_cells[:MOST_PANELS]
     if not drawn_cells:
         return None
-    unit, unit_bytes = notation.bytes_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
+    unit, unit_bytes = notation.choose_unit([max(map(sum, zip(*curves.points.values()))) for _, curves in drawn_cells])
     layout = make_layout({}, {}, showlegend=True)
     layout["annotations"] = []
     traces: list[dict[str, Any]] = []

@@ -55,7 +55,7 @@ def draw_categories(group: WorkloadGroup) -> Figure | None:
     if not drawn_group.marks:
         return None
     peaks_of_cells = [average_peak_bytes(mark.cell) for mark in drawn_group.marks]
-    unit, unit_bytes = notation.bytes_unit([sum(bytes_by_category.values()) for bytes_by_category in peaks_of_cells])
+    unit, unit_bytes = notation.choose_unit([sum(bytes_by_category.values()) for bytes_by_category in peaks_of_cells])
     estimates = [mark.row.metrics.get("estimated_memory_bytes") for mark in drawn_group.marks]
     estimated_bytes = [estimate.value if estimate else None for estimate in estimates]
     panel = BarPanel(unit, unit, peaks_of_cells, CATEGORIES, None, unit_bytes, estimated_bytes, format_category)
@@ -83,16 +83,16 @@ def draw_sharding(group: WorkloadGroup) -> Figure | None:
     estimates = [read_estimated_bytes(mark) for mark in drawn_group.marks]
     bars_by_term = {term: [_get_measured_bytes(mark, names) for mark in drawn_group.marks] for term, names in TERMS.items()}
     measured_sizes = [size_bytes for bars in bars_by_term.values() for bar in bars for size_bytes in bar.values()]
-    unit, scale = notation.bytes_unit([*measured_sizes, *(size_bytes for sizes in estimates for size_bytes in sizes.values())])
+    unit, scale = notation.choose_unit([*measured_sizes, *(size_bytes for sizes in estimates for size_bytes in sizes.values())])
     panels = []
     for term, bars in bars_by_term.items():
         colours, estimated_bytes = {part: CATEGORIES[part] for part in TERMS[term]}, [sizes.get(term) for sizes in estimates]
         panel_title = f"{term.removesuffix('_state')}, {unit}"
         panels.append(BarPanel(panel_title, unit, bars, colours, None, scale, estimated_bytes, format_category))
     caption = (
-        "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: estimate, "
-        "sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as large); the optimizer's "
-        f"own copy of the weights is not in the estimate.{left_out_note}"
+        "The largest size of each during the observed step, on the rank with the highest peak. Vertical mark: "
+        "estimate, sharded as in the ZeRO paper (a gradient is as large as its parameter, Adam's state twice as "
+        f"large); the optimizer's own copy of the weights is not in the estimate.{left_out_note}"
     )
     return draw_bars("sharding", "What sharding leaves on a rank", caption, drawn_group, panels)
 
@@ -124,11 +124,11 @@ def draw_theory(group: WorkloadGroup) -> Figure | None:
         {part: prediction.memory_by_category[part].likely for part in SHARDED if part in prediction.memory_by_category}
         for prediction in predictions
     ]
-    unit, unit_bytes = notation.bytes_unit([sum(bytes_by_part.values()) for bytes_by_part in memory_bars])
+    unit, unit_bytes = notation.choose_unit([sum(bytes_by_part.values()) for bytes_by_part in memory_bars])
     colours = {part: CATEGORIES[part] for part in SHARDED}
     panels = [BarPanel(f"memory of a rank, {unit}", unit, memory_bars, colours, None, unit_bytes, get_label=format_category)]
     sent_bytes = [_sum_sent_bytes(prediction) for prediction in predictions]
-    unit, unit_bytes = notation.bytes_unit([sum(bytes_by_part.values()) for bytes_by_part in sent_bytes if bytes_by_part])
+    unit, unit_bytes = notation.choose_unit([sum(bytes_by_part.values()) for bytes_by_part in sent_bytes if bytes_by_part])
     totals_in_unit = [sum((bytes_by_part or {}).values()) / unit_bytes for bytes_by_part in sent_bytes]
     known_texts = [notation.format_number(total_in_unit, 3) if total_in_unit else "nothing" for total_in_unit in totals_in_unit]
     end_texts = ["" if bytes_by_part is None else text for bytes_by_part, text in zip(sent_bytes, known_texts, strict=True)]

@@ -13,7 +13,7 @@ from collect.figure import INK, SERIES, CellMark, Figure, WorkloadGroup, escape
 from collect.figures.step_parts import COLLECTIVES
 from collect.findings.trace_answers import GroupTraffic, list_cell_traffic, list_profiled_runs
 from collect.findings.trace_details import ProductOfStep, list_cell_products
-from shardlab.hardware.gpu_models import peak_flops
+from shardlab.hardware.gpu_models import find_peak_flops
 from shardlab.terminal import notation
 
 LEGEND_PX, STROKE_PX, MARKER_PX = 30, 18, 11
@@ -82,7 +82,7 @@ def draw_matrix_products(group: WorkloadGroup) -> Figure | None:
     peak_strokes = [
         (mark.label, flops_per_s / TERA, escape(gpu_name))
         for mark, gpu_name in gpus_of_marks
-        if (precision := mark.cell.cell.precision) and (flops_per_s := peak_flops(gpu_name, precision))
+        if (precision := mark.cell.cell.precision) and (flops_per_s := find_peak_flops(gpu_name, precision))
     ]
     caption = (
         f"A mark per operator and size, over profiled ranks and repeats; at most {MOST_PRODUCTS} per cell, those that take the "

@@ -15,7 +15,7 @@ from collect.findings import columns
 from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.strategy_style import Look, choose_looks
-from shardlab.matrix.cell import Cell, Role, keys_with_role
+from shardlab.matrix.cell import Cell, Role, find_role_keys
 from shardlab.terminal import notation
 
 SPEED_UP, THROUGHPUT, MEMORY = "speed_up", "throughput_per_s", "peak_memory_bytes"
@@ -128,7 +128,7 @@ def draw_batch_sizes(group: WorkloadGroup) -> Figure | None:
     line_marks = [mark for marks in marks_by_line for mark in marks]
     unit = next(mark.row.metrics[THROUGHPUT].unit for mark in line_marks if THROUGHPUT in mark.row.metrics)
     memory_sizes_bytes = [mark.row.metrics[MEMORY].value for mark in line_marks if MEMORY in mark.row.metrics]
-    memory_unit, unit_bytes = notation.bytes_unit(memory_sizes_bytes)
+    memory_unit, unit_bytes = notation.choose_unit(memory_sizes_bytes)
     labelled_marks: list[tuple[CellMark, dict[str, Any]]] = [(marks[0], {}) for marks in marks_by_line]
     line_looks = choose_looks([mark.strategy_number for mark, _ in labelled_marks])
     line_names = _make_line_labels(labelled_marks, BATCH_KEYS)
@@ -244,7 +244,7 @@ def _get_pull_interval(mark: CellMark) -> int:
 def _choose_metric_unit(estimates: Sequence[Estimate]) -> tuple[str, float]:
     """(the unit of a panel, how many units of the metric make one unit of the panel)."""
     if estimates[0].unit == "bytes":
-        return notation.bytes_unit([estimate.value for estimate in estimates])
+        return notation.choose_unit([estimate.value for estimate in estimates])
     return estimates[0].unit, 1.0
 
 
@@ -278,7 +278,7 @@ def _make_label_rows(lines: Sequence[tuple[CellMark, Mapping[str, Any]]], ignore
 
 def _drop_keys(cell: Mapping[str, Any], ignored_keys: Collection[str]) -> dict[str, Any]:
     """The cell without the keys of bookkeeping and without `ignored_keys`, which may be options (`options.NAME`)."""
-    dropped_keys = keys_with_role(Role.BOOKKEEPING).union(ignored_keys)
+    dropped_keys = find_role_keys(Role.BOOKKEEPING).union(ignored_keys)
     remaining_keys = {key: value for key, value in cell.items() if key not in dropped_keys}
     if "options" in remaining_keys:
         remaining_keys["options"] = {

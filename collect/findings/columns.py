@@ -15,7 +15,7 @@ from collect.findings.row import CellRow
 from collect.findings.statistics import Estimate
 from collect.metric import MetricColumn, is_workspace_metric, load_metrics
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Table, Text
+from shardlab.terminal.table import CellText, Column, Table
 
 _ALWAYS_SHOWN_KEYS = ("strategy", "gpus")
 _USUAL_KEYS = (
@@ -117,8 +117,8 @@ def _make_key_column(key: str, *, is_number: bool) -> Column[CellRow]:
     return Column(make_heading(key), get_text, name=key, is_number=is_number, link=lambda row: row.id, priority=priority)
 
 
-def _format_states(row: CellRow) -> Text:
-    return Text(row.state, "(expected)" if row.expected and list(row.states) != ["completed"] else "")
+def _format_states(row: CellRow) -> CellText:
+    return CellText(row.state, "(expected)" if row.expected and list(row.states) != ["completed"] else "")
 
 
 def find_notable_state(row: CellRow) -> str:
@@ -273,19 +273,19 @@ def _make_column(metric_name: str, metric_column: MetricColumn, estimates: Seque
     units, kinds = {estimate.unit for estimate in estimates}, {estimate.kind for estimate in estimates}
     unit, scale, digits = units.pop() if len(units) == 1 else "", 1.0, metric_column.digits
     if unit == "bytes":
-        unit, scale = notation.bytes_unit([estimate.value for estimate in estimates])
+        unit, scale = notation.choose_unit([estimate.value for estimate in estimates])
         digits = 3
     shows_kind = bool(metric_column.headings) and len(kinds) > 1
     heading = metric_column.heading if shows_kind else metric_column.headings.get("".join(kinds), metric_column.heading)
 
-    def format_metric(row: CellRow) -> Text:
+    def format_metric(row: CellRow) -> CellText:
         estimate = row.metrics.get(metric_name)
         if estimate is None:
-            return Text("")
+            return CellText("")
         half = (estimate.high - estimate.low) / 2 / scale if estimate.low is not None and estimate.high is not None else None
         spread = f"± {notation.format_spread(half)}" if half and metric_column.has_interval else ""
         unit_or_kind = estimate.kind if shows_kind else "" if unit else estimate.unit
-        return Text(notation.format_number(estimate.value / scale, digits), f"{spread} {unit_or_kind}".strip())
+        return CellText(notation.format_number(estimate.value / scale, digits), f"{spread} {unit_or_kind}".strip())
 
     priority = _LONGEST_SHOWN_METRICS.index(metric_name) if metric_name in _LONGEST_SHOWN_METRICS else place
     return Column(heading, format_metric, unit, name=metric_name, is_number=True, link=lambda row: row.id, priority=priority)

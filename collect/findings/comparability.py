@@ -22,17 +22,17 @@ from collect.sources.steps import find_timed_window
 from shardlab.errors import UnknownName
 from shardlab.hardware.nvml import POWER_CAP
 from shardlab.matrix import faults
-from shardlab.matrix.cell import STRATEGY_OPTIONS, AnyCell, Role, keys_with_role
-from shardlab.matrix.gradient_sync import describe_difference
+from shardlab.matrix.cell import STRATEGY_OPTIONS, AnyCell, Role, find_role_keys
+from shardlab.matrix.gradient_sync import describe_sync_difference
 
 MIN_TROUBLE_SHARE = (
     0.05  # a GPU is reported if at least this share of its samples shows trouble: shorter trouble hardly matters
 )
 # Keys that may differ between cells that do the same work. Options of the workload are compared separately.
-_MAY_DIFFER_KEYS = keys_with_role(
+_MAY_DIFFER_KEYS = find_role_keys(
     Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.INSTRUMENTS, Role.BOOKKEEPING
 )
-_LENGTH_KEYS = keys_with_role(Role.LENGTH, Role.DATA)
+_LENGTH_KEYS = find_role_keys(Role.LENGTH, Role.DATA)
 
 
 def is_same_work_expected(cell: AnyCell, other: AnyCell) -> bool:
@@ -70,10 +70,10 @@ def describe_precision_difference(cells: Iterable[AnyCell]) -> str | None:
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
-def describe_sync_difference(cells: Iterable[LoadedCell]) -> str | None:
+def explain_sync_difference(cells: Iterable[LoadedCell]) -> str | None:
     """A remark about the numbers of these cells if their ranks exchange gradients in different passes of a step, according to
     their results; None if not."""
-    return describe_difference(
+    return describe_sync_difference(
         (cell.cell.strategy, run.result.knobs.get("effective", {}).get("sync"))
         for cell in cells
         for run in cell.completed_runs
@@ -140,7 +140,7 @@ def make_key_without_instruments(cell: Mapping[str, Any]) -> bytes:
 def make_key_without_faults(cell: Mapping[str, Any]) -> bytes:
     """A key that is equal for cells that differ only in their faults on purpose, and in keys that cannot change what is
     measured. cell: in its plain form."""
-    rest = {key: value for key, value in cell.items() if key not in keys_with_role(Role.BOOKKEEPING)}
+    rest = {key: value for key, value in cell.items() if key not in find_role_keys(Role.BOOKKEEPING)}
     rest["instruments"] = {key: value for key, value in cell["instruments"].items() if key not in ("straggler", "lost_worker")}
     rehearsed_key = make_key_without_faults(cell["rehearses"]).decode() if cell.get("rehearses") else None
     return msgspec.json.encode([rest, rehearsed_key], order="deterministic")

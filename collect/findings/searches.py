@@ -53,7 +53,7 @@ def list_search_results(search_paths: Sequence[SearchPath]) -> list[SearchResult
             tries=path.tries,
             cells=[batch_search.try_cell(path.cell, search_try.size).name() for search_try in path.tries],
             best=path.best,
-            says=path.answer or "has not ended",
+            says=path.answer_text or "has not ended",
         )
         for path, name in zip(started_paths, cell_names, strict=True)
     ]

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from collect.reading.load import LoadedCell
-from shardlab.matrix.cell import Role, keys_with_role
+from shardlab.matrix.cell import Role, find_role_keys
 from shardlab.runs.checksums import PROJECTIONS, ModelChecksum
-from shardlab.runs.record import SameWork, read_lines
+from shardlab.runs.record import SameWork, read_records
 from shardlab.runs.rundir import RunDir
 
 # Keys that may differ between the cells of a group. The command line differs in the values of these keys only, because its
 # other words are those of one workload of the matrix.
-_MAY_DIFFER_KEYS = {"command"} | keys_with_role(
+_MAY_DIFFER_KEYS = {"command"} | find_role_keys(
     Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES, Role.START, Role.LENGTH, Role.INSTRUMENTS,
     Role.BOOKKEEPING,
 )  # fmt: skip
@@ -75,9 +75,9 @@ def judge_same_work(cells: Sequence[LoadedCell]) -> dict[str, SameWork]:
 
 def _read_checksums(run_dir: RunDir) -> list[ModelChecksum]:
     """The checksums of all ranks. The first record says how many ranks there were."""
-    checksums = read_lines(run_dir.checksums_file(0), ModelChecksum).records
+    checksums = read_records(run_dir.checksums_file(0), ModelChecksum).records
     for rank in range(1, min(checksums[0].world_size, 1 << 20) if checksums else 0):
-        rank_checksums = read_lines(run_dir.checksums_file(rank), ModelChecksum).records
+        rank_checksums = read_records(run_dir.checksums_file(rank), ModelChecksum).records
         if not rank_checksums:
             break
         checksums += rank_checksums

@@ -52,9 +52,9 @@ def show_history(workspace: Workspace, places: Sequence[str], since: str | None,
             place_workspace = (
                 Workspace(path) if path.is_dir() else unpacked_archives.enter_context(archiving.unpack_as_workspace(path))
             )
-            if not place_workspace.matrix_names():
+            if not place_workspace.list_matrix_names():
                 raise InputError(f"{place}: contains no matrix. Allowed: folders of workspaces, and archives.")
-            for matrix_name in place_workspace.matrix_names():
+            for matrix_name in place_workspace.list_matrix_names():
                 try:
                     history_runs += periods.select_history_runs(place, load_matrix(place_workspace, matrix_name))
                 except ShardlabError as error:

@@ -111,8 +111,8 @@ def _check_options(options: ImportOptions) -> None:
     for option_name, label_text in (("--name", options.name), ("--strategy", options.strategy), ("--host", options.host)):
         if label_text is not None and not re.search(PLAIN_WORD_PATTERN, label_text):
             raise InputError(
-                f"{option_name}: found {label_text[:64]!r}. Allowed: up to 63 letters, digits and the signs _ . -, beginning "
-                "with a letter or digit."
+                f"{option_name}: found {label_text[:64]!r}. Allowed: up to 63 letters, digits and the signs _ . -, "
+                "beginning with a letter or digit."
             )
     if not run_file.RUN_ID.fullmatch(options.into):
         raise InputError(f"--into: found {options.into[:64]!r}. Allowed: text that matches {run_file.RUN_ID.pattern}.")
@@ -133,8 +133,8 @@ def _read_log(path: Path, options: ImportOptions) -> ImportedLog:
     format_name = options.format or log_formats.recognize_format(log_content)
     if format_name is None:
         raise InputError(
-            f"{path}: its format is not known. Allowed: {', '.join(FORMAT_NAMES)}; --as names one of them, and --columns the "
-            "columns of a CSV file without a heading."
+            f"{path}: its format is not known. Allowed: {', '.join(FORMAT_NAMES)}; --as names one of them, and "
+            "--columns the columns of a CSV file without a heading."
         )
     snapshot_json = None
     if format_name == SNAPSHOT:
@@ -177,9 +177,9 @@ def _write_run(
     """Write the folder of the run, which appears complete or not at all, and the matrix if it is new. Returns the folder.
 
     A run with the same labels is another repeat of the same cell."""
-    present_ids = set(workspace.run_ids())
-    repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.run_id(cell, number) not in present_ids)
-    run_id = run_file.run_id(cell, repeat)
+    present_ids = set(workspace.list_runs())
+    repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.make_run_id(cell, number) not in present_ids)
+    run_id = run_file.make_run_id(cell, repeat)
     source_text = "imported from " + ", ".join(f"{file.name} ({file.format})" for file in imported_files)
     new_run_dir = RunDir(workspace.runs / f".{run_id}.new")
     shutil.rmtree(new_run_dir.path, ignore_errors=True)
@@ -206,7 +206,7 @@ def _write_run(
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(new_run_dir.path)
-    if matrix_name not in workspace.matrix_names():
+    if matrix_name not in workspace.list_matrix_names():
         matrix_title = "Runs from logs of other programs"
         workspace.store_expansion(
             Expansion(schema=1, name=matrix_name, title=matrix_title, path="", cells=[], excluded=[], baseline=cell.strategy)
@@ -217,7 +217,7 @@ def _write_run(
 def _write_records(path: Path, records: Sequence[StepRecord | Sample]) -> None:
     with LineWriter(path) as record_writer:
         for record in records:
-            record_writer.write(record)
+            record_writer.write_record(record)
 
 
 def _make_imported_run(run_id: str, matrix_name: str, cell: AnyCell, repeat: int, imported_files: list[ImportedFile]) -> Run:
@@ -249,8 +249,8 @@ def _list_remarks(
         if time_span[1] < other_time_span[0] or other_time_span[1] < time_span[0]:
             remarks.append(
                 f"{log_name} and {other_log_name} do not overlap in time ({notation.format_time(time_span[0])} and "
-                f"{notation.format_time(other_time_span[0])}), so the telemetry is not that of the steps; check --zone "
-                "and --start."
+                f"{notation.format_time(other_time_span[0])}), so the telemetry is not that of the steps; check "
+                "--zone and --start."
             )
     return remarks
 

@@ -132,7 +132,7 @@ FORMAT_NAMES = (*FORMATS, SNAPSHOT)
 def read_log_text(path: Path, column_names: Sequence[str] | None = None) -> tuple[LogContent, int]:
     """Read a file into memory. Returns (the log, the number of its lines that are too long). Raises WorkspaceError."""
     with files.as_workspace_error("read"):
-        return _decode_log(path, files.read(path, MOST_BYTES, follow=True), column_names)
+        return _decode_log(path, files.read(path, MOST_BYTES, follow_links=True), column_names)
 
 
 def _decode_log(path: Path, file_content: bytes, column_names: Sequence[str] | None) -> tuple[LogContent, int]:
@@ -148,7 +148,7 @@ def refuse_importable_log(path: Path) -> None:
     """Raises InputError if a file, which should be a trace, is a log that `collect import` reads. A trace is JSON, maybe
     compressed."""
     try:
-        with files.open_regular(path, follow=True) as file:
+        with files.open_regular(path, follow_links=True) as file:
             log_content, _ = _decode_log(path, file.read(LONGEST_LINE), None)
     except OSError:
         return

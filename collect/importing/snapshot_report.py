@@ -27,7 +27,7 @@ def show_snapshot(path: Path, output: Output) -> int:
         ("in use, peak of the history", in_use_bytes[peak_index]),
         *((f"  of this, blocks {name}", size_bytes) for name, size_bytes in bytes_at_peak.items()),
     ]
-    size_unit, unit_bytes = notation.bytes_unit([size_bytes for _, size_bytes in sizes])
+    size_unit, unit_bytes = notation.choose_unit([size_bytes for _, size_bytes in sizes])
     columns: list[Column[tuple[str, int]]] = [
         Column("Memory", lambda row: row[0]),
         Column("Size", lambda row: row[1], size_unit, unit_bytes, digits=3),
@@ -35,8 +35,8 @@ def show_snapshot(path: Path, output: Output) -> int:
     output.show_table(Table(f"{path.name}: a snapshot of the CUDA allocator", columns, sizes, "snapshot"))
     entry_count, segment_count = len(allocator_snapshot.entries), len(allocator_snapshot.segments)
     output.print_remark(
-        f"{segment_count:,} segments, {entry_count:,} entries in the history. `collect import {path}` makes a run of it, which "
-        "the report draws."
+        f"{segment_count:,} segments, {entry_count:,} entries in the history. `collect import {path}` makes a run of "
+        "it, which the report draws."
     )
     byte_counts = dict(zip(("reserved", "in_use", "peak_reserved", "peak_in_use"), (size_bytes for _, size_bytes in sizes)))
     output.print_document(

@@ -35,9 +35,9 @@ from shardlab.runs.record import (
     Sample,
     StepRecord,
     ValidationRecord,
-    decode_lines,
+    decode_records,
     find_damaged_line,
-    read_lines,
+    read_records,
 )
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import VALIDATION_FILE, RunDir, judge_records, was_rehearsal
@@ -68,7 +68,7 @@ class Damage(msgspec.Struct):
 
     def note_damaged_lines(self, file_name: str, record_lines: RecordLines[R]) -> list[R]:
         """Note the damaged lines of a file or of a part of it, and return the records that could be read."""
-        if record_lines.truncated:
+        if record_lines.is_truncated:
             self.truncated.append(file_name)
         if record_lines.corrupt:
             self.corrupt[file_name] = self.corrupt.get(file_name, 0) + record_lines.corrupt
@@ -228,7 +228,7 @@ class RunRecords(msgspec.Struct):
                     self.damage.note_damaged_lines(file_name, RecordLines[Sample]([], corrupt=cached_samples.header.corrupt))
                     self._add_cached_samples(cached_samples)
                 for lines_block in sample_lines.read_blocks(first_unread_byte):
-                    samples = self.damage.note_damaged_lines(file_name, decode_lines(lines_block, Sample))
+                    samples = self.damage.note_damaged_lines(file_name, decode_records(lines_block, Sample))
                     last_sample_s = samples[-1].wall_s if samples else last_sample_s
                     self._add_samples(host, samples)
         except WorkspaceError as error:
@@ -245,7 +245,7 @@ class RunRecords(msgspec.Struct):
     def _read_records(self, file_name: str, record_type: type[R]) -> list[R]:
         """The records that can be read from a file. Damaged lines, and a file that is not regular, are noted in `damage`."""
         try:
-            return self.damage.note_damaged_lines(file_name, read_lines(f"{self.folder.path}/{file_name}", record_type))
+            return self.damage.note_damaged_lines(file_name, read_records(f"{self.folder.path}/{file_name}", record_type))
         except WorkspaceError as error:
             self._note_unread(file_name, error)
             return []
@@ -284,7 +284,7 @@ class RunRecords(msgspec.Struct):
         if not suspensions or not timed_records:
             return
         if not suspension.overlaps_suspension(
-            min(map(suspension.step_start_s, timed_records)), max(record.wall_s for record in timed_records), suspensions
+            min(map(suspension.find_step_start_s, timed_records)), max(record.wall_s for record in timed_records), suspensions
         ):
             return
         self.was_suspended = True

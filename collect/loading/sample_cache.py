@@ -25,7 +25,7 @@ from shardlab.errors import WorkspaceError
 from shardlab.files import files, own_folder, source_digest
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.record_types import Count, Integer, Sha256, WallTime
-from shardlab.runs.record import Sample, decode_lines
+from shardlab.runs.record import Sample, decode_records
 
 if TYPE_CHECKING:  # frames need the extra `report`, which `collect fetch` works without
     from collect.sources.samples import Samples
@@ -195,7 +195,7 @@ def _extend_cached_samples(
         sample_parts.append(cached_samples.frames)
     end_byte, lines_digest = begin_byte, sample_lines.hash_beginning(begin_byte)
     for lines_block in sample_lines.read_blocks(begin_byte, lines_state.bytes):
-        decoded_lines = decode_lines(lines_block, Sample)
+        decoded_lines = decode_records(lines_block, Sample)
         lines_digest.update(lines_block)
         end_byte, corrupt_line_count = end_byte + len(lines_block), corrupt_line_count + decoded_lines.corrupt
         last_wall_s = decoded_lines.records[-1].wall_s if decoded_lines.records else last_wall_s
@@ -239,7 +239,7 @@ def _find_cache_folder() -> Path:
     Raises OSError, WorkspaceError or RuntimeError if it cannot be made, or would be in a folder of another user, as in a
     command that was started with sudo.
     """
-    cache_folder = own_folder.cache_path("telemetry")
+    cache_folder = own_folder.make_cache_path("telemetry")
     if next(parent_folder for parent_folder in cache_folder.parents if parent_folder.exists()).stat().st_uid != os.geteuid():
         raise PermissionError(f"{cache_folder}: is in a folder of another user")
     files.make_folder(cache_folder.parent)

@@ -7,7 +7,7 @@ import msgspec
 from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metrics.throughput import measure_throughput
-from shardlab.hardware.gpu_models import peak_flops
+from shardlab.hardware.gpu_models import find_peak_flops
 
 
 def compute_mfu(run: LoadedRun) -> Quantity | None:
@@ -20,7 +20,7 @@ def compute_mfu(run: LoadedRun) -> Quantity | None:
     gpu_names = {gpu.name for host in run.hosts for gpu in host.gpus or ()}
     if flops_per_unit is None or precision is None or len(gpu_names) != 1:
         return None
-    throughput_per_s, peak_flops_per_s = measure_throughput(run), peak_flops(gpu_names.pop(), precision)
+    throughput_per_s, peak_flops_per_s = measure_throughput(run), find_peak_flops(gpu_names.pop(), precision)
     if throughput_per_s is None or peak_flops_per_s is None:
         return None
     return Quantity(100 * throughput_per_s.value * flops_per_unit / (peak_flops_per_s * run.cell.gpus), "%")
@@ -53,9 +53,9 @@ METRICS = (
         name="hfu_pct",
         unit="%",
         direction="higher is better",
-        definition="Hardware FLOPs utilization (the same source): as MFU, with the FLOPs that checkpointing computes again. "
-        "Equal to MFU without checkpointing. Blank with checkpointing, because records do not say how much of forward was "
-        "computed twice.",
+        definition="Hardware FLOPs utilization (the same source): as MFU, with the FLOPs that checkpointing computes "
+        "again. Equal to MFU without checkpointing. Blank with checkpointing, because records do not say how much of "
+        "forward was computed twice.",
         of_run=compute_hfu,
         reads=msgspec.structs.replace(_READS, run=("cell.activation_checkpointing", *_READS.run)),
     ),

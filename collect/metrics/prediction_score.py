@@ -10,7 +10,7 @@ from collect.loading.loaded_run import LoadedRun, Quantity
 from collect.metric import Metric, MetricColumn, Reads
 from collect.metric_values import read_result_value
 from collect.metrics.energy import measure_energy
-from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
+from shardlab.runs.prediction import PredictedRange, Prediction, make_exact_range
 
 STEP_TIME, MEMORY, TRAFFIC, ENERGY = "step time", "memory", "traffic", "energy"
 # unit of a category, whose numbers are for one step
@@ -89,7 +89,7 @@ def _pair_traffic(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRang
     counted_bytes = read_result_value(run, "communication_bytes.counted")
     if counted_bytes is None or prediction.sent_bytes is None or (run.run.cell.pp or 1) > 1:
         return None
-    return exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
+    return make_exact_range(prediction.sent_bytes * run.run.world.world_size), counted_bytes
 
 
 def _pair_energy(run: LoadedRun, prediction: Prediction) -> tuple[PredictedRange, float] | None:
@@ -136,8 +136,8 @@ METRICS = (
     _make_score_metric(
         name="memory_over_prediction",
         column=MetricColumn("memory", 95, "Peak / predicted", 3),
-        definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner predicted "
-        "before the run was submitted (docs/planner.md).",
+        definition="Peak that torch's allocator counted on the GPU divided by the peak of tensors that the planner "
+        "predicted before the run was submitted (docs/planner.md).",
         of_run=lambda run: divide_by_prediction(run, MEMORY),
         reads=Reads(
             prediction=("tensor_bytes.likely", "formula_tensor_bytes", "memory_from"), result=("peak_memory_bytes.allocated",)
@@ -146,9 +146,9 @@ METRICS = (
     _make_score_metric(
         name="sent_over_prediction",
         column=MetricColumn("sent", 40, "Counted / predicted", 4),
-        definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that the planner "
-        "predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send different numbers of "
-        "bytes.",
+        definition="Bytes that all ranks sent in one step, counted from its collectives, divided by the bytes that "
+        "the planner predicted before the run was submitted (docs/planner.md). Blank for pipelines, whose ranks send "
+        "different numbers of bytes.",
         of_run=lambda run: divide_by_prediction(run, TRAFFIC),
         reads=Reads(prediction=("sent_bytes",), result=("communication_bytes.counted",), run=("cell.pp", "world.world_size")),
         exact=True,
@@ -157,8 +157,8 @@ METRICS = (
         name="energy_over_prediction",
         column=MetricColumn("times", 195, "Energy / predicted", 3),
         of_all_steps=True,
-        definition="Energy of the GPUs per step divided by the energy per step that the planner predicted before the run was "
-        "submitted (docs/planner.md): its power of the GPUs times its time of a step.",
+        definition="Energy of the GPUs per step divided by the energy per step that the planner predicted before the "
+        "run was submitted (docs/planner.md): its power of the GPUs times its time of a step.",
         of_run=lambda run: divide_by_prediction(run, ENERGY),
         reads=Reads(
             steps="timed", samples="window", events=True, prediction=("energy_kwh", "time_s", "step_s"), result=("gpus",)

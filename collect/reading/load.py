@@ -63,9 +63,9 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
     """
     expansion, searches = _split_searched_cells(workspace, _add_imported_cells(workspace, workspace.read_expansion(matrix)))
     run_ids_by_cell: dict[str, list[str]] = {}
-    for run_id in workspace.run_ids():
+    for run_id in workspace.list_runs():
         if id_parts := parse_run_id(run_id):
-            run_ids_by_cell.setdefault(id_parts.cell, []).append(run_id)
+            run_ids_by_cell.setdefault(id_parts.cell_name, []).append(run_id)
     run_ids_of_cells: list[set[str]] = []
     for expanded_cell in expansion.cells:
         cell_run_ids = (*expanded_cell.runs, *run_ids_by_cell.get(expanded_cell.id, ()))
@@ -90,7 +90,7 @@ def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion
     """The expansion with the cells of imported runs. The runs alone remember them, because `jobs` writes the expansion of a
     matrix again whenever it renders the matrix."""
     cell_by_id = {cell.id: cell for cell in expansion.cells}
-    for run_id in workspace.run_ids():
+    for run_id in workspace.list_runs():
         if run_id.startswith(IMPORTED_PREFIX):
             with contextlib.suppress(InputError):  # the matrix of a run without a readable run.json is not known
                 run = RunDir(workspace.runs / run_id).read_run()

@@ -82,13 +82,13 @@ def compute_own_metrics(workspace: Workspace, matrix: str | None, *, original_wo
     a copy; None: it is no copy. If the user may not act in it (shardlab.workspace.workspace_trust), no file is executed, and
     `faults` of the result says so. Raises WorkspaceError if a file of the workspace cannot be read."""
     metrics_folder = workspace.path / METRIC_PLUGINS.folder
-    plugin_paths = plugin_source.plugin_files(metrics_folder)
+    plugin_paths = plugin_source.list_plugin_files(metrics_folder)
     if not plugin_paths:
         return OwnMetrics()
     module_arguments = ["collect.reading.own_metrics", str(workspace.path), matrix or "", *map(str, plugin_paths)]
     try:
         workspace_trust.must_be_allowed(original_workspace or workspace, f"execute {plugin_paths[0]}")
-        return plugin_process.ask_process(module_arguments, metrics_folder, METRIC_PLUGINS.answer, TIME_LIMIT_S)
+        return plugin_process.ask_process(module_arguments, metrics_folder, METRIC_PLUGINS.answer_type, TIME_LIMIT_S)
     except InputError as error:
         return OwnMetrics(faults=[str(error)])
 
@@ -106,7 +106,7 @@ def main(workspace: str, matrix_name: str, *file_arguments: str) -> None:
         try:
             plugin = plugin_source.read_plugin(path)
             for own_metric in _check_metrics(path, getattr(own_code.execute_plugin(plugin), "METRICS", None)):
-                METRIC_PLUGINS.must_be_new(
+                METRIC_PLUGINS.refuse_used_name(
                     path, own_metric.name, list_shipped_names(), {name: file for name, (file, _) in defined_metrics.items()}
                 )
                 defined_metrics[own_metric.name] = (str(path), own_metric)
@@ -176,8 +176,8 @@ def _compute_own_value(file_name: str, own_metric: Metric, run: LoadedRun, fault
     is_number = isinstance(quantity, Quantity) and type(quantity.value) in (int, float) and math.isfinite(quantity.value)
     if not is_number or quantity.unit != own_metric.unit:
         faults.append(
-            f"{file_name}: {own_metric.name} of {run.run_id} is {str(quantity)[:80]}. Allowed: "
-            f"Quantity(NUMBER, {own_metric.unit!r}), or None if it is not known."
+            f"{file_name}: {own_metric.name} of {run.run_id} is {str(quantity)[:80]}. Allowed: Quantity(NUMBER, "
+            f"{own_metric.unit!r}), or None if it is not known."
         )
         return None
     return quantity

@@ -274,7 +274,7 @@ def _format_quantity(value: float, unit: str) -> str:
     """A number with its unit, as text. Bytes are given in units such as GiB, as in the tables of the report."""
     if unit != "bytes":
         return verdict_text.format_quantity(value, unit)
-    unit_name, unit_bytes = notation.bytes_unit([value])
+    unit_name, unit_bytes = notation.choose_unit([value])
     return f"{notation.format_number(value / unit_bytes, 3)} {unit_name}"
 
 

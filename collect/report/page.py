@@ -272,8 +272,8 @@ def _select_shown_metrics(summary: Summary) -> list[Metric]:
 
 def _list_citations(summary: Summary) -> list[tuple[str, str]]:
     """(what is cited, its BibTeX entry): shardlab, and the study if its citation is known."""
-    entries = [("shardlab", citation.shardlab_bibtex())]
-    return entries + ([("The study", citation.study_bibtex(summary.matrix, summary.citation))] if summary.citation else [])
+    entries = [("shardlab", citation.make_shardlab_bibtex())]
+    return entries + ([("The study", citation.make_study_bibtex(summary.matrix, summary.citation))] if summary.citation else [])
 
 
 def _find_headline_figure(drawn_figures: Sequence[DrawnFigure], workloads: Sequence[str]) -> DrawnFigure | None:

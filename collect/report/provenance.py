@@ -49,7 +49,7 @@ class CellProvenance(msgspec.Struct, frozen=True):
             return Column(column.heading, lambda run: run.metrics.get(column.name), unit, is_number=True)
 
         columns: list[Column[RunRow]] = [
-            *([handles.make_column(lambda run: f"{row.handle}.{run.repeat}")] if row.handle else []),
+            *([handles.make_handle_column(lambda run: f"{row.handle}.{run.repeat}")] if row.handle else []),
             Column(
                 "Run", lambda run: run.run_id, is_number=False, is_code=True,
                 link=lambda run: "" if self.runs[run.run_id].files is None else f"{run.run_id}/",

@@ -19,7 +19,7 @@ from collect.summary import Failure, Summary
 from collect.verdicts.claims import Verdict
 from shardlab.matrix.study import Deviation
 from shardlab.terminal import notation
-from shardlab.terminal.table import Column, Table, Text, TextPiece
+from shardlab.terminal.table import CellText, Column, Table, TextPiece
 
 Row = TypeVar("Row")
 
@@ -183,7 +183,7 @@ def _make_failures_table(summary: Summary) -> Table[Failure]:
         Column("State", lambda failure: failure.state, state=lambda failure: failure.state),
         Column(
             "Run",
-            lambda failure: Text(failure.run, "a later attempt replaced it" if failure.superseded else ""),
+            lambda failure: CellText(failure.run, "a later attempt replaced it" if failure.superseded else ""),
             is_number=False,
             is_code=True,
             link=lambda failure: f"{failure.run}/",
@@ -276,7 +276,7 @@ def _format_quantity(value: float | None, unit: str) -> str:
         return ""
     unit_size = 1.0
     if unit == "bytes":
-        unit, unit_size = notation.bytes_unit([value])
+        unit, unit_size = notation.choose_unit([value])
     return f"{notation.format_number(value / unit_size, 3)} {unit}".rstrip()
 
 

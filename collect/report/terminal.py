@@ -63,7 +63,7 @@ def make_cells_table(summary: Summary) -> Table[CellRow]:
     cell_tables = columns.make_cell_tables(summary.rows, truncation.truncate_summary(summary).rows)
     common_values = ", ".join(f"{heading.lower()} {value}" for heading, value in cell_tables.common_values)
     title = f"{summary_tables.make_report_title(summary)}{f' ({common_values})' if common_values else ''}"
-    shown_columns = [handles.make_column(lambda row: row.handle), *cell_tables.summary_table.columns]
+    shown_columns = [handles.make_handle_column(lambda row: row.handle), *cell_tables.summary_table.columns]
     return msgspec.structs.replace(cell_tables.summary_table, title=title, columns=shown_columns)
 
 

@@ -61,7 +61,7 @@ def run_sampler(samples_path: Path, hz: float, parent_pid: int | None, sources: 
                     sample.started_hz = hz
                 for source in sources:
                     source.fill(sample)
-                sample_writer.write(sample)
+                sample_writer.write_record(sample)
                 tally.samples += 1
                 if is_last or (parent_pid is not None and _has_ended(parent_pid, parent_start_ticks)):
                     break

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from collect.sampler.source import TelemetrySource
-from shardlab.hardware.nvml import throttle_reasons_of_bits
+from shardlab.hardware.nvml import convert_throttle_bits
 from shardlab.runs.record import GpuSample, Sample
 
 MIB = 2**20
@@ -58,7 +58,7 @@ SMI_COLUMNS = (
     SmiColumn("clocks.mem", "memory_clock_mhz", parse_number),
     SmiColumn("ecc.errors.corrected.volatile.total", "ecc_corrected", lambda text: int(parse_number(text))),
     SmiColumn("ecc.errors.uncorrected.volatile.total", "ecc_uncorrected", lambda text: int(parse_number(text))),
-    SmiColumn("clocks_throttle_reasons.active", "throttled", lambda text: throttle_reasons_of_bits(int(text, 16))),
+    SmiColumn("clocks_throttle_reasons.active", "throttled", lambda text: convert_throttle_bits(int(text, 16))),
 )
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Generic, TypeVar
 
 from shardlab.files import files
-from shardlab.runs.record import Record, decode_lines
+from shardlab.runs.record import Record, decode_records
 from shardlab.runs.rundir import RunDir
 
 _HOST_FILE_NAME = re.compile(r"([^/]+)\.jsonl")
@@ -47,7 +47,7 @@ class FollowedRecords(Generic[R]):
             return []
         whole_lines = new_bytes[: new_bytes.rfind(b"\n") + 1]
         self._read_bytes += len(whole_lines)
-        return decode_lines(whole_lines, self._record_type).records
+        return decode_records(whole_lines, self._record_type).records
 
 
 def list_sampled_hosts(run_dir: RunDir) -> list[str]:

@@ -118,7 +118,7 @@ def read_snapshot_document(path: Path) -> dict[str, Any]:
     A pickle has neither rank nor step, so both are 0. Raises InputError if the file is no snapshot, WorkspaceError if it cannot
     be read."""
     with files.as_workspace_error("read"):
-        file_content = files.read(path, MOST_PICKLE_BYTES, follow=True)
+        file_content = files.read(path, MOST_PICKLE_BYTES, follow_links=True)
     try:
         if path.name.endswith(SNAPSHOT_SUFFIX):
             json_text = gzip.GzipFile(fileobj=io.BytesIO(file_content)).read(MOST_JSON_BYTES)
@@ -142,7 +142,7 @@ def read_snapshot_document(path: Path) -> dict[str, Any]:
 def is_snapshot_file(path: Path) -> bool:
     """Whether a file that the user names is a pickle, or has the name of a snapshot of ours. False if it cannot be read."""
     try:
-        with files.open_regular(path, follow=True) as file:
+        with files.open_regular(path, follow_links=True) as file:
             first_bytes = file.read(2)
     except OSError:
         return False

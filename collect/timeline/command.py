@@ -32,7 +32,7 @@ def show_timeline(workspace: Workspace, run_name: str, file: str | None, output:
     file: where to write the timeline for Perfetto (a program that shows traces); None to write no file.
     Returns exit code 0. Raises InputError if the run has neither steps nor telemetry.
     """
-    run = LoadedRun.read(workspace.find_run(run_name))
+    run = LoadedRun.read(workspace.find_run_dir(run_name))
     run_id = run.run_id
     timeline = build_timeline(run)
     if not (timeline.steps or timeline.counters):

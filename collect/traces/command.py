@@ -37,7 +37,7 @@ from shardlab.files import json_file
 from shardlab.runs import trace_part
 from shardlab.runs.run import REHEARSAL_NOTE, Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, summary_name
+from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TracePart, make_summary_name
 from shardlab.terminal.console import Output
 from shardlab.terminal.table import Table
 from shardlab.workspace.workspace import Workspace
@@ -113,7 +113,7 @@ def show_traces(workspace: Workspace, run: str, against: str | None, output: Out
 
 def _find_run_id(workspace: Workspace, run_name: str) -> str:
     """The id of the run with this name; a path, which has a slash, is returned unchanged. Raises InputError."""
-    return run_name if "/" in run_name else workspace.find_run(run_name).run_id
+    return run_name if "/" in run_name else workspace.find_run_dir(run_name).run_id
 
 
 class TraceComparison(NamedTuple):
@@ -277,15 +277,15 @@ def find_trace_files(workspace: Workspace, run: str) -> list[Path]:
     subfolders.
     """
     is_run_path = "/" in run
-    trace_path = Path(run) if is_run_path else workspace.find_run(run).path / "trace"
+    trace_path = Path(run) if is_run_path else workspace.find_run_dir(run).path / "trace"
     if is_run_path and trace_path.is_file():
         return [trace_path]
     trace_paths = trace_part.find_trace_paths(trace_path)
     chosen_paths = trace_paths if is_run_path else run_traces.select_regular_files(trace_paths)
     if not chosen_paths:
         raise InputError(
-            f"{trace_path}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, or a folder or file (with "
-            "a slash in its name) of Chrome traces, *.json or *.json.gz; subfolders are searched too."
+            f"{trace_path}: no traces. Allowed: a run whose cell has instruments: {{profile: ...}}, or a folder or "
+            f"file (with a slash in its name) of Chrome traces, *.json or *.json.gz; subfolders are searched too."
         )
     return chosen_paths
 
@@ -366,7 +366,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
     set_name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
     latest_run_by_part: dict[int, tuple[RunDir, Run, TracePart]] = {}
-    for run_dir in workspace.all_runs():
+    for run_dir in workspace.list_folders():
         try:
             run = run_dir.read_run()
         except ShardlabError:
@@ -382,7 +382,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
 def _read_summaries(run_dir: RunDir, trace_part: TracePart) -> list[FileFigures]:
     file_summaries = []
     for file_number in range(len(trace_part.files)):
-        summary_path = run_dir.path / SUMMARIES_FOLDER / summary_name(file_number)
+        summary_path = run_dir.path / SUMMARIES_FOLDER / make_summary_name(file_number)
         file_summary = json_file.read_json(summary_path, FileFigures, "is not a summary of this version: {}.")
         if file_summary is None:
             raise InputError(f"{summary_path}: the summary is missing, although the run completed.")

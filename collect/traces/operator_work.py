@@ -17,7 +17,7 @@ from collect.traces.input_shapes import InputTensor, has_tensor_lists, read_inpu
 from collect.traces.kernel_categories import WorkCategory
 from collect.traces.matrix_products import find_factor_positions, parse_product_sizes
 from collect.traces.trace import InputTexts
-from shardlab.hardware.gpu_models import find_gpu_model, model_peak_flops
+from shardlab.hardware.gpu_models import find_gpu_model, find_model_peak_flops
 
 _PRECISION_BY_TYPE = {"c10::Half": "fp16", "c10::BFloat16": "bf16", "float": "fp32"}
 _TF32_KERNEL = re.compile(r"tf32|s1688|s16816|tensorop", re.IGNORECASE)
@@ -98,7 +98,7 @@ def compute_least_ns(flops: int | None, moved_bytes: int | None, gpu_name: str, 
         return None
     bounds_ns = [] if moved_bytes is None else [moved_bytes / gpu_model.memory_gb_per_s]
     if flops is not None:
-        peak_flops_per_s = model_peak_flops(gpu_model, precision) if precision else None
+        peak_flops_per_s = find_model_peak_flops(gpu_model, precision) if precision else None
         if peak_flops_per_s is None:
             return None
         bounds_ns.append(flops / peak_flops_per_s * 1e9)

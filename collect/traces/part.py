@@ -20,7 +20,7 @@ from shardlab.files import files
 from shardlab.runs.record import SCHEMA, LineWriter, Result, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
-from shardlab.runs.trace_part import SUMMARIES_FOLDER, summary_name
+from shardlab.runs.trace_part import SUMMARIES_FOLDER, make_summary_name
 from shardlab.terminal import console
 
 
@@ -55,7 +55,7 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
             with files.as_workspace_error("read"):
                 loaded_trace, trace_bytes = trace.read_trace(trace_path), trace_path.stat().st_size
             files.write_json(
-                run_dir.path / SUMMARIES_FOLDER / summary_name(file_number), compute_file_figures(loaded_trace), sync=False
+                run_dir.path / SUMMARIES_FOLDER / make_summary_name(file_number), compute_file_figures(loaded_trace), sync=False
             )
             file_end_s = time.monotonic()
             step_record = StepRecord(
@@ -66,7 +66,7 @@ def analyse_part(run_dir: RunDir, run: Run) -> None:
                 units=trace_bytes,
                 step_ms=1000 * (file_end_s - file_start_s),
             )
-            step_writer.write(step_record)
+            step_writer.write_record(step_record)
     run_result = Result(
         schema=SCHEMA,
         run_id=run.run_id,

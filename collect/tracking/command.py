@@ -28,11 +28,11 @@ def track_run(workspace: Workspace, run_id: str, tracker: str, parent_pid: int |
     Raises InputError if the run or the tracker is not known, MissingExtra if the package of the tracker is not installed, and
     any error of the tracker.
     """
-    trackers.must_be_known(tracker, "--to")
-    trackers.must_be_installed(tracker, f"collect track --to {tracker}")
+    trackers.check_tracker_name(tracker, "--to")
+    trackers.check_tracker_installed(tracker, f"collect track --to {tracker}")
     follow_run = export.load_export_formats()[tracker].follow
     assert follow_run is not None, tracker
-    run_dir, tracker_folder = workspace.find_run(run_id), workspace.path / trackers.TRACKER_FOLDER
+    run_dir, tracker_folder = workspace.find_run_dir(run_id), workspace.path / trackers.TRACKER_FOLDER
     parent_process = None if parent_pid is None else psutil.Process(parent_pid)
     if parent_process is not None:
         os.nice(NICENESS)

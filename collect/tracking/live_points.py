@@ -45,7 +45,7 @@ class LivePoints:
         last_step = self._step_numbers[-1] if self._step_numbers else 0
         points: list[TrackedStep] = []
         samples_by_host: dict[str, list[Sample]] = {}
-        suspensions = suspension.read_suspensions(self._folder.events())
+        suspensions = suspension.read_suspensions(self._folder.read_events())
         has_new_records = True
         while has_new_records:
             has_new_records = False

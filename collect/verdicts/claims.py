@@ -144,7 +144,7 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
         illustrative=illustrative,
     )
     try:
-        test_tree = Expression(claim.test).tree
+        test_tree = Expression(claim.test).syntax_tree
         value_of_call, number_of_call = _look_up_numbers(measurements, verdict, test_tree)
     except ExpressionError as error:
         verdict.why = str(error)
@@ -169,7 +169,7 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
     loaded_cells = [measurements.cell(row) for row in claim_rows]
     remarks = (
         comparability.describe_precision_difference([cell.cell for cell in loaded_cells]),
-        comparability.describe_sync_difference(loaded_cells),
+        comparability.explain_sync_difference(loaded_cells),
     )
     verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.explain_uncounted_traffic(measurements.cell(part.row), part.metric.name) for part in selected_parts)
@@ -299,7 +299,7 @@ def make_repeat_command(expansion: Expansion, repeat_count: int, cell_ids: Colle
     The command selects these cells with --where, because --repeats applies to every selected cell, and without --where all
     cells of the matrix are selected.
     """
-    shipped_matrices = matrix.shipped_matrices()
+    shipped_matrices = matrix.find_shipped_matrices()
     matrix_name = expansion.name.removesuffix("-tiny") if expansion.scale == "tiny" else expansion.name
     matrix_option = (
         matrix_name
@@ -319,7 +319,7 @@ def _make_cells_expression(expansion: Expansion, cell_ids: Collection[str]) -> s
     has, because it is an error if an expression contains an option that a cell does not have.
     """
     names_by_cell = {
-        entry.id: cell_names.values_by_name(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
+        entry.id: cell_names.map_cell_values(msgspec.to_builtins(entry.cell.rehearses or entry.cell))
         for entry in expansion.cells
     }
     other_cells = [names for cell, names in names_by_cell.items() if cell not in cell_ids]

@@ -98,7 +98,7 @@ def compute_side_values(test: ast.expr, value_of_call: Mapping[str, CallValue]) 
     """The values of the left and the right side of a test that compares numbers; (None, None) for any other test."""
     if not _compares_numbers(test, value_of_call):
         return None, None
-    left_value, right_value = (float(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
+    left_value, right_value = (float(DrawsEvaluator(value_of_call).evaluate(side)) for side in (test.left, test.comparators[0]))
     return left_value, right_value
 
 
@@ -111,7 +111,7 @@ def compute_side_intervals(
     """
     if not _compares_numbers(test, value_of_call):
         return None, None
-    left, right = (_compute_interval(DrawsEvaluator(value_of_call).value(side)) for side in (test.left, test.comparators[0]))
+    left, right = (_compute_interval(DrawsEvaluator(value_of_call).evaluate(side)) for side in (test.left, test.comparators[0]))
     return left, right
 
 
@@ -141,7 +141,7 @@ class DrawsEvaluator(Evaluator):
 
     def test(self, node: ast.expr) -> Any:
         """The value of a test. Raises ExpressionError if the expression is not a test."""
-        test_value = self.value(node)
+        test_value = self.evaluate(node)
         if not _is_test(test_value):
             raise ExpressionError(f"{ast.unparse(node)} is not a test: it is neither true nor false")
         return test_value
@@ -154,11 +154,11 @@ class DrawsEvaluator(Evaluator):
         """The value of a call in the test of a claim. It is looked up by the text of the call."""
         return self.values[ast.unparse(node)]
 
-    def all_of(self, tests: Iterable[Any]) -> Any:
+    def combine_with_and(self, tests: Iterable[Any]) -> Any:
         """In which draws all of these tests hold. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_and, map(_check_test, tests))
 
-    def any_of(self, tests: Iterable[Any]) -> Any:
+    def combine_with_or(self, tests: Iterable[Any]) -> Any:
         """In which draws at least one of these tests holds. Raises TypeError if one of them is not a test."""
         return reduce(np.logical_or, map(_check_test, tests))
 
@@ -178,7 +178,7 @@ class DrawsEvaluator(Evaluator):
         if isinstance(operator_node, ast.In | ast.NotIn):
             if not isinstance(right_side, list):
                 raise TypeError("the value after `in` is not a list")
-            is_inside = self.any_of([False, *(self.compare(left_side, ast.Eq(), member) for member in right_side)])
+            is_inside = self.combine_with_or([False, *(self.compare(left_side, ast.Eq(), member) for member in right_side)])
             return is_inside if isinstance(operator_node, ast.In) else np.logical_not(is_inside)
         is_text = [isinstance(side, str) for side in (left_side, right_side)]
         if any(is_text) and not (all(is_text) and isinstance(operator_node, ast.Eq | ast.NotEq)):

@@ -102,7 +102,7 @@ def list_likely_reasons(loaded: LoadedMatrix, cell: LoadedCell, row: CellRow, me
                 clauses.append(f"other software: {package} {', '.join(different_versions)} here, {version} in the study")
     if metric_names & _DATA_METRICS and any(run.result and run.result.data.get("synthetic") for run in cell.completed_runs):
         clauses.append("synthetic data here")
-    value_of_name = cell_names.values_by_name(row.cell.get("rehearses") or row.cell)
+    value_of_name = cell_names.map_cell_values(row.cell.get("rehearses") or row.cell)
     for assumed_value in loaded.expansion.assumed:
         key = assumed_value.key
         if key in _SPEED_KEYS and key in value_of_name and _has_assumed_value(assumed_value, value_of_name[key]):

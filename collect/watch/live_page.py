@@ -100,7 +100,7 @@ class LivePage:
         """Returns (the present data of the page as JSON, a tag that changes if and only if this JSON changes)."""
         with self._lock:
             if time.monotonic() - self._last_reading_s >= MIN_READING_INTERVAL_S:
-                self._document = printable.json(self._build_data())
+                self._document = printable.encode_printable_json(self._build_data())
                 self._document_tag = f'"{hashlib.sha256(self._document).hexdigest()[:32]}"'
                 self._last_reading_s = time.monotonic()
             return self._document, self._document_tag
@@ -156,15 +156,15 @@ def _build_row(run: QueuedRun, verdict: JudgedState, units: Mapping[str, str], h
     step, steps = run.last_step, run.step_count
     progress = run.series.progress if run.series is not None and verdict.state == "running" else None
     cell = run.run.cell if run.run is not None else None
-    rate = progress.rate_per_s(cell) if progress is not None and cell is not None else None
-    remaining_s = progress.left_s(cell) if progress is not None and cell is not None else None
+    rate = progress.compute_rate_per_s(cell) if progress is not None and cell is not None else None
+    remaining_s = progress.estimate_left_s(cell) if progress is not None and cell is not None else None
     if run.result is not None:
         rate = run.result.throughput_per_s
     is_rehearsal = run.run is not None and was_rehearsal(run.run, run.result, run.events)
     reason = ("held: " if verdict.held else "") + verdict.why
     return QueueRow(
         run_id=run.run_id,
-        handle=handles.run_handle(run.run_id, handle_by_cell),
+        handle=handles.make_handle(run.run_id, handle_by_cell),
         state=verdict.state,
         step=f"{step:,} of {steps:,}" if step is not None and steps is not None else f"{step:,}" if step is not None else "",
         share_pct=min(100 * step / steps, 100.0) if step is not None and steps else None,
@@ -183,7 +183,7 @@ def _build_run_at_work(run: QueuedRun, row: QueueRow) -> RunAtWork:
     return RunAtWork(
         run_id=run.run_id,
         row=row,
-        hosts=run.folder.hosts(),
+        hosts=run.folder.list_hosts(),
         last_record_s=max(run.series.last_record_s, run.last_event_s),
         figures=[live_figure for live_figure in figures_or_none if live_figure is not None],
     )

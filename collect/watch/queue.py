@@ -62,8 +62,8 @@ class QueuedRun:
         """The number of the last timed step of which the records are known; None if no such step is known."""
         if self.result is not None:
             return self.result.steps
-        if self.series is not None and self.series.progress.step is not None:
-            return self.series.progress.step
+        if self.series is not None and self.series.progress.last_step is not None:
+            return self.series.progress.last_step
         exited_steps = next((event.data.get("steps") for event in reversed(self.events) if event.event == "exited"), None)
         return exited_steps if isinstance(exited_steps, int) else None
 
@@ -88,7 +88,7 @@ class QueuedRun:
         self.result = None
         try:
             self.run = self.folder.read_run()
-            self.events = self.folder.events(strict=True)
+            self.events = self.folder.read_events(strict=True)
             self.verdict, self.result = self.folder.judge_with_result(self.events, self.run)
         except ShardlabError as error:
             self.verdict = JudgedState("unknown", str(error))
@@ -115,7 +115,7 @@ class Queue:
         """The runs with their present states: first runs that failed, then running runs, then waiting runs, then all other
         runs by their last event."""
         latest_run_by_name: dict[str, str] = {}
-        for run_id in self.workspace.run_ids():
+        for run_id in self.workspace.list_runs():
             run_name, attempt_number = split_attempt(run_id)
             if run_name not in latest_run_by_name or attempt_number > split_attempt(latest_run_by_name[run_name])[1]:
                 latest_run_by_name[run_name] = run_id

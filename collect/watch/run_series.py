@@ -10,7 +10,7 @@ from collect.sources.world_steps import WorldSteps
 from collect.watch.curve import LiveCurve
 from shardlab.files import files
 from shardlab.runs import suspension
-from shardlab.runs.progress import Progress
+from shardlab.runs.progress import RunProgress
 from shardlab.runs.record import Sample, StepRecord
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
@@ -39,7 +39,7 @@ class RunSeries:
         self._reset()
 
     def _reset(self) -> None:
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.last_record_s = 0.0  # the time of the last record, in seconds since the epoch by the clock of its node
         self.left_out: dict[str, set[str]] = {}  # title of a figure -> the lines for which the figure has no room
         self.curves: dict[str, dict[str, LiveCurve]] = {title: {} for title in (*STEP_FIGURES, *TIME_FIGURES)}
@@ -86,7 +86,7 @@ class RunSeries:
     def _add_steps(self, rank: int, step_records: Sequence[StepRecord]) -> None:
         step_records = suspension.mark_suspended(step_records, self.suspensions)
         if rank == 0:
-            self.progress.add(step_records)
+            self.progress.add_records(step_records)
         self.last_record_s = max([self.last_record_s, *(record.wall_s for record in step_records)])
         for world_step in self._world_steps.add(step_records):
             if world_step.loss is not None:

@@ -160,7 +160,7 @@ class QuestionRewriter:
 
 def read_cell_values(cell: AnyCell) -> ValuesByName:
     """The values of a cell by name, as filters use them."""
-    return cell_names.values_by_name(msgspec.to_builtins(cell))
+    return cell_names.map_cell_values(msgspec.to_builtins(cell))
 
 
 def list_changed_value_names(cell: AdaptedCell) -> list[str]:

@@ -66,7 +66,7 @@ def prepare_start(run_dir: RunDir, run: Run) -> dict[str, str]:
         job_id = str(os.getpid())
         environment = {"SUBMITIT_EXECUTOR": "local", f"{LOCAL_PREFIX}JOB_ID": job_id}
     submission = DelayedSubmission(RankTask(str(run_dir.path)))
-    submission.set_timeout((run.limit_s or 0) // 60, run.retries_after("timeout"))
+    submission.set_timeout((run.limit_s or 0) // 60, run.find_retry_limit("timeout"))
     # submitit fails on an incomplete file of an earlier start
     shutil.rmtree(run_dir.path / SUBMITIT_FOLDER, ignore_errors=True)
     files.make_folder(run_dir.path / SUBMITIT_FOLDER)

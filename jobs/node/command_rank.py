@@ -80,7 +80,7 @@ class StepWriter:
             counts_units="tokens" in values,
         )
         self._last_s, self._last_step, self._warmup_left = now_s, step, self._warmup_left - 1
-        self._lines.write(step_record)
+        self._lines.write_record(step_record)
 
 
 def main(argv: list[str]) -> int:
@@ -97,8 +97,8 @@ def main(argv: list[str]) -> int:
             "`launcher_options` that keep the number of ranks."
         )
     if _read_number("LOCAL_RANK", "SLURM_LOCALID") == 0:
-        files.make_folder(run_dir.environment(gethostname()).parent)
-        files.write_json(run_dir.environment(gethostname()), host.read_host())
+        files.make_folder(run_dir.environment_file(gethostname()).parent)
+        files.write_json(run_dir.environment_file(gethostname()), host.read_host())
     if rank == 0:
         run_dir.write_event("rank-00000", "met", sync=False, world_size=run.world.world_size)
     files.make_folder(run_dir.steps_file(rank).parent)
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
 
 def _run_command(run_dir: RunDir, run: Run, cell_command: Command, rank: int) -> int:
     """Start the command and wait for its end. Returns its exit code, or the negative number of the signal that ended it."""
-    words = command_run.list_words(run_dir, run, sys.executable)
+    words = command_run.list_command_words(run_dir, run, sys.executable)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **_list_torch_variables(run)}
     if "PYTHONSAFEPATH" not in run.cell.env:  # the run's script sets it for our own programs; a script imports files beside it
         environment.pop("PYTHONSAFEPATH", None)

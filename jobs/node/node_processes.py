@@ -165,7 +165,7 @@ def remove_data_copies(run_dir: RunDir) -> None:
     with contextlib.suppress(ShardlabError):  # if the copies cannot be removed, the next run on this node removes them
         if run_dir.read_run().data_stage != "node":
             return
-        while node_folder.shared_folder_name(run_dir.path) in node_folder.remove_unused() and time.monotonic() < deadline:
+        while node_folder.make_shared_folder_name(run_dir.path) in node_folder.remove_unused() and time.monotonic() < deadline:
             time.sleep(0.1)
 
 

@@ -12,7 +12,7 @@ from jobs.node import node_processes
 from jobs.node.rendezvous import read_node_number
 from shardlab.errors import ShardlabError
 from shardlab.hardware import nvml
-from shardlab.hardware.nvml import Process
+from shardlab.hardware.nvml import GpuProcess
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 
@@ -40,8 +40,8 @@ def wait_until_gpus_free(run_dir: RunDir, run: Run, environment: Mapping[str, st
         usage_clause = _describe_usage(processes_by_gpu)
         if time.monotonic() > deadline_s:
             raise ShardlabError(
-                f"{gethostname()}: {usage_clause}. The run was not started, because times on shared GPUs are wrong. End these "
-                "processes, or let the run wait until they end: `jobs submit --wait-gpus SECONDS`."
+                f"{gethostname()}: {usage_clause}. The run was not started, because times on shared GPUs are wrong. "
+                "End these processes, or let the run wait until they end: `jobs submit --wait-gpus SECONDS`."
             )
         if run.wait_gpus_s and time.monotonic() >= next_event_s:
             # The event is written again and again, because the supervisor ends a run that writes nothing during its hang limit.
@@ -59,7 +59,7 @@ def _count_gpus(run: Run, node_number: int) -> int:
     return min(max(run.cell.gpus - node_number * ranks_per_node, 0), ranks_per_node)
 
 
-def _find_other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
+def _find_other_processes(run_dir: RunDir) -> dict[str, list[GpuProcess]]:
     """The processes on each GPU of this node that do not belong to this run, by the UUID of the GPU."""
     processes_by_gpu = nvml.read_gpu_processes() or {}
     return {
@@ -73,8 +73,8 @@ def _find_other_processes(run_dir: RunDir) -> dict[str, list[Process]]:
 
 
 def find_processes_on_gpus(
-    processes_by_gpu: Mapping[str, list[Process]], visible_devices: str | None, gpu_count: int
-) -> dict[str, list[Process]]:
+    processes_by_gpu: Mapping[str, list[GpuProcess]], visible_devices: str | None, gpu_count: int
+) -> dict[str, list[GpuProcess]]:
     """The processes on each GPU that the ranks of a node will use, by UUID. GPUs without processes are left out.
 
     processes_by_gpu: the processes on all GPUs of the node, in PCI order. visible_devices: the value of CUDA_VISIBLE_DEVICES
@@ -94,8 +94,8 @@ def _find_uuid(gpu_name: str, gpu_uuids: list[str]) -> str:
     return next((uuid for uuid in gpu_uuids if gpu_name and uuid.startswith(gpu_name)), "")
 
 
-def _describe_usage(processes_by_gpu: Mapping[str, list[Process]]) -> str:
-    def format_process(other_process: Process) -> str:
+def _describe_usage(processes_by_gpu: Mapping[str, list[GpuProcess]]) -> str:
+    def format_process(other_process: GpuProcess) -> str:
         return f"{other_process.pid} ({other_process.name})" if other_process.name else str(other_process.pid)
 
     return "; ".join(

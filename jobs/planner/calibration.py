@@ -18,7 +18,7 @@ import msgspec
 from jobs.planner import gpu, model_facts
 from jobs.planner.step_time import PredictedStepTime
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import PredictedRange, exact_range, sum_ranges
+from shardlab.runs.prediction import PredictedRange, make_exact_range, sum_ranges
 
 CalibrationKey = tuple[object, ...]
 PredictedTimes = tuple[float, float]  # the predicted seconds of a step, and of its computing
@@ -85,7 +85,7 @@ class Calibration(msgspec.Struct, frozen=True):
         for power_key in _list_power_keys(cell, gpu_name):
             if watts := self.watts_by_key.get(power_key):
                 group_name = cell.strategy if power_key == _list_power_keys(cell, gpu_name)[0] else cell.workload
-                return _narrow_by_ratios(exact_range(1.0), watts), self._describe_calibration(watts, group_name)
+                return _narrow_by_ratios(make_exact_range(1.0), watts), self._describe_calibration(watts, group_name)
         return (assumed_watts, "") if self.fallback is None else self.fallback.correct_power(cell, gpu_name, assumed_watts)
 
     def _describe_calibration(self, ratios: list[float], measured_thing: str) -> str:

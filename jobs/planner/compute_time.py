@@ -50,7 +50,7 @@ class ComputeTime(msgspec.Struct, frozen=True):
 
 def predict_compute_time(cell: Cell, facts: ModelFacts, gpu: GpuModel) -> ComputeTime | None:
     """The time of one micro-batch; None if the operations of the model, or the peak of the GPU at the precision, is unknown."""
-    rates, peak_flops = (device_profile.find_rates(gpu, cell.precision), gpu_models.model_peak_flops(gpu, cell.precision))
+    rates, peak_flops = (device_profile.find_rates(gpu, cell.precision), gpu_models.find_model_peak_flops(gpu, cell.precision))
     if rates is None or peak_flops is None or facts.flops_per_item is None:
         return None
     micro_batch, model_ranks = cell.micro_batch_size, cell.tp * cell.pp

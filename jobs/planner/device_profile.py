@@ -56,7 +56,7 @@ def read_achieved_shares() -> tuple[AchievedShare, ...]:
 @functools.cache
 def find_rates(gpu_model: GpuModel, precision: str) -> AchievedRates | None:
     """The FLOP/s that kernels of a GPU reach at a precision; None if the GPU does not support the precision."""
-    peak_flops = gpu_models.model_peak_flops(gpu_model, precision)
+    peak_flops = gpu_models.find_model_peak_flops(gpu_model, precision)
     if peak_flops is None:
         return None
     model_name = format_gpu_name(gpu_model)

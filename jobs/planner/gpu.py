@@ -9,7 +9,7 @@ from jobs.planner.memory import read_memory_terms
 from shardlab.errors import UnknownName
 from shardlab.hardware import gpu_models
 from shardlab.hardware.gpu_models import GpuModel
-from shardlab.runs.prediction import PredictedRange, exact_range
+from shardlab.runs.prediction import PredictedRange, make_exact_range
 
 GIB = 1 << 30
 MAKER_WORDS = {"nvidia", "tesla", "geforce", "amd", "instinct"}  # words of a GPU's name that a short name leaves out
@@ -32,7 +32,7 @@ def _list_fitting_models(gpu_name: str, memory_gib: float | None) -> list[GpuMod
     name_words = set(_split_words(gpu_name)) - MAKER_WORDS
     fitting_models = [
         listed_model
-        for listed_model in gpu_models.all_models()
+        for listed_model in gpu_models.load_gpu_models()
         if name_words and name_words <= set(_split_words(listed_model.name))
     ]
     if memory_gib is None or not fitting_models:
@@ -56,8 +56,8 @@ def explain_gpu_name(gpu_name: str, memory_gib: float | None = None) -> str | No
     if not other_names or first_name == gpu_name.lower():
         return None
     return (
-        f"gpus.type: {gpu_name} is planned as {first_name}; memory_gib, or a longer name for gpus.type, selects another model: "
-        f"{', '.join(other_names)}."
+        f"gpus.type: {gpu_name} is planned as {first_name}; memory_gib, or a longer name for gpus.type, selects "
+        f"another model: {', '.join(other_names)}."
     )
 
 
@@ -71,7 +71,7 @@ def must_find_gpu_model(gpu_name: str) -> GpuModel:
 
 def list_gpu_names() -> list[str]:
     """A short name of every GPU model that gpu_models.yaml lists."""
-    return sorted({_make_short_name(listed_model) for listed_model in gpu_models.all_models()})
+    return sorted({_make_short_name(listed_model) for listed_model in gpu_models.load_gpu_models()})
 
 
 def _make_short_name(gpu_model: GpuModel) -> str:
@@ -81,7 +81,7 @@ def _make_short_name(gpu_model: GpuModel) -> str:
 def find_gpu_memory(gpu_model: GpuModel | None, memory_gib: float | None) -> PredictedRange | None:
     """The memory of a GPU in bytes; None if it is not known. memory_gib: the memory that the cluster file states, in GiB."""
     if memory_gib is not None:
-        return exact_range(memory_gib * GIB)
+        return make_exact_range(memory_gib * GIB)
     return None if gpu_model is None else read_memory_terms()["usable"].scale(gpu_model.memory_gb * GIB)
 
 

@@ -21,7 +21,7 @@ from shardlab.errors import WorkspaceError
 from shardlab.files import json_file
 from shardlab.hardware.host import Host
 from shardlab.matrix.cell import Cell
-from shardlab.runs.record import read_lines
+from shardlab.runs.record import read_records
 
 SPEED_STAGE = "D"  # the stage of the proof that measures speed
 CHECKOUT_RESULTS = Path(jobs.__file__).resolve().parents[1] / "docs" / "results"  # exists only in a checkout of the repository
@@ -64,7 +64,7 @@ def _read_machine(host_path: Path) -> PlannedMachine | None:
 
 def _read_proof(proof_path: Path, machine: PlannedMachine) -> Iterator[MeasuredRatio]:
     try:
-        proof_records = read_lines(proof_path, ProofRecord).records
+        proof_records = read_records(proof_path, ProofRecord).records
     except WorkspaceError:  # the file cannot be read
         return
     for proof_record in proof_records:

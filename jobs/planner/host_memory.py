@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from jobs.planner import memory, model_facts, sharding
 from shardlab.matrix.cell import Cell
-from shardlab.runs.prediction import PredictedRange, Prediction, exact_range, sum_ranges
+from shardlab.runs.prediction import PredictedRange, Prediction, make_exact_range, sum_ranges
 from trainers import menu
 from trainers.model import precision
 from trainers.strategy_options import Fsdp2Options, Zero3Options
@@ -36,7 +36,7 @@ def predict_host_bytes(
     has_second_copy = Zero3Options(cell.options).hpz_partition_size != 1
     makes_whole = engine in WHOLE_MODEL_ENGINES and (cell.strategy != "zero3" or has_second_copy)
     initial_bytes = 4.0 * parameters * (ranks_per_node if makes_whole else 1)  # in fp32, until it is on the GPUs
-    tensor_bytes = exact_range(max(initial_bytes, ranks_per_node * _count_offloaded_bytes(cell, parameters)))
+    tensor_bytes = make_exact_range(max(initial_bytes, ranks_per_node * _count_offloaded_bytes(cell, parameters)))
     if not on_gpu:
         # Only what ranks keep from step to step is in memory at the same time; of a pipeline, that of one of its ranks.
         kept_bytes = sum(

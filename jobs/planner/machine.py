@@ -12,7 +12,7 @@ from shardlab.cluster.all_reduce import MeasuredAllReduce
 from shardlab.cluster.cluster import Cluster
 from shardlab.hardware import host
 from shardlab.hardware.gpu_models import GpuModel
-from shardlab.runs.prediction import PredictedRange, exact_range
+from shardlab.runs.prediction import PredictedRange, make_exact_range
 
 
 class PlannedMachine(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ def plan_machine(cluster: Cluster, gpu_type: str | None, all_reduces: Sequence[M
         return NO_GPU_MACHINE  # practice nodes have GPUs only in the configuration of Slurm
     if cluster.provider == "local":
         return _plan_this_machine(cluster, all_reduces)
-    gpus = cluster.for_gpu_type(gpu_type).gpus
+    gpus = cluster.select_gpu_type(gpu_type).gpus
     if gpus is None or not gpus.per_node or gpus.type == PRACTICE_GPU:
         return NO_GPU_MACHINE
     gpu_model = None if gpus.type is None else gpu.find_gpu_model(gpus.type, gpus.memory_gib)
@@ -55,7 +55,9 @@ def _plan_this_machine(cluster: Cluster, all_reduces: Sequence[MeasuredAllReduce
         return NO_GPU_MACHINE
     gpu_model = gpu.find_gpu_model(observed_gpus[0].name)
     gpu_memory_bytes = (
-        exact_range(observed_gpus[0].memory_bytes) if observed_gpus[0].memory_bytes else gpu.find_gpu_memory(gpu_model, None)
+        make_exact_range(observed_gpus[0].memory_bytes)
+        if observed_gpus[0].memory_bytes
+        else gpu.find_gpu_memory(gpu_model, None)
     )
     return _make_machine(cluster, observed_gpus[0].name, gpu_model, gpu_memory_bytes, all_reduces)
 

@@ -38,7 +38,7 @@ def make_predictions_table(
             has_rehearsals or column.heading != MEMORY_SOURCE_HEADING
         )  # without rehearsals, it would say `formula` in every row
     ]
-    handle_column: Column[tuple[str, Prediction]] = handles.make_column(lambda row: handle_by_cell.get(row[0], ""))
+    handle_column: Column[tuple[str, Prediction]] = handles.make_handle_column(lambda row: handle_by_cell.get(row[0], ""))
     return Table("predicted", [handle_column, _CELL_COLUMN, *columns], list(predictions.items()))
 
 
@@ -50,16 +50,17 @@ def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str
     )
     if unfit_count:
         sentences.append(
-            f"predicted: {unfit_count} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` leaves them "
-            "out, unless they expect oom, or with --no-fit-check."
+            f"predicted: {unfit_count} of {len(predictions)} cell(s) do not fit the memory of a GPU; `jobs submit` "
+            "leaves them out, unless they expect oom, or with --no-fit-check."
         )
     if unlikely_count:
         sentences.append(f"predicted: {unlikely_count} of {len(predictions)} cell(s) are unlikely to fit the memory of a GPU.")
     sentences += describe_host_memory(predictions)
     if unfit_count or unlikely_count:
         sentences.append(
-            "Out of memory is a result, so --adapt changes no batch size. The column `largest micro` has the micro-batch that "
-            "is likely to fit, where it is known; `search: {key: gpu_batch_size, for: largest_that_fits}` finds it."
+            "Out of memory is a result, so --adapt changes no batch size. The column `largest micro` has the "
+            "micro-batch that is likely to fit, where it is known; `search: {key: gpu_batch_size, for: "
+            "largest_that_fits}` finds it."
         )
     for field, noun_phrase, format_value in _SUMMED_FIELDS:
         ranges_by_cell = {
@@ -75,8 +76,8 @@ def describe_sums(predictions: Mapping[str, Prediction], run_counts: Mapping[str
                 "" if len(ranges_by_cell) == len(predictions) else f" for {len(ranges_by_cell)} of {len(predictions)} cells"
             )
             sentences.append(
-                f"predicted: {format_value(sum_range.likely)}{noun_phrase}{cells_clause} ("
-                f"{format_value(sum_range.low)} to {format_value(sum_range.high)})."
+                f"predicted: {format_value(sum_range.likely)}{noun_phrase}{cells_clause} "
+                f"({format_value(sum_range.low)} to {format_value(sum_range.high)})."
             )
     return sentences
 
@@ -94,8 +95,8 @@ def describe_host_memory(predictions: Mapping[str, Prediction]) -> list[str]:
     }
     left_out_hint = "; `jobs submit` leaves them out, unless they expect oom, or with --no-fit-check"
     return [
-        f"predicted: {len(cell_group)} of {len(predictions)} cell(s) need {share_phrase} of the host memory of a node{hint}: "
-        f"{', '.join(list(cell_group)[:MOST_SHOWN_NAMES])}{' ...' if len(cell_group) > MOST_SHOWN_NAMES else ''}."
+        f"predicted: {len(cell_group)} of {len(predictions)} cell(s) need {share_phrase} of the host memory of a "
+        f"node{hint}: {', '.join(list(cell_group)[:MOST_SHOWN_NAMES])}{' ...' if len(cell_group) > MOST_SHOWN_NAMES else ''}."
         for cell_group, share_phrase, hint in (
             (exceeding_predictions, "more than all", left_out_hint),
             (near_predictions, f"more than {host_memory.WARNED_SHARE:.0%}", ""),

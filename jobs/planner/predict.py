@@ -20,7 +20,7 @@ from shardlab.runs.prediction import (
     PredictedRange,
     Prediction,
     PredictionSource,
-    exact_range,
+    make_exact_range,
     sum_ranges,
 )
 from shardlab.runs.rehearsed import NotRehearsed, RehearsalAnswer, Rehearsed, RehearsedCollective, RehearsedRank
@@ -266,7 +266,7 @@ def find_gpu_capacity(cell: Cell, machine: PlannedMachine) -> PredictedRange | N
     predicted."""
     if not machine.on_gpu:
         return None
-    memory_limit = None if cell.memory_limit_gib is None else exact_range(cell.memory_limit_gib * GIB)
+    memory_limit = None if cell.memory_limit_gib is None else make_exact_range(cell.memory_limit_gib * GIB)
     if memory_limit is None or machine.gpu_memory_bytes is None:
         return memory_limit or machine.gpu_memory_bytes
     limit_pairs = zip(msgspec.structs.astuple(memory_limit), msgspec.structs.astuple(machine.gpu_memory_bytes), strict=True)
@@ -377,8 +377,8 @@ def _describe_rehearsal(rehearsal: Rehearsed, *, on_gpu: bool) -> str:
     gpu_clause = "; operators of a GPU may need other memory, never measured" if on_gpu else ""
     remarks_clause = "".join(f"; {remark.rstrip('.')}" for remark in rehearsal.remarks)
     return (
-        f"rehearsed on {rehearsal.how.replace('_', ' ')} of a {rehearsal.device.upper()}{depths_clause} ("
-        f"{error_text}{gpu_clause}{remarks_clause})"
+        f"rehearsed on {rehearsal.how.replace('_', ' ')} of a {rehearsal.device.upper()}{depths_clause} "
+        f"({error_text}{gpu_clause}{remarks_clause})"
     )
 
 

@@ -49,15 +49,15 @@ def plan_searches(
     searches = {}
     for cell in cells:
         planned_search = _plan_search(matrix, cell, prediction_by_cell[cell.name()], plugins)
-        earlier_search = earlier_searches.get(batch_search.search_family_hash(cell))
+        earlier_search = earlier_searches.get(batch_search.compute_search_hash(cell))
         if (
             earlier_search is not None
             and earlier_search.goal == planned_search.goal
             and planned_search.smallest <= earlier_search.start <= planned_search.largest
         ):
             planned_search = msgspec.structs.replace(planned_search, start=earlier_search.start)
-        searches[batch_search.search_family_hash(cell)] = planned_search
-    first_tries = [batch_search.try_cell(cell, searches[batch_search.search_family_hash(cell)].start) for cell in cells]
+        searches[batch_search.compute_search_hash(cell)] = planned_search
+    first_tries = [batch_search.try_cell(cell, searches[batch_search.compute_search_hash(cell)].start) for cell in cells]
     return PlannedSearches([_expect_oom(cell) for cell in first_tries], searches)
 
 
@@ -71,7 +71,7 @@ def describe_searches(
     """
     search_sentences = []
     for cell in select_trainings(cells):
-        if (search := search_by_family.get(batch_search.search_family_hash(cell))) is None:
+        if (search := search_by_family.get(batch_search.compute_search_hash(cell))) is None:
             continue
         likely_micro_batch = prediction_by_cell[cell.name()].largest_micro_batch if cell.name() in prediction_by_cell else None
         start_reason = (
@@ -88,11 +88,11 @@ def describe_searches(
 
 def _read_earlier_searches(workspace: Workspace, stored_name: str) -> dict[str, BatchSearch]:
     """The searches of this matrix when it was last rendered, by the text that `batch_search.search_family_hash` gives."""
-    if stored_name not in workspace.matrix_names():
+    if stored_name not in workspace.list_matrix_names():
         return {}
     expanded_cells = workspace.read_expansion(stored_name).cells
     return {
-        batch_search.search_family_hash(expanded_cell.cell.require_training()): expanded_cell.search
+        batch_search.compute_search_hash(expanded_cell.cell.require_training()): expanded_cell.search
         for expanded_cell in expanded_cells
         if expanded_cell.search is not None
     }
@@ -113,8 +113,8 @@ def _plan_search(matrix: Matrix, cell: Cell, cell_prediction: Prediction, plugin
         largest_micro_batch = BOUND_FACTOR * likely_micro_batch
     else:
         problem_sentence = (
-            f"found no at_most, and the planner does not know which batch fits {cell.strategy} on {cell.gpus} rank(s) "
-            f"({cell_prediction.how}). Allowed: at_most, the largest value that is tried."
+            f"found no at_most, and the planner does not know which batch fits {cell.strategy} on "
+            f"{cell.gpus} rank(s) ({cell_prediction.how}). Allowed: at_most, the largest value that is tried."
         )
         raise matrix.document.error(("search",), problem_sentence)
     if largest_micro_batch < smallest_micro_batch:

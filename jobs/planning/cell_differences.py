@@ -9,7 +9,7 @@ import msgspec
 
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.cell import AnyCell, Cell
-from shardlab.matrix.cell_names import values_by_name
+from shardlab.matrix.cell_names import map_cell_values
 from trainers import menu
 
 COLUMN_KEYS = {  # keys that are not compared: they have their own column in a plan, or follow from keys that have a column
@@ -53,7 +53,7 @@ def _flatten_cell(cell: AnyCell) -> dict[str, Any]:
     limits_s = {key: cell_as_builtins[key] for key in FILE_KEYS_OF_SECONDS}
     clock_texts = {key: None if limit_s is None else cell_sizes.format_seconds(limit_s) for key, limit_s in limits_s.items()}
     instrument_values = {f"instruments.{name}": value for name, value in cell_as_builtins["instruments"].items()}
-    return values_by_name(cell_as_builtins) | clock_texts | instrument_values
+    return map_cell_values(cell_as_builtins) | clock_texts | instrument_values
 
 
 def _collect_default_values(cell: AnyCell) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
     """The hints on a matrix file, one sentence each. cells: all cells of the matrix, or their tiny twins."""
     cells = [cell.rehearses or cell for cell in cells]
     all_values = (
-        [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
+        [cell_names.map_cell_values(msgspec.to_builtins(cell)) for cell in cells] if file.claims or file.reported else []
     )
 
     def select_cells(selector: Mapping[str, Any]) -> list[AnyCell]:
@@ -50,7 +50,7 @@ def lint_claims(file: MatrixFile, cells: Sequence[AnyCell]) -> list[str]:
         compared_cells = [cell for _, selected_cells in metric_cells for cell in selected_cells]
         for uncompared_name in _find_uncompared_names(claim.says, cells, compared_cells):
             hints.append(f"claim {claim.id}: its sentence names {uncompared_name}, and its test compares no cell of it.")
-        if (two_bounds := _TWO_BOUNDS.search(claim.says)) and not _has_two_bounds(Expression(claim.test).tree):
+        if (two_bounds := _TWO_BOUNDS.search(claim.says)) and not _has_two_bounds(Expression(claim.test).syntax_tree):
             clause = f"its sentence has two bounds ({two_bounds[0]}), and its test bounds no number from below and from above"
             hints.append(f"claim {claim.id}: {clause}.")
         hints += _find_missing_instruments(f"claim {claim.id}", metric_cells)

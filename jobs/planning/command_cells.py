@@ -41,7 +41,7 @@ def resolve_command_point(
     """
     command_name = str(point.keys["workload"])
     try:
-        draft = Point({"strategy": command.DEFAULT_LABEL, **point.keys}, point.origin).draft()
+        draft = Point({"strategy": command.DEFAULT_LABEL, **point.keys}, point.origin).make_draft()
     except msgspec.ValidationError as fault_error:
         add_problem("workload", f"a cell is not complete: {str(fault_error)[0].lower()}{str(fault_error)[1:]}.")
         return None
@@ -57,7 +57,7 @@ def resolve_command_point(
     set_values = {f"set.{set_name}": value for set_name, value in draft.set.items()}
     value_by_placeholder = {"strategy": draft.strategy, "gpus": draft.gpus, "nnodes": nnodes, **given_values, **set_values}
     try:
-        filled_command = command.fill_command(matrix.commands[command_name], value_by_placeholder)
+        filled_command = command.fill_command(matrix.command_by_name[command_name], value_by_placeholder)
     except InputError as fault_error:
         add_problem("workload", str(fault_error))
         return None
@@ -75,17 +75,20 @@ def resolve_command_point(
 
 def _find_faults(matrix: Matrix, point: Point, draft: Draft, launcher_by_name: Mapping[str, Launcher]) -> dict[str, str]:
     """Why a point cannot be a cell of a command: for each key at fault, a sentence."""
-    placeholders = command.find_placeholders(matrix.commands[str(point.keys["workload"])])
+    placeholders = command.find_placeholders(matrix.command_by_name[str(point.keys["workload"])])
     faults: dict[str, str] = {}
     if draft.launcher not in launcher_by_name:
         faults["launcher"] = str(UnknownName("launcher", draft.launcher, launcher_by_name))
     elif not launcher_by_name[draft.launcher].starts_commands:
         allowed_names = ", ".join(name for name, launcher in launcher_by_name.items() if launcher.starts_commands)
         faults["launcher"] = f"{draft.launcher} starts no command. Allowed: {allowed_names}."
-    elif matrix.commands[str(point.keys["workload"])].launcher_options and not launcher_by_name[draft.launcher].takes_options:
+    elif (
+        matrix.command_by_name[str(point.keys["workload"])].launcher_options
+        and not launcher_by_name[draft.launcher].takes_options
+    ):
         allowed_names = ", ".join(name for name, launcher in launcher_by_name.items() if launcher.takes_options)
         faults["launcher"] = f"{draft.launcher} takes no launcher_options. Allowed: {allowed_names}."
-    if "strategy" in point.keys and draft.strategy not in matrix.labels:
+    if "strategy" in point.keys and draft.strategy not in matrix.strategy_labels:
         faults["strategy"] = (
             f"shardlab does not know the strategy of a command. Allowed: a label, written {{label: {draft.strategy}}}."
         )
@@ -125,8 +128,8 @@ def _describe_equal_commands(cells: Sequence[AnyCell]) -> list[str]:
         if cell.command is not None:
             labels_by_run.setdefault(msgspec.json.encode(msgspec.structs.replace(cell, strategy="")), []).append(cell.strategy)
     return [
-        f"the labels {', '.join(labels)} are of one command with the same values, so their cells do the same; the placeholder "
-        "{strategy} passes the label to the command"
+        f"the labels {', '.join(labels)} are of one command with the same values, so their cells do the same; the "
+        f"placeholder {{strategy}} passes the label to the command"
         for labels in dict.fromkeys(tuple(labels) for labels in labels_by_run.values() if len(labels) > 1)
     ]
 
@@ -134,7 +137,7 @@ def _describe_equal_commands(cells: Sequence[AnyCell]) -> list[str]:
 def _describe_samples(matrix: Matrix) -> list[str]:
     """For each command whose steps have a sample line: what is read from this line, as a sentence."""
     sentences = []
-    for command_name, workload in matrix.commands.items():
+    for command_name, workload in matrix.command_by_name.items():
         if workload.steps is not None and workload.steps.sample is not None:
             step_values: Mapping[str, Any] = command.read_step(workload.steps, workload.steps.sample) or {}
             values_text = ", ".join(f"{value_name} {number:g}" for value_name, number in step_values.items())

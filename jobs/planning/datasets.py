@@ -64,7 +64,7 @@ def find_missing_data(cells: Sequence[AnyCell], render_context: RenderContext, w
         return MissingData()
     data_set_question = DataSetQuestion(cluster.storage.shared, cluster.data.path, options_of_cells)
     if render_context.scheduler == "local":
-        return MissingData(_describe_absent_data_sets(options_of_cells, workspace.data_folder(cluster.data.path)))
+        return MissingData(_describe_absent_data_sets(options_of_cells, workspace.find_data_folder(cluster.data.path)))
     if on_controller.starts_runs_here(cluster):
         return answer_question(data_set_question, workspace)
     try:
@@ -72,7 +72,9 @@ def find_missing_data(cells: Sequence[AnyCell], render_context: RenderContext, w
         if remote_machine is None or remote_machine.cluster != cluster.name:
             remote_machine = remote_workspace.find_remote_workspace(workspace, cluster)
         workspace_trust.must_be_allowed(workspace, f"log in to {remote_machine.host}")
-        return remote_machine.ask("jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(data_set_question))
+        return remote_machine.ask_command(
+            "jobs.planning.datasets", [], MissingData, input_bytes=msgspec.json.encode(data_set_question)
+        )
     except ShardlabError as error:
         why = str(error).rstrip(".")
         return MissingData(
@@ -83,13 +85,13 @@ def find_missing_data(cells: Sequence[AnyCell], render_context: RenderContext, w
 def answer_question(question: DataSetQuestion, workspace: Workspace) -> MissingData:
     """Answer the question on the cluster's controller. The controller can read the storage that all nodes share, but not the
     disks inside the nodes."""
-    data_path, shared_folder = workspace.data_folder(question.data_path), question.shared
+    data_path, shared_folder = workspace.find_data_folder(question.data_path), question.shared
     if shared_folder is not None and data_path.resolve().is_relative_to(Path(shared_folder).resolve()):
         return MissingData(_describe_absent_data_sets(question.options, data_path))
     data_set_names = _join_data_set_names(question.options)
     return MissingData(
-        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not on storage "
-        "that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
+        unknown=f"cannot check from here whether every node has the data sets {data_set_names}: {data_path} is not on "
+        "storage that all nodes share. `provision` checks each node for the data sets in data.sets of the cluster file."
     )
 
 

@@ -99,7 +99,7 @@ def count_most_retries(cell: AnyCell, retry_keys: Retry, most_requeues: int, *, 
         impossible_states.add("timeout")
     retried_states = [state for state in Retry.__struct_fields__ if state not in impossible_states]
     matrix_retries, total_retries = (
-        sum(retry_keys.retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
+        sum(retry_keys.find_retry_limit(state, other_limit, on_slurm=on_slurm) for state in retried_states)
         for other_limit in (0, most_requeues)
     )
     return MostRetries(matrix_retries, total_retries - matrix_retries)
@@ -155,7 +155,7 @@ def count_occupied_gpus(cell: AnyCell, cluster: Cluster) -> int:
         return 0
     if cluster.provider == "local":
         return cell.gpus
-    gpu_entry = cluster.for_gpu_type(cell.gpu_type).gpus
+    gpu_entry = cluster.select_gpu_type(cell.gpu_type).gpus
     if gpu_entry is None or not gpu_entry.per_node:
         return 0
     is_shared = cluster.slurm is not None and not cluster.slurm.exclusive
@@ -191,8 +191,8 @@ def must_be_within_gpu_hours(most_hours: float, cell_hours: Sequence[CellHours])
     hours_sum = sum_hours(cell_hours)
     if hours_sum.unknown:
         raise InputError(
-            f"--max-gpu-hours: of {hours_sum.unknown} cell(s), no run completed in this workspace, and neither a predicted "
-            "time nor a time limit is known. Set `time_limit` in the matrix."
+            f"--max-gpu-hours: of {hours_sum.unknown} cell(s), no run completed in this workspace, and neither a "
+            "predicted time nor a time limit is known. Set `time_limit` in the matrix."
         )
     if hours_sum.submitted <= most_hours:
         return
@@ -210,9 +210,10 @@ def must_be_within_gpu_hours(most_hours: float, cell_hours: Sequence[CellHours])
     retries_clause = f", and {format_amount(hours_sum.retries)} GPU hours more with all retries of the matrix"
     shorter_limit_hint = "a shorter `time_limit` in the matrix lowers the hours of a run without a recorded time"
     raise InputError(
-        f"--max-gpu-hours {most_hours:.12g}: the runs may take {describe_hours(hours_sum)}"
-        f"{retries_clause if hours_sum.retries else ''}. To submit fewer runs: {fewer_gpus_hint}, or "
-        f"--repeats N; {shorter_limit_hint}{', and smaller numbers of `retry` those of retries' if hours_sum.retries else ''}."
+        f"--max-gpu-hours {most_hours:.12g}: the runs may take "
+        f"{describe_hours(hours_sum)}{retries_clause if hours_sum.retries else ''}. To submit fewer runs: "
+        f"{fewer_gpus_hint}, or --repeats N; "
+        f"{shorter_limit_hint}{', and smaller numbers of `retry` those of retries' if hours_sum.retries else ''}."
     )
 
 

@@ -187,7 +187,7 @@ def find_own_plugins(workspace: Workspace, requested_matrix: Matrix, cluster: Cl
     command_folders = command_folder.read_folders(requested_matrix, workspace)
     strategy_names = {requested_matrix.file.baseline, *(str(point.keys.get("strategy")) for point in requested_matrix.points)}
     plugin_names = workload_names - model_by_workload.keys() - command_folders.keys()
-    strategy_names -= requested_matrix.labels
+    strategy_names -= requested_matrix.strategy_labels
     plugins = own_plugins.find_plugins(workspace, plugin_names, strategy_names, model_by_workload, interpreter_by_workload)
     plugins = msgspec.structs.replace(plugins, command_folders=command_folders)
     for workload_name in environment_by_workload.keys() & plugins.workloads.fault_by_name - interpreter_by_workload.keys():
@@ -207,7 +207,7 @@ def find_cluster_capacity(cluster: Cluster, *, in_allocation: bool = False) -> C
                 f"--in-allocation: the cluster {cluster.name} has no `slurm`. Allowed: a cluster file with `slurm`."
             )
         return msgspec.structs.replace(_find_allocation_capacity(cluster), environments=tuple(cluster.environments))
-    capacity_by_type = {gpu_type: _find_gpu_type_capacity(cluster.for_gpu_type(gpu_type)) for gpu_type in cluster.gpu_types}
+    capacity_by_type = {gpu_type: _find_gpu_type_capacity(cluster.select_gpu_type(gpu_type)) for gpu_type in cluster.gpu_types}
     return msgspec.structs.replace(
         _find_gpu_type_capacity(cluster), by_gpu_type=capacity_by_type, environments=tuple(cluster.environments)
     )
@@ -243,7 +243,7 @@ def _count_workers(cluster: Cluster) -> int:
     """The number of nodes that train; before an experiment of CloudLab exists, the number that will be requested."""
     if cluster.cloudlab is not None and not cluster.nodes:
         return cluster.cloudlab.nodes
-    return len(cluster.with_role("worker"))
+    return len(cluster.list_with_role("worker"))
 
 
 def estimate_hours(plan: MatrixPlan, run_count_by_cell: Mapping[str, int]) -> list[CellHours]:
@@ -306,7 +306,7 @@ def must_fit_cluster(plan: MatrixPlan) -> None:
 
 def _list_gpu_entries(cells: Sequence[AnyCell], cluster: Cluster) -> list[Gpus]:
     """The entries of the cluster file for the GPUs of cells, without those that name no GPU type."""
-    gpu_entries = [cluster.for_gpu_type(gpu_type).gpus for gpu_type in sorted({cell.gpu_type or "" for cell in cells})]
+    gpu_entries = [cluster.select_gpu_type(gpu_type).gpus for gpu_type in sorted({cell.gpu_type or "" for cell in cells})]
     return [entry for entry in gpu_entries if entry is not None and entry.type is not None]
 
 
@@ -337,8 +337,8 @@ def suggest_options(
             shlex.quote(combined_expression) if set(combined_expression) & set('"$`\\!') else f'"{combined_expression}"'
         )
         sentences.append(
-            f"{len(fitting_cells)} of {len(selected_cells)} cells fit this cluster: "
-            f"--where {quoted_expression} leaves only those."
+            f"{len(fitting_cells)} of {len(selected_cells)} cells fit this cluster: --where {quoted_expression} "
+            "leaves only those."
         )
     with contextlib.suppress(InputError):  # raised if a workload has no tiny twin
         if selected_cells[0].rehearses is None and not find_misfits(
@@ -372,7 +372,7 @@ def must_run_here(context: render.RenderContext, *, allow_login_node: bool, has_
     installed."""
     if context.scheduler != "local":
         return
-    login_node.must_not_be_login_node(here_option=allow_login_node)
+    login_node.refuse_login_node(here_option=allow_login_node)
     purpose, module_names = ("training", ("torch",)) if has_training else ("the analysis of traces", ("numpy", "zlib_ng"))
     for module_name in module_names:
         if find_spec(module_name) is None:
@@ -433,11 +433,11 @@ def _make_plan_remarks(cells: Sequence[AnyCell], capacity: Capacity, cluster: Cl
         if capacity.is_this_machine and most_ranks > processor_count:
             remarks.append(f"up to {most_ranks} ranks share {processor_count} processors: the measured times say little.")
     if capacity.is_this_machine and find_spec("torch") is None:
-        install_command = extras.install_command("trainers")
+        install_command = extras.make_install_command("trainers")
         remarks.append(f"torch is not installed here; before `jobs submit` on this machine, install it with: {install_command}")
     accumulating_cells = [cell for cell in select_trainings(cells) if cell.gradient_accumulation_steps > 1]
     sync_by_strategy = ((cell.strategy, menu.find_strategy_of_cell(cell).sync(cell)) for cell in accumulating_cells)
-    remarks += filter(None, [gradient_sync.describe_difference(sync_by_strategy)])
+    remarks += filter(None, [gradient_sync.describe_sync_difference(sync_by_strategy)])
     if rehearsal_count:
         cells_text = "every cell is" if rehearsal_count == len(cells) else f"{rehearsal_count} of {len(cells)} cells are"
         remarks.append(f"{cells_text} a {REHEARSAL_NOTE}.")

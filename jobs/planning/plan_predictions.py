@@ -38,7 +38,7 @@ def predict_cells(
         gpu_type: planned_machine.plan_machine(cluster, gpu_type, all_reduces) for gpu_type in {cell.gpu_type for cell in cells}
     }
     node_bytes_by_type = {
-        gpu_type: inventory.read_node_bytes(workspace, cluster.for_gpu_type(gpu_type)) for gpu_type in machine_by_type
+        gpu_type: inventory.read_node_bytes(workspace, cluster.select_gpu_type(gpu_type)) for gpu_type in machine_by_type
     }
     run_calibration = (
         load_calibration(workspace)
@@ -71,7 +71,7 @@ def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
     trained on a GPU and had a prediction."""
     power_w_by_run = measured_power.read_all_powers(workspace)
-    for run_dir in workspace.all_runs():
+    for run_dir in workspace.list_folders():
         try:
             if (run_ratio := _measure_ratio(run_dir, power_w_by_run.get(run_dir.run_id))) is not None:
                 yield run_ratio

@@ -60,7 +60,7 @@ class Rehearsals:
             if (stored_answer := self._read_stored(request)) is not None:
                 answer_by_cell[cell.name()] = stored_answer
             elif self._makes_missing:
-                cells_by_missing_key.setdefault(request.cache_key(full_depth=self._full_depth), []).append(cell)
+                cells_by_missing_key.setdefault(request.compute_cache_key(full_depth=self._full_depth), []).append(cell)
         begin_s = time.monotonic()
         for done_count, equal_cells in enumerate(cells_by_missing_key.values()):
             left_s = (
@@ -82,7 +82,7 @@ class Rehearsals:
         """An answer that the workspace or this command already has; None if there is none. If no answers are made, an answer at
         full depth is preferred."""
         for full_depth in (True,) if self._full_depth else (False,) if self._makes_missing else (True, False):
-            cache_key = request.cache_key(full_depth=full_depth)
+            cache_key = request.compute_cache_key(full_depth=full_depth)
             if (failed_answer := self._failures.get(cache_key)) is not None:
                 return failed_answer
             if (stored_answer := rehearsed.read_answer(self.folder / f"{cache_key}.json")) is not None:
@@ -109,7 +109,7 @@ class Rehearsals:
                 end_reason = f"the rehearsal failed: {end_reason or last_line or 'its process gave no answer'}"
                 made_answer = NotRehearsed(SCHEMA, request.cell.hash(), end_reason, time.monotonic() - started_s)
         if isinstance(made_answer, NotRehearsed):
-            self._failures[request.cache_key(full_depth=self._full_depth)] = made_answer
+            self._failures[request.compute_cache_key(full_depth=self._full_depth)] = made_answer
         return made_answer
 
     def _run_process(self, request_path: Path, answer_path: Path, error_path: Path) -> str:
@@ -120,7 +120,7 @@ class Rehearsals:
         prints."""
         command_words = ["trainers", "rehearse", str(request_path), "--cache", str(self.folder)]
         depth_options = ["--full-depth"] if self._full_depth else []
-        argv = [plugin_process.interpreter_path(), "-P", "-W", "ignore", "-m", *command_words, *depth_options]
+        argv = [plugin_process.find_interpreter(), "-P", "-W", "ignore", "-m", *command_words, *depth_options]
         exit_code = plugin_process.run_process(argv, request_path.parent, answer_path, ANSWER_S, error_path)
         return f"it did not end within {ANSWER_S:.0f} s." if exit_code is None else ""
 

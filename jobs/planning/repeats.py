@@ -12,7 +12,7 @@ from shardlab.matrix.cell import AnyCell
 from shardlab.matrix.cell_names import METRIC_ARGUMENTS, matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.matrix import MatrixFile, Repeats
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -90,7 +90,7 @@ def compute_mean_recorded_s(
     count only for these cells."""
     mean_s_by_cell = {}
     for cell in cells:
-        run_dirs = (RunDir(workspace.runs / run_id(cell, repeat)) for repeat in range(1, repeats_by_cell[cell.name()] + 1))
+        run_dirs = (RunDir(workspace.runs / make_run_id(cell, repeat)) for repeat in range(1, repeats_by_cell[cell.name()] + 1))
         is_rehearsed = cell.name() in rehearsed_names
         durations_s = [
             run_s for run_dir in run_dirs if (run_s := _read_duration_s(run_dir, counts_rehearsals=is_rehearsed)) is not None
@@ -120,7 +120,7 @@ def _read_duration_s(run_dir: RunDir, *, counts_rehearsals: bool) -> float | Non
     if not run_dir.result.exists() or (not counts_rehearsals and run_dir.is_rehearsal()):
         return None
     try:
-        time_by_event = {event.event: event.wall_s for event in run_dir.events()}
+        time_by_event = {event.event: event.wall_s for event in run_dir.read_events()}
     except ShardlabError:
         return None
     if not {"started", "exited"} <= time_by_event.keys() or time_by_event["exited"] < time_by_event["started"]:

@@ -85,7 +85,7 @@ def resolve_cells(matrix: Matrix, capacity: Capacity | None = None, plugins: Own
     command_codes = {command_name: folder.digest for command_name, folder in plugins.command_folders.items()}
     menus = Menus(plugins.make_strategy_menu(), plugins.make_workload_menu(), load_launchers(), command_codes, faults_by_key)
     problems: list[Problem] = []
-    if matrix.file.baseline not in (*menus.strategies, *matrix.labels):
+    if matrix.file.baseline not in (*menus.strategies, *matrix.strategy_labels):
         unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
         problem_sentence = plugins.strategies.fault_by_name.get(matrix.file.baseline, unknown_sentence)
         problems.append(matrix.document.problem(("baseline",), problem_sentence))
@@ -150,7 +150,7 @@ def _resolve_cell(
         problems.append(matrix.problem(point, key, sentence))
 
     workload_name = point.keys.get("workload")
-    if isinstance(workload_name, str) and workload_name in matrix.commands:
+    if isinstance(workload_name, str) and workload_name in matrix.command_by_name:
         gpus_per_node = _find_gpus_per_node(point.keys.get("gpu_type"), capacity)
         return command_cells.resolve_command_point(
             matrix, point, menus.launchers, menus.digest_by_command[workload_name], gpus_per_node, add_problem
@@ -193,7 +193,7 @@ def _find_gpus_per_node(gpu_type: str | None, capacity: Capacity | None) -> int 
 def _check_draft(point: Point, menus: Menus, add_problem: AddProblem) -> Draft | None:
     """Check the types of a point's values. If a key is missing or a name is unknown, adds a problem and returns None."""
     try:
-        draft = point.draft()
+        draft = point.make_draft()
     except msgspec.ValidationError as validation_error:
         add_problem("workload", f"a cell is not complete: {str(validation_error)[0].lower()}{str(validation_error)[1:]}.")
         return None
@@ -286,7 +286,7 @@ def _fill_options(
                 f"options.{option_name}",
                 str(UnknownName(option_noun, option_name, options_by_name)) + _suggest_condition(option_name, menus),
             )
-        elif (refusal := options_by_name[option_name].refuse(option_value)) is not None:
+        elif (refusal := options_by_name[option_name].explain_refused_value(option_value)) is not None:
             add_problem(f"options.{option_name}", refusal)
     return {option_name: draft.options.get(option_name, option.default) for option_name, option in options_by_name.items()}
 

@@ -55,7 +55,7 @@ def read_folders(matrix: Matrix, workspace: Workspace) -> dict[str, CommandFolde
     """
     matrix_path = Path(matrix.path)
     folders = {}
-    for command_name, workload in matrix.commands.items():
+    for command_name, workload in matrix.command_by_name.items():
         sent_folder = command.find_sent_folder(matrix_path, workload)
         if sent_folder is None:
             folders[command_name] = read_folder(matrix_path.parent / workload.folder, workload.exclude, workload.include)
@@ -109,9 +109,9 @@ def describe_folders(folder_by_command: Mapping[str, CommandFolder]) -> list[str
         if folder.is_sent
     ]
     return sent_remarks + [
-        f"{command_name}: runs do not get what git ignores: {', '.join(folder.ignored[:MOST_NAMED_FILES])}"
-        f"{' and others' * (len(folder.ignored) > MOST_NAMED_FILES)}. If the command needs it, name it in `include`, or give "
-        "its absolute path to the command."
+        f"{command_name}: runs do not get what git ignores: "
+        f"{', '.join(folder.ignored[:MOST_NAMED_FILES])}{' and others' * (len(folder.ignored) > MOST_NAMED_FILES)}. "
+        "If the command needs it, name it in `include`, or give its absolute path to the command."
         for command_name, folder in folder_by_command.items()
         if folder.ignored
     ]
@@ -121,8 +121,8 @@ def _check_patterns(key: str, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         if not pattern.strip("/. ") or pattern.startswith(("!", "#", "./")) or ".." in PurePosixPath(pattern).parts:
             raise InputError(
-                f"{key}: found {pattern!r}. Allowed: a pattern of files in the folder as in .gitignore, such as data/ or *.pt, "
-                "without ! and without .. or ./ before it."
+                f"{key}: found {pattern!r}. Allowed: a pattern of files in the folder as in .gitignore, such as data/ "
+                "or *.pt, without ! and without .. or ./ before it."
             )
 
 
@@ -140,15 +140,16 @@ def read_folder(folder: Path, exclude_patterns: Sequence[str], include_patterns:
     for name in file_names:
         if (folder / name).is_symlink() and not _stays_inside(folder / name, folder):
             raise InputError(
-                f"{folder / name}: links to a file outside of {folder}, or by an absolute path, which runs would not find. "
-                "Allowed: a relative link to a file inside."
+                f"{folder / name}: links to a file outside of {folder}, or by an absolute path, which runs would not "
+                "find. Allowed: a relative link to a file inside."
             )
     bytes_by_name = {name: (folder / name).stat().st_size for name in file_names if (folder / name).exists()}
     if (total_bytes := sum(bytes_by_name.values())) > MOST_BYTES:
         largest_names = sorted(bytes_by_name, key=lambda name: -bytes_by_name[name])[:MOST_NAMED_FILES]
         raise InputError(
-            f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest_names)}. Allowed: "
-            f"{MOST_BYTES / 1e6:.0f} MB; leave data and checkpoints out with `exclude`, and give their path to the command."
+            f"{folder}: its files have {total_bytes / 1e6:.0f} MB, the largest are {', '.join(largest_names)}. "
+            f"Allowed: {MOST_BYTES / 1e6:.0f} MB; leave data and checkpoints out with `exclude`, and give their path "
+            "to the command."
         )
     return CommandFolder(folder, file_names, digest_files(folder, file_names), ignored_names)
 
@@ -179,9 +180,9 @@ def must_have_frozen_copy(store_folder: Path, digest: str) -> None:
     """Raises InputError if the workspace has no undamaged copy of a command's folder."""
     if not has_frozen_copy(store_folder, digest):
         raise InputError(
-            f"{find_copy(store_folder, digest)}: the copy of the command's folder is missing or damaged, so its runs cannot be "
-            "started again. Submit the matrix again where the folder is, or with `jobs submit --from FILE` if it came in an "
-            "archive."
+            f"{find_copy(store_folder, digest)}: the copy of the command's folder is missing or damaged, so its runs "
+            "cannot be started again. Submit the matrix again where the folder is, or with `jobs submit --from FILE` "
+            "if it came in an archive."
         )
 
 

@@ -59,7 +59,7 @@ class PluginSet(msgspec.Struct, Generic[Description]):
         """
         file_by_name = {name: plugin.file for name, plugin in self.by_name.items()}
         for plugin in added_plugins:
-            plugin_kind.must_be_new(source.file, plugin.name, shipped_names, file_by_name)
+            plugin_kind.refuse_used_name(source.file, plugin.name, shipped_names, file_by_name)
         self.source_by_digest[source.digest] = source
         self.by_name.update({plugin.name: msgspec.structs.replace(plugin, file=str(source.file)) for plugin in added_plugins})
 
@@ -113,7 +113,7 @@ class OwnPlugins(msgspec.Struct, frozen=True):
         process = self.process_by_digest.setdefault(strategy.code, RefusingProcess(Path(strategy.file)))
 
         def refuse(cell: Cell) -> str | None:
-            return process.refuse(cell, None if cell.workload_code is None else self.workloads.by_name.get(cell.workload))
+            return process.ask_refusal(cell, None if cell.workload_code is None else self.workloads.by_name.get(cell.workload))
 
         # only the code of the file knows the engine, and only ranks execute this code
         return Strategy(refuse=refuse, engine="", **msgspec.structs.asdict(strategy))
@@ -153,8 +153,8 @@ def find_plugin_set(
     of plug-ins. Raises WorkspaceError.
     """
     plugins = PluginSet[Description]()
-    for plugin_file in plugin_source.plugin_files(workspace.path / kind.folder):
-        base_name = kind.base_name(plugin_file)
+    for plugin_file in plugin_source.list_plugin_files(workspace.path / kind.folder):
+        base_name = kind.make_base_name(plugin_file)
         sought_names = [base_name] if names is None else sorted(name for name in names if kind.may_define(plugin_file, name))
         if not sought_names:
             continue
@@ -202,13 +202,13 @@ def add_models(workspace: Workspace, workloads: PluginSet[OwnWorkload], model_by
 def _must_not_share_helpers(workspace: Workspace, source: PluginSource) -> None:
     """Raises InputError if a helper file of strategies has the same name as a helper file of workloads. A rank executes both,
     and Python would import only one of the two files."""
-    workload_files = {path.name for path in plugin_source.python_files(workspace.path / WORKLOADS.folder)}
+    workload_files = {path.name for path in plugin_source.list_code_files(workspace.path / WORKLOADS.folder)}
     if shared_names := sorted(
         file_name for file_name in source.contents if file_name.startswith("_") and file_name in workload_files
     ):
         raise InputError(
-            f"{source.file.parent / shared_names[0]}: {WORKLOADS.folder}/{shared_names[0]} has the same name, and a rank "
-            "could import only one of them. Allowed: different names."
+            f"{source.file.parent / shared_names[0]}: {WORKLOADS.folder}/{shared_names[0]} has the same name, and a "
+            "rank could import only one of them. Allowed: different names."
         )
 
 

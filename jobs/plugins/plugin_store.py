@@ -34,7 +34,7 @@ Description = TypeVar("Description", OwnWorkload, OwnStrategy)
 
 def find_store(workspace: Workspace) -> Path:
     """The folder of the workspace that contains descriptions and frozen copies."""
-    return workspace_trust.copies_folder(workspace, workspace_trust.ANSWERS_FOLDER)
+    return workspace_trust.find_copies(workspace, workspace_trust.ANSWERS_FOLDER)
 
 
 def describe_plugins(
@@ -53,7 +53,7 @@ def describe_plugins(
     digest_text = "".join((source.digest, source_digest.digest_source(), packages_digest, str(seq_len or ""), python or ""))
     file_prefix = source.name if kind.folder == WORKLOADS.folder else f"{kind.folder}.{source.name}"
     description_path = find_store(workspace) / f"{file_prefix}-{hashlib.sha256(digest_text.encode()).hexdigest()[:16]}.json"
-    description = json_file.read_json_if_valid(description_path, kind.answer)
+    description = json_file.read_json_if_valid(description_path, kind.answer_type)
     if description is None:
         description = _ask_process(kind, source, seq_len, python)
         if description.fault:
@@ -79,7 +79,7 @@ def _ask_process(
             plugin_source.write_plugin(plugin_path.parent, source)
         length_options: list[str] = [] if seq_len is None else ["--seq-len", str(seq_len)]
         command_words = ["trainers", "describe", str(plugin_path), *length_options]
-        description = plugin_process.ask_process(command_words, source.file, plugin_kind.answer, ANSWER_S, interpreter)
+        description = plugin_process.ask_process(command_words, source.file, plugin_kind.answer_type, ANSWER_S, interpreter)
     if any(plugin.code != source.digest for plugin in description.plugins):
         raise InputError(f"{source.file}: changed while it was read; run the command again.")
     return description

@@ -37,10 +37,10 @@ class FolderAnswer(msgspec.Struct):
 def send_folders(remote: RemoteWorkspace, folders: Collection[CommandFolder]) -> None:
     """Send the folders of which the workspace on the cluster has no copy. Raises ShardlabError."""
     for folder in folders:
-        if not remote.ask(__name__, [folder.digest], FolderAnswer).is_frozen:
+        if not remote.ask_command(__name__, [folder.digest], FolderAnswer).is_frozen:
             packed_folder = command_copies.pack_files(folder.path, folder.files)
             limit_s = compute_sending_limit_s(packed_folder)
-            remote.ask(__name__, [folder.digest], FolderAnswer, input_bytes=packed_folder, limit_s=limit_s)
+            remote.ask_command(__name__, [folder.digest], FolderAnswer, input_bytes=packed_folder, limit_s=limit_s)
 
 
 def unpack_folder(workspace: Workspace, digest: str, packed_folder: bytes) -> None:

@@ -27,7 +27,7 @@ MOST_PARALLEL_SYNCS = 32
 
 def find_source_copies_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains all copies of the source."""
-    return workspace_trust.copies_folder(workspace, workspace_trust.SOURCE_FOLDER)
+    return workspace_trust.find_copies(workspace, workspace_trust.SOURCE_FOLDER)
 
 
 def freeze_source(copy_folder: Path) -> None:
@@ -57,7 +57,7 @@ def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
         copy_name: copies_folder / copy_name for copy_name in files.list_names(copies_folder) if copy_name != current_copy.name
     }
     run_copy_names = []
-    for run_dir in workspace.all_runs() if copy_by_name else []:
+    for run_dir in workspace.list_folders() if copy_by_name else []:
         try:
             source_path = run_dir.read_run().source
         except ShardlabError:
@@ -81,7 +81,7 @@ def _copy_source(new_folder: Path) -> None:
     The modification times are copied too: Python uses bytecode only if it matches the time of the source file.
     """
     copied_files = []
-    for source_path in source_digest.source_files(source_digest.RUN_PACKAGES):
+    for source_path in source_digest.list_source_files(source_digest.RUN_PACKAGES):
         target_path = new_folder / source_path.relative_to(source_digest.ROOT)
         target_path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source_path, target_path)

@@ -39,7 +39,7 @@ from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.retry import Retry
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.run import Run, World, is_rehearsal, run_id
+from shardlab.runs.run import Run, World, is_rehearsal, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import TracePart
 from shardlab.workspace.workspace import Workspace
@@ -101,7 +101,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
 
     def find_search(self, cell: AnyCell) -> BatchSearch | None:
         """The search of which a run of this cell is a try; None if the cell belongs to no search."""
-        family = batch_search.search_family_hash(cell.require_training()) if self.search_by_family else ""
+        family = batch_search.compute_search_hash(cell.require_training()) if self.search_by_family else ""
         return self.search_by_family.get(family)
 
     def read_environment(self, name: str | None) -> PythonEnvironment:
@@ -162,7 +162,7 @@ def make_render_context(
         template_digests={name: templates.template_digest(name, workspace.own_templates) for name in template_names},
         source=str(frozen_source.find_source_copies_folder(workspace) / source_digest.digest_source()),
         packages=source_digest.digest_installed_packages(),
-        data_path=str(workspace.data_folder(cluster.data.path)),
+        data_path=str(workspace.find_data_folder(cluster.data.path)),
         proofs_path=str(workspace.shardlab_folder / "proofs"),
         versions={**host.read_package_versions(), "shardlab": __version__, "python": sys.version.split()[0]},
         git_commit=host.read_git_commit(),
@@ -182,7 +182,7 @@ def render_for_reading(context: RenderContext, preview: Preview) -> RenderContex
         context,
         preview=preview,
         source=str(frozen_source.find_source_copies_folder(preview_workspace) / Path(context.source).name),
-        data_path=str(preview_workspace.data_folder(context.cluster.data.path)),
+        data_path=str(preview_workspace.find_data_folder(context.cluster.data.path)),
         proofs_path=str(preview_workspace.shardlab_folder / "proofs"),
     )
 
@@ -232,7 +232,7 @@ def make_run(
     environment = context.read_environment(cell.environment)
     return Run(
         schema=1,
-        run_id=run_id(cell, repeat, attempt),
+        run_id=make_run_id(cell, repeat, attempt),
         matrix=context.matrix,
         cell=cell,
         cell_hash=cell.hash(),
@@ -294,8 +294,8 @@ def render_script(
         "unknown": unknown_notes,
         "caches": _list_cache_variables(cluster),
     }
-    rank_python = container.rank_python(cluster, python)
-    container_options = container.srun_options(cluster, str(run_folder), node_disk=run.data_stage == "node")
+    rank_python = container.find_rank_python(cluster, python)
+    container_options = container.list_srun_options(cluster, str(run_folder), copies_to_node_disk=run.data_stage == "node")
     if run.scheduler == "local":
         template_values["command"] = run_launcher.make_node_argv(run, python)
     elif run.scheduler == "allocation":
@@ -313,7 +313,7 @@ def render_script(
 def _list_cache_variables(cluster: Cluster) -> list[tuple[str, str]]:
     """Variables that move the caches of the ranks' tools, as (name, value). On CloudLab the caches are moved out of the home
     folder: home folders are on NFS over the control network, which is meant only for logins."""
-    return tool_caches.cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
+    return tool_caches.list_cache_variables(cluster.workspaces / ".cache") if cluster.provider == "cloudlab" else []
 
 
 def write_run_folder(
@@ -341,7 +341,7 @@ def write_run_folder(
         files.write_new(run_dir.run_json, files.encode_json(run))
         own_plugins.write_plugin_code(context.frozen_plugins_folder, run, run_dir.path)
         if (cell_prediction := context.predictions.get(run.cell.name())) is not None:
-            files.write_new(prediction.prediction_path(run_dir.path), files.encode_json(cell_prediction))
+            files.write_new(prediction.find_prediction_path(run_dir.path), files.encode_json(cell_prediction))
         run_dir.log.mkdir()  # the folder must exist: Slurm ends a job without a message if it cannot open the job's output file
         script_text = render_script(run, final_folder.path, context.cluster, context.own_templates, context.preview)
         files.write_new(run_dir.path / find_scheduler(run.scheduler).SCRIPT, script_text.encode(), mode=0o755)
@@ -379,7 +379,7 @@ def store_expansion(
                 ExpandedCell(
                     cell.name(),
                     cell,
-                    [run_id(cell, repeat) for repeat in range(1, repeats_by_cell[cell.name()] + 1)],
+                    [make_run_id(cell, repeat) for repeat in range(1, repeats_by_cell[cell.name()] + 1)],
                     context.find_search(cell),
                 )
                 for cell in cells

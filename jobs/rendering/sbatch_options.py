@@ -22,7 +22,7 @@ LIMIT_MARGIN_S = 180
 
 def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     """The options of sbatch for a run, in long form without the dashes."""
-    cluster = cluster.for_gpu_type(run.cell.gpu_type)
+    cluster = cluster.select_gpu_type(run.cell.gpu_type)
     slurm = cluster.slurm
     assert slurm is not None
     run_launcher = find_launcher(run.launcher)
@@ -37,7 +37,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     }
     option_words = [f"{name}={value}" for name, value in named_values.items() if value is not None]
     option_words += [f"nodes={run.world.nnodes}", f"ntasks-per-node={tasks_per_node}"]
-    option_words += sbatch_request.gpu_options(cluster, count_gpus_per_node(run, cluster), run.world.nnodes)
+    option_words += sbatch_request.list_gpu_options(cluster, count_gpus_per_node(run, cluster), run.world.nnodes)
     takes_whole_nodes = slurm.exclusive and run.traces is None  # a run that reads traces is not timed: it may share nodes
     option_words.append(
         "exclusive" if takes_whole_nodes else f"cpus-per-task={count_cpus_per_task(run, cluster, slurm, tasks_per_node)}"
@@ -48,7 +48,7 @@ def list_sbatch_options(run: Run, cluster: Cluster) -> tuple[str, ...]:
     limit_minutes = compute_limit_minutes(run)
     option_words.append(f"time={limit_minutes if longest_s is None else max(1, min(limit_minutes, longest_s // 60))}")
     # whether Slurm may restart the job of its own accord (jobs.status.retry_budget)
-    option_words.append("requeue" if run.retries_after("node_fail") else "no-requeue")
+    option_words.append("requeue" if run.find_retry_limit("node_fail") else "no-requeue")
     # nodes that the cluster file excludes, and nodes that earlier attempts lost
     excluded_nodes = dict.fromkeys([*slurm.exclude, *run.avoid])
     option_words += [f"exclude={','.join(excluded_nodes)}"] if excluded_nodes else []

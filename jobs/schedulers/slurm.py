@@ -32,8 +32,8 @@ from shardlab.runs.state import (
     drop_learnt_ends,
     find_last_sending,
     find_learnt_end,
+    find_sent_job,
     name_job,
-    sent_job,
 )
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -154,7 +154,7 @@ class SlurmScheduler(Scheduler):
             last_sending = find_last_sending(run.events)
             if run.verdict.state not in ("planned", "pending") or not claim.claim_as_cancelled(run.run_dir):
                 run.run_dir.write_event("controller", "cancel_requested")
-            job, token = sent_job(last_sending)
+            job, token = find_sent_job(last_sending)
             # A packed allocation is cancelled only if all its unfinished runs are cancelled. Otherwise its other runs continue,
             # and the supervisor of a running run ends this run.
             if job and (not claim.is_packed(run.events) or job in cancelled_packs):
@@ -167,8 +167,8 @@ class SlurmScheduler(Scheduler):
         except ControllerUnreachable as outage:
             raise ControllerUnreachable(
                 outage.why,
-                "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end by "
-                "themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
+                "The runs are marked as cancelled in the workspace: pending runs will not start, and running runs end "
+                "by themselves. Their jobs may stay in Slurm's queue; run the command again when Slurm is back to cancel them.",
             ) from None
 
     def cancel_jobs(self, job_ids: Sequence[str]) -> str:
@@ -259,14 +259,15 @@ def _find_unended_jobs(workspace: Workspace, run_ids: Sequence[str], cluster: st
     ControllerUnreachable, and InputError if such a job is not on the cluster `cluster`, because no job waits for a job of
     another cluster."""
     run_folders = [RunDir(workspace.runs / run) for run in run_ids]
-    tokens_by_job = dict(folder.sent_job() for folder in run_folders if not folder.has_ended())
+    tokens_by_job = dict(folder.find_sent_job() for folder in run_folders if not folder.has_ended())
     job_groups = query.select_own_jobs({job: token for job, token in tokens_by_job.items() if job})
     for job_cluster, job_numbers in job_groups:
         # sbatch may name the default cluster although no cluster was chosen, for example in a federation.
         if job_cluster != cluster and (cluster is not None or job_cluster != read_setting("ClusterName")):
             raise InputError(
-                f"--after: the job {name_job(job_numbers[0], job_cluster)} is on another cluster of Slurm than the new runs. "
-                "Allowed: runs of the same cluster (slurm.cluster), because no job waits for a job of another cluster."
+                f"--after: the job {name_job(job_numbers[0], job_cluster)} is on another cluster of Slurm than the "
+                "new runs. Allowed: runs of the same cluster (slurm.cluster), because no job waits for a job of "
+                "another cluster."
             )
     return [number for _, job_numbers in job_groups for number in job_numbers]
 
@@ -415,7 +416,7 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
         return
     for run, observed_run in learnt_pairs:
         with contextlib.suppress(WorkspaceError):  # for example, the file system is read-only
-            events = run.run_dir.events()
+            events = run.run_dir.read_events()
             if run.run_dir.judge_with_result(events, run.run)[0].state != run.verdict.state:
                 continue  # the run has gone on, or another command has recorded the state
             cluster, _, job_number = observed_run.job_id.rpartition(":")
@@ -433,7 +434,7 @@ def record_learnt_ends(workspace: Workspace, runs: Sequence[RunOnDisk], observed
 
 def _reread_run(run: RunOnDisk) -> RunOnDisk:
     """Read the run again: it may have recorded its end after it was first read and before Slurm was asked."""
-    return _judge_by_records(run, run.run_dir.events())
+    return _judge_by_records(run, run.run_dir.read_events())
 
 
 def _judge_by_records(run: RunOnDisk, events: Sequence[Event]) -> RunOnDisk:

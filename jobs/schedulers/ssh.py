@@ -68,7 +68,7 @@ def _start_run(workspace: Workspace, run_dir: RunDir) -> subprocess.Popen[bytes]
     """
     run = run_dir.read_run()
     try:
-        worker_nodes = inventory.read_inventory(workspace, run.cluster["name"]).with_role("worker")
+        worker_nodes = inventory.read_inventory(workspace, run.cluster["name"]).list_with_role("worker")
     except ShardlabError as error:
         run_queue.record_failure(run_dir, str(error))
         return None
@@ -162,7 +162,7 @@ def _try_login(node: InventoryNode, run_dir: RunDir) -> str:
 
 def _record_wait(run_dir: RunDir, why: str) -> None:
     """Record why a run waits, unless the last such event of the run has the same reason."""
-    queued_event = next((event for event in reversed(run_dir.events()) if event.event == "queued"), None)
+    queued_event = next((event for event in reversed(run_dir.read_events()) if event.event == "queued"), None)
     if queued_event is None or queued_event.data.get("why") != why:
         run_dir.write_event("queue", "queued", why=why)
 

@@ -13,8 +13,8 @@ from jobs.slurm.commands import call_slurm
 from shardlab.cluster.address import Address
 from shardlab.cluster.slurm_cluster import address_cluster
 from shardlab.remote import shared_connection
-from shardlab.remote.login_shell import login_shell_argv
-from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
+from shardlab.remote.login_shell import make_login_argv
+from shardlab.remote.ssh_command import make_ssh_command, wrap_for_any_shell
 from shardlab.terminal.notation import format_amount
 
 SSHARE_LIMIT_S = 10.0
@@ -59,11 +59,11 @@ def read_shares(account: str | None, cluster: str | None) -> list[AccountShare]:
 def read_shares_over_ssh(address: Address, account: str | None, cluster: str | None) -> list[AccountShare]:
     """As `read_shares`, but `sshare` is called on the site's machine at `address`, over an SSH connection that is already open.
     If no connection is open, returns an empty list, so that nobody is asked to log in."""
-    ssh_words = ssh_command(address)
+    ssh_words = make_ssh_command(address)
     if not shared_connection.is_connection_open(ssh_words):
         return []
     sshare_command = shlex.join(address_cluster(_make_sshare_argv(account), cluster))
-    ssh_argv = [*ssh_words, wrap_for_any_shell(shlex.join(login_shell_argv(sshare_command)))]
+    ssh_argv = [*ssh_words, wrap_for_any_shell(shlex.join(make_login_argv(sshare_command)))]
     try:
         ssh_result = subprocess.run(
             ssh_argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=SSHARE_LIMIT_S, check=False, start_new_session=True

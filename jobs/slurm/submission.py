@@ -151,7 +151,7 @@ def _read_submission(path: Path) -> Submission | str | None:
 
 
 def _describe_damage_and_remedy(workspace: Workspace, token: str, damage: str) -> str:
-    waiting_ids = [run.run_id for run in workspace.all_runs() if _is_left_open(run, token)]
+    waiting_ids = [run.run_id for run in workspace.list_folders() if _is_left_open(run, token)]
     if not waiting_ids:
         return f"{damage}. No run waits for this submission: remove the file."
     if len(waiting_ids) > MOST_NAMED_RUNS:
@@ -165,9 +165,9 @@ def _describe_damage_and_remedy(workspace: Workspace, token: str, damage: str) -
         )
     ids_text = " ".join(waiting_ids)
     return (
-        f"{damage}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: {ids_text}. "
-        f"Restore the file; or withdraw the runs with `jobs cancel {ids_text}` (a job that Slurm has for them then does "
-        "nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
+        f"{damage}. It is not known whether Slurm accepted the job {token}, so these runs are set aside: "
+        f"{ids_text}. Restore the file; or withdraw the runs with `jobs cancel {ids_text}` (a job that Slurm has for "
+        "them then does nothing), remove the file, and send the runs again with `jobs retry --only cancelled`."
     )
 
 
@@ -177,7 +177,7 @@ def _is_left_open(run_dir: RunDir, token: str, *, is_unreadable: bool = False) -
     is_unreadable: the result for a run whose records cannot be read; every command skips and reports such a run anyway.
     """
     try:
-        last_sending = find_last_sending(run_dir.events(strict=True))
+        last_sending = find_last_sending(run_dir.read_events(strict=True))
         is_open = last_sending is not None and last_sending.event == "submitting" and last_sending.data.get("token") == token
         return is_open and run_dir.judge().state not in FINAL_STATES
     except ShardlabError:
@@ -266,8 +266,8 @@ def _make_unknown_outcome_error(submission: Submission, why: str) -> ControllerU
     return ControllerUnreachable(
         why,
         f"It is not known whether Slurm accepted the job {submission.token} ({runs_text}); if it did, the job runs. "
-        "When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name first, and send it again only if "
-        "Slurm does not have it.",
+        "When Slurm is back, `jobs submit` and `jobs retry` look for this job by its name first, and send it again "
+        "only if Slurm does not have it.",
     )
 
 

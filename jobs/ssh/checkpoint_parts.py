@@ -65,7 +65,7 @@ def gather_checkpoint(run_dir: RunDir, run: Run, must_stop: MustStop) -> StoredC
     """
     unusable_reasons: list[str] = []
     for old_run in (RunDir(run_dir.path.parent / run_id) for run_id in run.resume):
-        for checkpoint_path in checkpoint.complete_checkpoints(old_run.path):
+        for checkpoint_path in checkpoint.list_checkpoints(old_run.path):
             manifest = checkpoint.read_manifest(checkpoint_path)
             if isinstance(manifest, str):
                 unusable_reason = manifest
@@ -96,7 +96,7 @@ def _complete_checkpoint(run_dir: RunDir, run: Run, stored_checkpoint: StoredChe
     if not faulty_files and not stored_checkpoint.find_late_ranks():
         return ""
     workspace = Workspace(run_dir.path.parent.parent)
-    old_placement = placement.read_placement(stored_checkpoint.old_run_dir.events())
+    old_placement = placement.read_placement(stored_checkpoint.old_run_dir.read_events())
     node_by_name = {node.name: node for node in inventory.read_inventory(workspace, run.cluster["name"]).nodes}
     runs_dir, old_run_dir = run_dir.path.parent, stored_checkpoint.old_run_dir
     absent_node_errors = []

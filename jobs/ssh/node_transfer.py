@@ -12,7 +12,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.remote import remote_workspace
 from shardlab.remote.remote_conversation import ConnectionLost, RemoteConversation
-from shardlab.transfer.arrival import Arrival
+from shardlab.transfer.arrival import RunReceiver
 from shardlab.transfer.file_sender import FileSender
 from shardlab.transfer.messages import AskedFiles, OfferedFile, OfferedFiles, RunEnd, WantedIf
 from shardlab.workspace.inventory import InventoryNode
@@ -54,7 +54,7 @@ def fetch_files(node: InventoryNode, workspace: Workspace, run_paths: Sequence[s
     """
     with files.as_workspace_error("write"), _start_conversation(node, workspace, must_stop) as conversation:
         conversation.send(AskedFiles(dict.fromkeys(run_paths)))
-        Arrival(conversation, asked_names=set(run_paths)).receive("", target, {})
+        RunReceiver(conversation, asked_names=set(run_paths)).receive_run("", target, {})
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def _start_conversation(node: InventoryNode, workspace: Workspace, must_stop: Mu
             yield conversation
     except ConnectionLost as error:
         if not must_stop():
-            raise NodeLost(node.name, error.why) from None
+            raise NodeLost(node.name, error.reason) from None
     except InputError as error:
         raise ShardlabError(f"{node.name}: {error}") from None
 

@@ -32,7 +32,7 @@ from shardlab.cluster.address import Address
 from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.remote.ssh_command import ssh_command, wrap_for_any_shell
+from shardlab.remote.ssh_command import make_ssh_command, wrap_for_any_shell
 from shardlab.runs import placement
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
@@ -156,7 +156,7 @@ BETWEEN_NODES_HINT = (
 def make_login_argv(node: InventoryNode, log_path: Path, script: str, start_mark: str = "") -> list[str]:
     """The argv with which this node runs a script of sh on another node. ssh writes its own errors into `log_path`. start_mark:
     as for `wrap_for_any_shell`."""
-    ssh_words = ssh_command(Address(node.address_between_nodes, node.port, node.user))
+    ssh_words = make_ssh_command(Address(node.address_between_nodes, node.port, node.user))
     return [ssh_words[0], "-E", str(log_path), *ssh_words[1:], wrap_for_any_shell(script, start_mark)]
 
 

@@ -21,8 +21,8 @@ from shardlab.files import gc_pause
 from shardlab.matrix.batch_search import BatchSearch
 from shardlab.matrix.retry import Retry
 from shardlab.runs import lease_cutoff, recorder_ends, suspension
-from shardlab.runs.progress import Progress
-from shardlab.runs.record import Event, Sample, read_lines
+from shardlab.runs.progress import RunProgress
+from shardlab.runs.record import Event, Sample, read_records
 from shardlab.runs.run import split_attempt
 from shardlab.runs.rundir import RunDir, was_rehearsal
 from shardlab.runs.state import FINAL_STATES, JudgedState
@@ -111,7 +111,7 @@ def read_statuses(workspace: Workspace, run_dirs: Sequence[RunDir], matrix_name:
     with gc_pause.pause_collector():
         statuses, cell_handles = _make_statuses(workspace, run_dirs), workspace.number_cells(matrix_name)
         for status in statuses:
-            status.handle = handles.run_handle(status.id, cell_handles)
+            status.handle = handles.make_handle(status.id, cell_handles)
         return statuses
 
 
@@ -139,7 +139,7 @@ def _make_statuses(workspace: Workspace, run_dirs: Sequence[RunDir]) -> list[Sta
 def read_run_on_disk(run_dir: RunDir) -> RunOnDisk:
     """Read a run from its folder, without asking the scheduler. Raises InputError or WorkspaceError, which name the file, if a
     record cannot be read, and UnknownName if this version has no such scheduler."""
-    run, events = run_dir.read_run(), run_dir.events(strict=True)
+    run, events = run_dir.read_run(), run_dir.read_events(strict=True)
     find_scheduler(run.scheduler)  # raises UnknownName
     verdict, result = run_dir.judge_with_result(events, run)
     return RunOnDisk(run_dir, run, events, verdict, result)
@@ -175,9 +175,9 @@ def _make_status(run_on_disk: RunOnDisk, observed: ObservedRun, lease: Lease | N
     result = run_on_disk.result or run_dir.read_result() if verdict.state == "completed" else None
     has_steps = result is None and verdict.state != "planned"
     suspensions = suspension.read_suspensions(run_on_disk.events)
-    progress = Progress()
-    progress.add(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
-    rate_per_s, eta_s = progress.rate_per_s(run.cell), progress.left_s(run.cell)
+    progress = RunProgress()
+    progress.add_records(suspension.mark_suspended(run_dir.steps(0).records, suspensions) if has_steps else ())
+    rate_per_s, eta_s = progress.compute_rate_per_s(run.cell), progress.estimate_left_s(run.cell)
     started_at, ended_at = find_run_span(run_on_disk.events, verdict.state)
     end_or_now = ended_at or (datetime.now(UTC) if verdict.state == "running" else None)
     resumed_step = next((event.data.get("step") for event in reversed(run_on_disk.events) if event.event == "resumed"), None)
@@ -187,7 +187,7 @@ def _make_status(run_on_disk: RunOnDisk, observed: ObservedRun, lease: Lease | N
         state=verdict.state,
         why=verdict.why or (retry_budget.describe_retry(run, run_on_disk.events) if verdict.state in STATES_WITH_RETRY else ""),
         scheduler={"name": run.scheduler, "id": observed.job_id, "raw": observed.scheduler_words},
-        step=result.steps if result else progress.step,
+        step=result.steps if result else progress.last_step,
         steps=result.steps if result else run.cell.steps,
         # The throughput in the result of a run that was suspended would include the time of the suspension, so it is left out.
         throughput=rate_per_s if result is None else None if suspensions else result.throughput_per_s,
@@ -207,7 +207,9 @@ def _make_status(run_on_disk: RunOnDisk, observed: ObservedRun, lease: Lease | N
         trouble=recorder_ends.describe_early_ends(run_on_disk.events),
         search=run.search,
         retried=retry_budget.list_retried_states(run, run_on_disk.events),
-        retries_allowed={state: retry_limit for state in Retry.__struct_fields__ if (retry_limit := run.retries_after(state))},
+        retries_allowed={
+            state: retry_limit for state in Retry.__struct_fields__ if (retry_limit := run.find_retry_limit(state))
+        },
     )
 
 
@@ -236,8 +238,8 @@ def _list_hosts(run_on_disk: RunOnDisk) -> list[str]:
     is_elsewhere = run_on_disk.run.scheduler in ("ssh", "allocation")
     supervisor_hosts = {event.host for event in run_on_disk.events if event.writer == "attempt" and not is_elsewhere}
     # The analysis of traces starts no ranks that write env/HOST.json, but each of its hosts has samples.
-    sampled_hosts = run_on_disk.run_dir.sampled_hosts() if run_on_disk.run.traces is not None else []
-    return sorted({*supervisor_hosts, *run_on_disk.run_dir.hosts(), *sampled_hosts})
+    sampled_hosts = run_on_disk.run_dir.list_sampled_hosts() if run_on_disk.run.traces is not None else []
+    return sorted({*supervisor_hosts, *run_on_disk.run_dir.list_hosts(), *sampled_hosts})
 
 
 def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
@@ -253,7 +255,7 @@ def select_last_attempts(run_dirs: Iterable[RunDir]) -> list[RunDir]:
 def _make_unreadable_status(run_dir: RunDir, error: ShardlabError) -> Status:
     remedy = f"restore the file, or move the folder {run_dir.path} out of runs/ and run `jobs submit` to create it again"
     with contextlib.suppress(ShardlabError):  # the events of the run may be damaged, too
-        job, token = run_dir.sent_job()
+        job, token = run_dir.find_sent_job()
         if job:
             cluster, _, job_number = job.rpartition(":")
             cancel_words = address_cluster(["scancel", f"--name={token}", job_number], cluster or None)
@@ -304,6 +306,8 @@ def _find_last_record_time(run_on_disk: RunOnDisk) -> datetime:
     """The time of the last record in the run's folder, by the clocks of the nodes."""
     moments_s = [event.wall_s for event in run_on_disk.events]
     moments_s += [record.wall_s for record in run_on_disk.run_dir.steps(0).records[-1:]]
-    for host_name in run_on_disk.run_dir.hosts():
-        moments_s += [sample.wall_s for sample in read_lines(run_on_disk.run_dir.samples_file(host_name), Sample).records[-1:]]
+    for host_name in run_on_disk.run_dir.list_hosts():
+        moments_s += [
+            sample.wall_s for sample in read_records(run_on_disk.run_dir.samples_file(host_name), Sample).records[-1:]
+        ]
     return datetime.fromtimestamp(max(moments_s, default=0.0), UTC)

@@ -12,7 +12,7 @@ from shardlab.errors import ShardlabError
 from shardlab.matrix.retry import SHARED_ON_SLURM
 from shardlab.runs import checkpoint, command_run
 from shardlab.runs.record import Event
-from shardlab.runs.run import Run, run_id
+from shardlab.runs.run import Run, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import TOLD_REASON
 
@@ -44,7 +44,8 @@ def must_be_within_budget(run_dir: RunDir, run: Run) -> None:
     """Raises RestartedTooOften if Slurm has restarted the run more often than allowed."""
     if run.scheduler != "slurm":
         return
-    restart_count, allowed_restarts = count_slurm_restarts(run_dir, run, run_dir.events()), run.retries_after("node_fail")
+    restart_count = count_slurm_restarts(run_dir, run, run_dir.read_events())
+    allowed_restarts = run.find_retry_limit("node_fail")
     if restart_count > allowed_restarts:
         raise RestartedTooOften(f"Slurm has restarted the run {restart_count} times; allowed: {allowed_restarts}.")
 
@@ -53,12 +54,12 @@ def allows_retry(run_dir: RunDir, run: Run, end_state: str) -> bool:
     """Whether the budget of the run allows another start after it ended in this state."""
     if end_state in run.cell.expect:
         return False
-    events = run_dir.events()
+    events = run_dir.read_events()
     if run.scheduler == "slurm" and end_state in SHARED_ON_SLURM:
         used_retries = count_slurm_restarts(run_dir, run, events)
     else:
         used_retries = list_retried_states(run, events).count(end_state)
-    return used_retries < run.retries_after(end_state)
+    return used_retries < run.find_retry_limit(end_state)
 
 
 def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], saved_step: int) -> str | None:
@@ -76,7 +77,7 @@ def find_retry_state(run_dir: RunDir, run: Run, end_data: Mapping[str, Any], sav
 
 def find_saved_step(run_dir: RunDir) -> int:
     """The step of the newest complete checkpoint of a run; 0 if the run has no checkpoint."""
-    return max((checkpoint.step_of_checkpoint(path) for path in checkpoint.complete_checkpoints(run_dir.path)), default=0)
+    return max((checkpoint.parse_checkpoint_step(path) for path in checkpoint.list_checkpoints(run_dir.path)), default=0)
 
 
 def list_resumable_attempts(runs_dir: Path, run: Run) -> list[tuple[str, int]]:
@@ -84,23 +85,23 @@ def list_resumable_attempts(runs_dir: Path, run: Run) -> list[tuple[str, int]]:
 
     runs_dir: the folder of all runs. run: the last attempt.
     """
-    attempt_folders = [runs_dir / run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
+    attempt_folders = [runs_dir / make_run_id(run.cell, run.repeat, attempt) for attempt in range(run.attempt, 0, -1)]
     if run.cell.command is not None:
         folder_checkpoints = (
             (folder, command_run.find_checkpoint([RunDir(folder)], run.cell.command.checkpoint)) for folder in attempt_folders
         )
-        return [(folder.name, command_run.read_number(path)) for folder, path in folder_checkpoints if path is not None]
+        return [(folder.name, command_run.parse_last_number(path)) for folder, path in folder_checkpoints if path is not None]
     saved_runs = [
-        (folder.name, checkpoint.step_of_checkpoint(checkpoints[0]))
+        (folder.name, checkpoint.parse_checkpoint_step(checkpoints[0]))
         for folder in attempt_folders
-        if (checkpoints := checkpoint.complete_checkpoints(folder))
+        if (checkpoints := checkpoint.list_checkpoints(folder))
     ]
     return sorted(saved_runs, key=lambda saved_run: saved_run[1], reverse=True)
 
 
 def read_lost_nodes(run_dir: RunDir) -> list[str]:
     """The nodes that the events of a run name as lost; empty with Slurm, whose runs record no such event."""
-    return [str(event.data["node"]) for event in run_dir.events() if event.event == NODE_LOST_EVENT]
+    return [str(event.data["node"]) for event in run_dir.read_events() if event.event == NODE_LOST_EVENT]
 
 
 def describe_retry(run: Run, events: Sequence[Event]) -> str:
@@ -110,4 +111,4 @@ def describe_retry(run: Run, events: Sequence[Event]) -> str:
         return ""
     start_kind = "started again" if any(event.event == REQUEUED_EVENT for event in events) else f"attempt {run.attempt}"
     last_state, retry_count = retried_states[-1], retried_states.count(retried_states[-1])
-    return f"{start_kind} after {last_state} (retry {retry_count} of {run.retries_after(last_state)})"
+    return f"{start_kind} after {last_state} (retry {retry_count} of {run.find_retry_limit(last_state)})"

@@ -33,7 +33,7 @@ def read_search_paths(workspace: Workspace, statuses: Iterable[Status]) -> list[
         if status.search is None or status.cell is None or status.repeat is None:
             continue
         cell = msgspec.convert(status.cell, Cell)
-        search_key = (batch_search.search_family_hash(cell), status.search.goal, status.repeat)
+        search_key = (batch_search.compute_search_hash(cell), status.search.goal, status.repeat)
         if search_key not in path_by_search:
             path_by_search[search_key] = search_path.follow_search(workspace.runs, cell, status.search, status.repeat)
     return list(path_by_search.values())
@@ -42,7 +42,7 @@ def read_search_paths(workspace: Workspace, statuses: Iterable[Status]) -> list[
 def describe_search(path: SearchPath) -> str:
     """A sentence that says what a search tried, and what it found or how many tries may follow."""
     search_name = path.cell.name() if path.repeat == 1 else f"{path.cell.name()}, repeat {path.repeat}"
-    outcome_clause = f": {path.answer}" if path.has_ended else f"; at most {path.search.most_tries} tries"
+    outcome_clause = f": {path.answer_text}" if path.has_ended else f"; at most {path.search.most_tries} tries"
     return f"search of {path.search.description} ({search_name}): {path.description}{outcome_clause}."
 
 
@@ -53,7 +53,7 @@ def make_search_document(path: SearchPath) -> dict[str, Any]:
         "repeat": path.repeat,
         "search": path.search.to_json_fields(),
         "tries": path.tries,
-        "next": path.following,
+        "next": path.next_size,
         "has_ended": path.has_ended,
         "best": path.best,
     }
@@ -80,7 +80,7 @@ def find_stopped_searches(workspace: Workspace, statuses: Sequence[Status]) -> l
     """The searches of these runs that were interrupted: they need a next try, but no process starts it."""
     if any(status.state not in FINAL_STATES for status in statuses):
         return []
-    return [path for path in read_search_paths(workspace, statuses) if path.following is not None]
+    return [path for path in read_search_paths(workspace, statuses) if path.next_size is not None]
 
 
 def _read_path(workspace: Workspace, run_dir: RunDir) -> SearchPath | None:
@@ -95,8 +95,8 @@ def _read_path(workspace: Workspace, run_dir: RunDir) -> SearchPath | None:
 
 def _is_between_tries(workspace: Workspace, path: SearchPath) -> bool:
     """Whether the last try of a search has ended so recently that the next try may begin at any moment."""
-    if path.following is None or not path.tries:
+    if path.next_size is None or not path.tries:
         return False
-    events = RunDir(workspace.runs / path.tries[-1].run).events()
+    events = RunDir(workspace.runs / path.tries[-1].run).read_events()
     last_end_s = max((event.wall_s for event in events if event.event == "exited"), default=0.0)
     return 0 <= time.time() - last_end_s < BETWEEN_TRIES_S

@@ -10,7 +10,7 @@ import msgspec
 from jobs.status.reconcile import Status, read_statuses, select_last_attempts
 from shardlab.errors import InputError
 from shardlab.matrix.cell import AnyCell
-from shardlab.matrix.cell_names import values_by_name
+from shardlab.matrix.cell_names import map_cell_values
 from shardlab.matrix.expansion import ExpandedCell
 from shardlab.matrix.expression import Expression, ExpressionError
 from shardlab.runs import search_path
@@ -26,7 +26,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
     which this expression is true. A run whose records cannot be read is always included, because `where` cannot be evaluated
     for this run.
     """
-    all_run_ids = workspace.run_ids()
+    all_run_ids = workspace.list_runs()
     if matrix is not None:
         matrix_run_ids = {
             run_id for cell in workspace.read_expansion(matrix).cells for run_id in _list_run_ids(workspace, cell)
@@ -43,7 +43,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
 
     def is_selected(run: Status) -> bool:
         return run.cell is None or _is_true_for_values(
-            parsed_condition, values_by_name(run.cell) | {"state": run.state, "id": run.id}
+            parsed_condition, map_cell_values(run.cell) | {"state": run.state, "id": run.id}
         )
 
     return [run for run in last_statuses if is_selected(run)]
@@ -73,7 +73,7 @@ def is_true_for_cell(expression: Expression, cell: AnyCell) -> bool:
 
     Raises InputError if the expression has a name that no cell has.
     """
-    return _is_true_for_values(expression, values_by_name(msgspec.to_builtins(cell.rehearses or cell)))
+    return _is_true_for_values(expression, map_cell_values(msgspec.to_builtins(cell.rehearses or cell)))
 
 
 def _is_true_for_values(expression: Expression, values: dict[str, Any]) -> bool:

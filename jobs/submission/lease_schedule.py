@@ -22,7 +22,7 @@ from jobs.status.reconcile import read_statuses, select_last_attempts
 from jobs.submission.submit import RunDecision
 from shardlab.runs import prediction
 from shardlab.runs.prediction import Prediction
-from shardlab.runs.run import Run, parse_run_id, run_id
+from shardlab.runs.run import Run, make_run_id, parse_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import moments
 from shardlab.workspace import inventory
@@ -43,19 +43,19 @@ class LeaseSchedule:
         assert leased.lease is not None
         self.lease, self._current_time = leased.lease, datetime.now(UTC)
         # when each node becomes free, sorted
-        self._node_free_s = [0.0] * max(1, len(leased.with_role("worker") or leased.nodes))
+        self._node_free_s = [0.0] * max(1, len(leased.list_with_role("worker") or leased.nodes))
         self._recorded_s, self._most_at_once = recorded_s or {}, at_once
         self._last_start_s, self._run_end_s = 0.0, list[float]()
 
     def add_unfinished(self, workspace: Workspace, excluded_ids: Container[str]) -> None:
         """Add the running and the pending runs of a workspace, except for runs with the ids `excluded_ids`. Their recorded
         durations are used for the runs that are added later."""
-        runs = read_statuses(workspace, select_last_attempts(workspace.all_runs()))
+        runs = read_statuses(workspace, select_last_attempts(workspace.list_folders()))
         durations_by_cell: dict[str, list[float]] = {}
         for run in runs:
             id_parts = parse_run_id(run.id)
             if id_parts is not None and id_parts.attempt == 1 and run.state == "completed" and run.duration_s is not None:
-                durations_by_cell.setdefault(id_parts.cell, []).append(run.duration_s)
+                durations_by_cell.setdefault(id_parts.cell_name, []).append(run.duration_s)
         self._recorded_s = {cell: fmean(durations_s) for cell, durations_s in durations_by_cell.items()}
         unfinished = [run for run in runs if run.state in ("running", "pending") and not run.held and not run.is_unreadable]
         for run in sorted(unfinished, key=lambda run: run.state != "running"):
@@ -78,7 +78,7 @@ class LeaseSchedule:
         start_s = max(self._last_start_s, self._node_free_s[node_count - 1])
         if self._most_at_once is not None and len(self._run_end_s) >= self._most_at_once and not always_add:
             start_s = max(start_s, sorted(self._run_end_s)[-self._most_at_once])
-        end_s, is_late = start_s + left_s, start_s + left_s > self.lease.left_s(self._current_time)
+        end_s, is_late = start_s + left_s, start_s + left_s > self.lease.compute_left_s(self._current_time)
         if always_add or not is_late:
             self._last_start_s, self._node_free_s = start_s, sorted([*self._node_free_s[node_count:], *[end_s] * node_count])
             self._run_end_s += [] if always_add else [end_s]
@@ -86,8 +86,8 @@ class LeaseSchedule:
             return None
         return (
             f"held back, because the lease ends {moments.format_time(self.lease.expires)} and the run would end "
-            f"about {moments.format_time(self._current_time + timedelta(seconds=end_s))}{source_clause}: after an extension, "
-            "`jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
+            f"about {moments.format_time(self._current_time + timedelta(seconds=end_s))}{source_clause}: after an "
+            "extension, `jobs retry --only held` sends it; `--ignore-lease` sends it all the same"
         )
 
 
@@ -104,7 +104,7 @@ def estimate_time_left(
     if run.search is not None:  # its tries have larger batches than the first try, of which recorded and predicted times are
         run_prediction, limit_s = None, None if limit_s is None else run.search.most_tries * limit_s
     elif id_parts is not None:
-        mean_s = recorded_s.get(id_parts.cell)
+        mean_s = recorded_s.get(id_parts.cell_name)
     run_time = gpu_hours.estimate_run_time(mean_s, run_prediction, limit_s, elapsed_s)
     return (0.0, "") if run_time is None else (max(run_time.seconds - elapsed_s, 0.0), f" (by {run_time.source})")
 
@@ -167,6 +167,6 @@ def count_late_runs(plan: MatrixPlan, workspace: Workspace) -> int:
     runs = [
         render.make_run(cell, repeat, 1, plan.context)
         for cell, repeat in order_runs_by_repeat(plan.cells, plan.repeats_by_cell)
-        if not (run_dir := RunDir(workspace.runs / run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
+        if not (run_dir := RunDir(workspace.runs / make_run_id(cell, repeat))).path.exists() or not run_dir.has_ended()
     ]
     return sum(lease_schedule.add_run(run, plan.predictions.get(run.cell.name()), always_add=True) is not None for run in runs)

@@ -20,9 +20,9 @@ from shardlab.files.plugin_source import PluginSource
 from shardlab.matrix import batch_search
 from shardlab.matrix.cell import AnyCell, Cell
 from shardlab.runs import search_path
-from shardlab.runs.checkpoint import CheckpointManifest, complete_checkpoints, explain_refused_resume, read_manifest
-from shardlab.runs.record import Sample, read_lines
-from shardlab.runs.run import Run, run_id, split_attempt
+from shardlab.runs.checkpoint import CheckpointManifest, explain_refused_resume, list_checkpoints, read_manifest
+from shardlab.runs.record import Sample, read_records
+from shardlab.runs.run import Run, make_run_id, split_attempt
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
 from shardlab.runs.state import FINAL_STATES
@@ -65,7 +65,7 @@ def check_runs(
     of the run `resume_from`. repeats_by_cell: the number of runs of each cell, by the name of the cell.
     """
     if resume_from:
-        _must_be_resumable(workspace.find_run(resume_from), cells)
+        _must_be_resumable(workspace.find_run_dir(resume_from), cells)
     for folder in _find_last_folders(workspace, _list_wanted_runs(workspace, cells, repeats_by_cell, context)).values():
         must_be_of_cluster(folder, context)
 
@@ -106,7 +106,7 @@ def decide_runs(
         elif (retry_decision := _decide_within_budget(last_folders[run.run_id], last_status, context)) is not None:
             decisions.append(retry_decision)
         else:
-            search_answer = search_path_of_run.answer if search_path_of_run is not None else ""
+            search_answer = search_path_of_run.answer_text if search_path_of_run is not None else ""
             decision_reason = (
                 last_status.why
                 if last_status.is_unreadable
@@ -137,8 +137,8 @@ def _find_last_folders(
     workspace: Workspace, wanted_runs: Sequence[tuple[AnyCell, int, SearchPath | None]]
 ) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
-    first_ids = {run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
-    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.all_runs())}
+    first_ids = {make_run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
+    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_folders())}
     return {first_id: run_dir for first_id, run_dir in last_folders.items() if first_id in first_ids}
 
 
@@ -229,7 +229,7 @@ def _make_context_of_run(context: render.RenderContext, old_run: Run, plugins: o
         matrix=old_run.matrix,
         track=old_run.track,
         plugins=plugins,
-        search_by_family={} if search is None else {batch_search.search_family_hash(old_run.training_cell): search},
+        search_by_family={} if search is None else {batch_search.compute_search_hash(old_run.training_cell): search},
         retry=old_run.retry,
         trace_part_by_cell={} if traces is None else {old_run.cell.name(): traces},
     )
@@ -281,7 +281,7 @@ def find_lost_nodes(run_dir: RunDir, hosts: Sequence[str]) -> list[str]:
     if len(hosts) == 1:
         return list(hosts)
     last_sample_s = {
-        host: max((sample.wall_s for sample in read_lines(run_dir.samples_file(host), Sample).records), default=None)
+        host: max((sample.wall_s for sample in read_records(run_dir.samples_file(host), Sample).records), default=None)
         for host in hosts
     }
     newest_sample_s = max((wall_s for wall_s in last_sample_s.values() if wall_s is not None), default=0.0)
@@ -302,7 +302,7 @@ def _make_run_again(run_dir: RunDir, run: Run, context: render.RenderContext) ->
 
 
 def _must_be_resumable(saved_run: RunDir, cells: Sequence[AnyCell]) -> None:
-    checkpoint_paths, saved_cell = complete_checkpoints(saved_run.path), saved_run.read_run().cell
+    checkpoint_paths, saved_cell = list_checkpoints(saved_run.path), saved_run.read_run().cell
     manifest = read_manifest(checkpoint_paths[0]) if checkpoint_paths else f"{saved_run.path}: has no checkpoint"
     if not isinstance(manifest, CheckpointManifest):
         raise InputError(f"--resume-from: {manifest}.")
@@ -340,6 +340,6 @@ def must_be_of_cluster(run_dir: RunDir, context: render.RenderContext) -> None:
         return
     if (run_cluster.get("name"), run_cluster.get("provider")) != (context.cluster.name, context.cluster.provider):
         raise InputError(
-            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.cluster.name!r}; runs of two "
-            "clusters cannot be compared as one matrix. Use another --workspace for each cluster."
+            f"{run_dir.path}: was run on cluster {run_cluster.get('name')!r}, not {context.cluster.name!r}; runs of "
+            "two clusters cannot be compared as one matrix. Use another --workspace for each cluster."
         )

@@ -51,8 +51,8 @@ CLAIMED_CODE, OUT_OF_TIME_CODE, NOT_FOUND_CODE, TOLD_TO_END_CODE = 75, 124, 127,
 PACKAGES_CHANGED_CODE = 76
 RESUBMIT_HINT = "`jobs submit` or `jobs retry` submits it with the packages and the source that are installed now"
 DAMAGED_WHY = (
-    "shardlab's source in {root} (digest {now}) is not the copy {then} that the run was submitted with: the copy was changed, "
-    f"or the script does not use it; {RESUBMIT_HINT}"
+    f"shardlab's source in {{root}} (digest {{now}}) is not the copy {{then}} that the run was submitted "
+    f"with: the copy was changed, or the script does not use it; {RESUBMIT_HINT}"
 )
 OLD_WHY = f"the run was rendered by an earlier version of shardlab, which kept no copy of its source; {RESUBMIT_HINT}"
 # Ranks that keep checkpoints save the last checkpoint LAST_SAVE_S seconds before the time limit, or, if the limit is short,
@@ -238,7 +238,7 @@ class AttemptSupervisor:
         if self.is_in_slurm and (self.is_told_to_end or self._has_slurm_ended_ranks()):
             self.end_sentence = TOLD_TO_END_WHY
             return TOLD_REASON
-        if lost_event := next((event for event in self.run_dir.events() if event.event == step.NODE_LOST_EVENT), None):
+        if lost_event := next((event for event in self.run_dir.read_events() if event.event == step.NODE_LOST_EVENT), None):
             self.end_sentence = str(lost_event.data.get("why", ""))
             return "node_fail"
         if self.is_in_slurm and query.is_preempted(claim.read_own_job_id()):
@@ -251,7 +251,7 @@ class AttemptSupervisor:
         When an allocation ends, `salloc` sends no signal to its command, to which this process belongs."""
         is_rank_told = any(
             event.event == "timeout" and event.data.get("signal") == "SIGTERM" and event.wall_s > self.start_wall_s
-            for event in self.run_dir.events()
+            for event in self.run_dir.read_events()
         )
         return is_rank_told or (self.run.scheduler == "allocation" and allocation.has_ended(claim.read_own_job_id()))
 
@@ -375,7 +375,9 @@ class AttemptSupervisor:
 
     def _is_cancelled(self) -> bool:
         """Whether a person cancelled the run since this start, from any machine."""
-        return any(event.event == "cancel_requested" and event.wall_s > self.start_wall_s for event in self.run_dir.events())
+        return any(
+            event.event == "cancel_requested" and event.wall_s > self.start_wall_s for event in self.run_dir.read_events()
+        )
 
     def _count_steps(self, exit_code: int, end_reason: str | None) -> int | None:
         """The number of timed steps that all ranks recorded; None if the run did not complete or its records cannot be read.

@@ -33,12 +33,12 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     which ends this process. Returns why Slurm did not requeue the job, or ''.
     """
     run_dir.write_event("attempt", "held", why=why, requeued=claim.read_own_job_id())
-    own_cluster = run_dir.sent_job()[0].rpartition(":")[0] or None
+    own_cluster = run_dir.find_sent_job()[0].rpartition(":")[0] or None
     own_job, token_by_job = name_job(claim.read_own_job_id(), own_cluster), dict[str, str]()
-    for other_run in Workspace(run_dir.path.parent.parent).all_runs():
+    for other_run in Workspace(run_dir.path.parent.parent).list_folders():
         if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
-        job, token = other_run.sent_job()
+        job, token = other_run.find_sent_job()
         if not verdict.held:
             # The runs of one packed allocation share one job, so they are requeued together with this run.
             other_run.write_event(f"hold.{run.run_id}", "held", why=why, requeued=own_job if job == own_job else "")
@@ -66,7 +66,9 @@ def release_runs(workspace: Workspace, runs: Sequence[Run]) -> None:
         run_by_folder = {RunDir(workspace.runs / run.run_id): run for run in runs if run.scheduler == scheduler_name}
         for run_dir, run in run_by_folder.items():
             files.write_json(run_dir.run_json, run)
-        find_scheduler(scheduler_name).release_jobs(dict(job for run_dir in run_by_folder if (job := run_dir.sent_job())[0]))
+        find_scheduler(scheduler_name).release_jobs(
+            dict(job for run_dir in run_by_folder if (job := run_dir.find_sent_job())[0])
+        )
         for run_dir in run_by_folder:
             run_dir.write_event("controller", "released")
         find_scheduler(scheduler_name).restart_lost_runner(workspace)
@@ -89,5 +91,5 @@ def _judge_if_alike(other_dir: RunDir, run_dir: RunDir, run: Run) -> JudgedState
 
 def _is_being_held(run_dir: RunDir) -> bool:
     """Whether another run recorded within HOLDING_S that this run is held. Later, a person may already have released it."""
-    last_held_s = max((event.wall_s for event in run_dir.events() if event.event == "held"), default=0.0)
+    last_held_s = max((event.wall_s for event in run_dir.read_events() if event.event == "held"), default=0.0)
     return abs(time.time() - last_held_s) < HOLDING_S

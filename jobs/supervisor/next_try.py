@@ -25,7 +25,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.hardware import host
 from shardlab.runs import search_path
-from shardlab.runs.run import Run, run_id
+from shardlab.runs.run import Run, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.search_path import SearchPath
 from shardlab.runs.state import find_last_sending
@@ -66,9 +66,9 @@ def main(argv: list[str]) -> int:
         raise InputError(f"{run_dir.path}: the run is no try of a search.")
     path = search_path.follow_search(run_dir.path.parent, run.training_cell, run.search, run.repeat)
     if path.has_ended:
-        _print_search(path, path.answer)
+        _print_search(path, path.answer_text)
         return 0
-    if path.following is None:
+    if path.next_size is None:
         last_try = RunDir(run_dir.path.parent / path.tries[-1].run)
         if claim.count_job_restarts() and TRY_VARIABLE not in os.environ and claim.is_claimed_by_job(last_try):
             _replace_by_script(last_try, CLAIM_AGAIN)
@@ -93,7 +93,7 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
     cell = path.current_cell
     next_run = msgspec.structs.replace(
         run,
-        run_id=run_id(cell, run.repeat),
+        run_id=make_run_id(cell, run.repeat),
         cell=cell,
         cell_hash=cell.hash(),
         attempt=1,
@@ -105,7 +105,7 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
     if cell.workload_code is None and cell.strategy_code is None:
         predictions = plan_predictions.predict_cells(Workspace(run_dir.path.parent.parent), render_context.cluster, [cell], {})
         render_context = msgspec.structs.replace(render_context, predictions=predictions)
-    sending = find_last_sending(run_dir.events())
+    sending = find_last_sending(run_dir.read_events())
     sending_data = sending.data if sending is not None else {}
     submission_data: dict[str, Any] = {
         key: sending_data[key] for key in ("scheduler", "token", "job", "cluster") if key in sending_data
@@ -121,7 +121,7 @@ def _render_next_try(run_dir: RunDir, run: Run, path: SearchPath) -> RunDir:
 
 def _was_cancelled(run_dir: RunDir) -> bool:
     """Whether a person cancelled the try after its last start, but too late to end the try."""
-    events = run_dir.events()
+    events = run_dir.read_events()
     last_start_s = max((event.wall_s for event in events if event.event == "started"), default=0.0)
     return any(event.event == "cancel_requested" and event.wall_s > last_start_s for event in events)
 

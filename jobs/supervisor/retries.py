@@ -20,7 +20,7 @@ from jobs.slurm.commands import ENDED_S, call_slurm, read_own_cluster
 from jobs.status.retry_budget import REQUEUED_EVENT, list_resumable_attempts, list_retried_states, read_lost_nodes
 from shardlab.errors import ShardlabError
 from shardlab.runs import prediction
-from shardlab.runs.run import Run, run_id
+from shardlab.runs.run import Run, make_run_id
 from shardlab.runs.rundir import RunDir
 
 
@@ -38,7 +38,7 @@ def queue_next(run_dir: RunDir, run: Run, end_state: str) -> str:
 
     next_run = msgspec.structs.replace(
         run,
-        run_id=run_id(run.cell, run.repeat, run.attempt + 1),
+        run_id=make_run_id(run.cell, run.repeat, run.attempt + 1),
         attempt=run.attempt + 1,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         resume=[name for name, _ in list_resumable_attempts(run_dir.path.parent, run)],
@@ -66,9 +66,9 @@ def requeue_job(run_dir: RunDir, run: Run, end_state: str) -> str:
     Returns '', or Slurm's words if Slurm does not start the job again. In a packed allocation, this process waits until Slurm
     ends it: if this process returned, the allocation would start its next run.
     """
-    job_id, cluster, events = claim.read_own_job_id(), read_own_cluster(), run_dir.events()
+    job_id, cluster, events = claim.read_own_job_id(), read_own_cluster(), run_dir.read_events()
     used_retries = list_retried_states(run, events).count(end_state) + 1
-    retry_text = f"retry {used_retries} of {run.retries_after(end_state)} after {end_state}"
+    retry_text = f"retry {used_retries} of {run.find_retry_limit(end_state)} after {end_state}"
     run_dir.write_event("attempt", REQUEUED_EVENT, after=end_state, why=retry_text)
     # Slurm requeues only jobs with Requeue=1. A job with Requeue=0 belongs to a run that Slurm must not restart of its own
     # accord. If Slurm restarts the run of its own accord after this command, the next start of the run finds that the restart

@@ -15,7 +15,7 @@ from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.files import files
-from shardlab.files.document import parse
+from shardlab.files.document import parse_document
 from shardlab.matrix import matrix
 from shardlab.matrix.matrix import Matrix
 from shardlab.matrix.study import Deviation
@@ -135,11 +135,11 @@ def _check_adapted_matrix(
 ) -> None:
     """Raise InputError if the text of an adapted matrix does not give exactly the expected cells, or if one of its cells does
     not fit."""
-    reparsed_matrix = matrix.expand_matrix(parse(content, str(matrix_file)), Path(requested_matrix.path).parent)
+    reparsed_matrix = matrix.expand_matrix(parse_document(content, str(matrix_file)), Path(requested_matrix.path).parent)
     cells = resolve_cells(reparsed_matrix, capacity=None if capacity.is_this_machine else capacity, plugins=plugins)
     if {cell.hash() for cell in cells} != adapted.cell_hashes or find_misfits(reparsed_matrix, cells, capacity, cells):
         raise InputError(
-            f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted cells. "
-            "Allowed: a matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a matrix "
-            "adapted by hand."
+            f"{requested_matrix.path}: cannot be adapted, because an entry of `include` would change the adapted "
+            "cells. Allowed: a matrix whose entries of `include` name other keys than those of `axes` and `zip`, or a "
+            "matrix adapted by hand."
         )

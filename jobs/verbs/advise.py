@@ -141,7 +141,7 @@ def _make_question(invocation: Invocation, workload: Workload, cluster: Cluster)
         options[option_name] = value_text
         with contextlib.suppress(msgspec.DecodeError):  # what is no YAML is a text
             options[option_name] = msgspec.yaml.decode(value_text.encode())
-        if (refusal := options_by_name[option_name].refuse(options[option_name])) is not None:
+        if (refusal := options_by_name[option_name].explain_refused_value(options[option_name])) is not None:
             raise InputError(f"--option {option_name}: {refusal}")
     if arguments.precision not in ALL:
         raise UnknownName("precision", arguments.precision, ALL, place="--precision")

@@ -61,13 +61,13 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
     code_contents = {name: content for name, content in contents_by_name.items() if not name.startswith(MATRIX_FOLDER)}
     if command_lines and not trust:
         raise InputError(
-            f"{file}: its matrix runs programs: {'; '.join(command_lines)}. "
-            f"Read it and its files (collect open {file.name}), and allow it with --trust."
+            f"{file}: its matrix runs programs: {'; '.join(command_lines)}. Read it and its files (collect open "
+            f"{file.name}), and allow it with --trust."
         )
     if code_contents and not trust:
         raise InputError(
-            f"{file}: contains code: {', '.join(sorted(code_contents))}. "
-            f"Read it (collect open {file.name}), and allow it with --trust."
+            f"{file}: contains code: {', '.join(sorted(code_contents))}. Read it (collect open {file.name}), and "
+            "allow it with --trust."
         )
     packed_commands = {
         name: code_contents.pop(name) for name in list(code_contents) if name.startswith(archive.COMMANDS_FOLDER)
@@ -97,7 +97,7 @@ def unpack_matrix(file: Path, workspace: Workspace, *, trust: bool) -> tuple[Pat
 def _list_command_lines(matrix_path: Path) -> list[str]:
     """The command lines of a matrix file; empty also if the file is not valid, which is reported when it is used."""
     try:
-        commands = matrix.load_matrix(matrix_path).commands
+        commands = matrix.load_matrix(matrix_path).command_by_name
     except ShardlabError:
         return []
     return [f"{name}: {' '.join(map(str, workload.command))}" for name, workload in commands.items()]
@@ -113,8 +113,8 @@ def _unpack_command(workspace: Workspace, archive_file: Path, archive_path: str,
     digest = archive_path.removeprefix(archive.COMMANDS_FOLDER).removesuffix(".tar.gz")
     if re.fullmatch("[0-9a-f]{16}", digest) is None:
         raise InputError(
-            f"{archive_file}: {archive_path}: is not the name of the files of a command. "
-            "Allowed: the digest of the files, .tar.gz."
+            f"{archive_file}: {archive_path}: is not the name of the files of a command. Allowed: the digest of the "
+            "files, .tar.gz."
         )
     if not command_folder.has_frozen_copy(plugin_store.find_store(workspace), digest):
         send_folder.unpack_folder(workspace, digest, packed_folder)

@@ -14,7 +14,7 @@ from shardlab.runs.run import REHEARSAL_NOTE
 from shardlab.runs.rundir import RunDir
 from shardlab.terminal import console
 from shardlab.terminal.console import Output, Parser
-from shardlab.terminal.printable import LogText
+from shardlab.terminal.printable import LogCleaner
 from shardlab.verb import Invocation
 from shardlab.workspace.workspace import Workspace
 
@@ -31,7 +31,7 @@ class LogsVerb(JobsVerb):
 
     def add_options(self, parser: Parser) -> None:
         run_help = "a run: its id, the beginning of the id, its short name, or a shell pattern that matches one run"
-        completion.offer_completions(parser.add_argument("run_id", metavar="RUN", help=run_help), Workspace.run_ids)
+        completion.offer_completions(parser.add_argument("run_id", metavar="RUN", help=run_help), Workspace.list_runs)
         rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
         parser.add_argument("--rank", type=int, metavar="N", help=rank_help)
         parser.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")
@@ -49,7 +49,7 @@ class LogsVerb(JobsVerb):
             out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL_NOTE}.")
         log_paths = [run_dir.rank_log(arguments.rank)] if arguments.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
         positions = dict.fromkeys(log_paths, 0)
-        log_texts = {log_path: LogText() for log_path in log_paths}
+        log_texts = {log_path: LogCleaner() for log_path in log_paths}
         while True:
             has_ended = unreadable_status is not None or run_dir.judge().state not in ("pending", "running")
             for log_path in log_paths:
@@ -59,7 +59,7 @@ class LogsVerb(JobsVerb):
             time.sleep(LOG_INTERVAL_S)
 
 
-def _print_log_from(out: Output, log_path: Path, position: int, log_text: LogText) -> int:
+def _print_log_from(out: Output, log_path: Path, position: int, log_text: LogCleaner) -> int:
     """Print the log from byte `position` to its end; return the place of the byte after the last printed byte.
 
     log_text: decodes the bytes of this log.

@@ -30,7 +30,7 @@ class MatricesVerb(JobsVerb):
     def run(self, invocation: Invocation) -> int:
         out = invocation.out
         matrix_entries: list[dict[str, Any]] = []
-        for name, path in matrix.shipped_matrices().items():
+        for name, path in matrix.find_shipped_matrices().items():
             loaded_matrix = matrix.load_matrix(path)
             matrix_entries.append(
                 {"name": name, "summary": loaded_matrix.file.title, "cells": len(loaded_matrix.points), "path": str(path)}

@@ -62,7 +62,7 @@ def simulate_schedule(invocation: Invocation, plan: MatrixPlan) -> CellSchedule 
     """The simulated schedule of the cell that --schedule names; None if the option is not given. Raises InputError."""
     if invocation.arguments.schedule is None:
         return None
-    name = handles.find_cell(invocation.arguments.schedule, handles.number_cells(cell.name() for cell in plan.all_cells))
+    name = handles.find_cell_id(invocation.arguments.schedule, handles.number_cells(cell.name() for cell in plan.all_cells))
     cell_by_name = {cell.name(): cell for cell in select_trainings(plan.cells) if cell.pp > 1}
     if not cell_by_name:
         raise InputError(f"--schedule: no selected cell of {plan.matrix.name} has a pipeline. Allowed: cells with pp above 1.")
@@ -87,7 +87,7 @@ def scale_out_cells(invocation: Invocation, plan: MatrixPlan) -> dict[str, list[
     measured_all_reduces = inventory.read_all_reduces(invocation.workspace, cluster.name)
     scaled_by_cell: dict[str, list[ScaledCell]] = {}
     for cell in select_trainings(plan.cells):
-        gpus = cluster.for_gpu_type(cell.gpu_type).gpus
+        gpus = cluster.select_gpu_type(cell.gpu_type).gpus
         gpus_per_node = (gpus.per_node if gpus is not None and gpus.per_node else None) or -(-cell.gpus // cell.nnodes)
         planned_machine = machine.plan_machine(cluster, cell.gpu_type, measured_all_reduces)
         scaled_cells = [

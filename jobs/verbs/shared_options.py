@@ -29,7 +29,7 @@ def add_matrix_options(parser: Parser, *, archives: bool = False) -> None:
         matrix_option = parser.add_argument("--matrix", required=True, metavar="NAME|FILE", help=matrix_help)
     else:
         matrix_option = option_group.add_argument("--matrix", metavar="NAME|FILE", help=matrix_help)
-    completion.offer_completions(matrix_option, lambda _: matrix.shipped_matrices(), endings=(".yaml", ".yml"))
+    completion.offer_completions(matrix_option, lambda _: matrix.find_shipped_matrices(), file_endings=(".yaml", ".yml"))
     if option_group is not None:
         from_help = "the matrix of an archive, as `collect archive` writes it"
         option_group.add_argument("--from", dest="archive", metavar="FILE", help=from_help)
@@ -54,9 +54,9 @@ def add_cluster_option(parser: Parser) -> None:
 def add_run_selection(parser: Parser) -> None:
     """Add the arguments that select runs of the workspace."""
     runs_help = "ids or their beginnings, short names of cells or runs (docs/how-to/name-a-run.md), or quoted shell patterns"
-    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.run_ids)
+    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.list_runs)
     matrix_help = "only runs of this matrix"
-    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.matrix_names)
+    completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.list_matrix_names)
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""
     parser.add_argument("--where", metavar="EXPR", help=where_help)
 
@@ -94,8 +94,8 @@ def read_submit_options(invocation: Invocation, context: RenderContext) -> Submi
         )
     if given_options and context.scheduler != "slurm":
         raise InputError(
-            f"{given_options}: only for Slurm, and the cluster {context.cluster.name} has no `slurm`; its runs start in the "
-            f"order of submission. Allowed: leave {given_options} out."
+            f"{given_options}: only for Slurm, and the cluster {context.cluster.name} has no `slurm`; its runs start "
+            f"in the order of submission. Allowed: leave {given_options} out."
         )
     runs_before = invocation.workspace.match_runs([run_ids_before], context.matrix) if run_ids_before else []
     return SubmitOptions(arguments.max_parallel, arguments.pack, tuple(runs_before), arguments.ignore_lease)
@@ -110,14 +110,14 @@ def read_tracker(invocation: Invocation) -> str | None:
     tracker_name: str | None = getattr(invocation.arguments, "track", None)
     if tracker_name is None:
         return None
-    trackers.must_be_known(tracker_name, "--track")
+    trackers.check_tracker_name(tracker_name, "--track")
     if invocation.cluster.has_separate_folders:
         raise InputError(
-            f"--track: the nodes of the cluster {invocation.cluster.name} share no folder, so no process sees the records of "
-            f"all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: "
+            f"--track: the nodes of the cluster {invocation.cluster.name} share no folder, so no process sees the "
+            "records of all ranks while a run goes on. Allowed: leave --track out, and after `collect fetch`: "
             f"collect export --to {tracker_name}"
         )
-    trackers.must_be_installed(tracker_name, f"jobs submit --track {tracker_name}")
+    trackers.check_tracker_installed(tracker_name, f"jobs submit --track {tracker_name}")
     return tracker_name
 
 

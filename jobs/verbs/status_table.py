@@ -41,7 +41,7 @@ def make_table(statuses: Sequence[Status], width: int | None = None, height: int
     styles = [STYLES_BY_STATE.get(run.state, "yellow") for run in shown_statuses]
     columns = _make_columns(HIDDEN_WHILE_RUNNING if is_running else HIDDEN_WHEN_ENDED)
     if any(run.handle for run in statuses):
-        columns.insert(0, handles.make_column(lambda run: run.handle))
+        columns.insert(0, handles.make_handle_column(lambda run: run.handle))
     table = Table("", columns, shown_statuses, styles=styles)
     if width is None:
         return table

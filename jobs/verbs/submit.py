@@ -31,7 +31,7 @@ class SubmitVerb(JobsVerb):
         adapted_matrix.add_adapt_option(parser)
         shared_options.add_wait_option(parser)
         after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
-        completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.run_ids)
+        completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.list_runs)
         dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
         parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
         inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
@@ -39,19 +39,19 @@ class SubmitVerb(JobsVerb):
         fit_help = "also submit cells that the planner predicts not to fit the memory of a GPU or of a node"
         parser.add_argument("--no-fit-check", action="store_true", help=fit_help)
         bound_help = (
-            "submit nothing if the runs may take more GPU hours: by recorded times, else by the high end of predictions, else "
-            "by time limits; retries count"
+            "submit nothing if the runs may take more GPU hours: by recorded times, else by the high end of "
+            "predictions, else by time limits; retries count"
         )
         parser.add_argument("--max-gpu-hours", type=float, metavar="N", help=bound_help)
         resume_help = (
-            "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the ranks share the "
-            "batch (if the checkpoint has the layout `whole`, also in their strategy)"
+            "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the "
+            "ranks share the batch (if the checkpoint has the layout `whole`, also in their strategy)"
         )
-        completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.run_ids)
+        completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.list_runs)
         tracker_names = ", ".join(trackers.TRACKERS)
         track_help = (
-            f"log runs while they go on, offline, into {trackers.TRACKER_FOLDER}/ of the workspace: {tracker_names} "
-            "(docs/exports.md)"
+            f"log runs while they go on, offline, into {trackers.TRACKER_FOLDER}/ of the workspace: "
+            f"{tracker_names} (docs/exports.md)"
         )
         track_option = parser.add_argument("--track", metavar="TRACKER", help=track_help)
         completion.offer_completions(track_option, lambda _: trackers.TRACKERS)
@@ -65,7 +65,7 @@ class SubmitVerb(JobsVerb):
         arguments, out, workspace = invocation.arguments, invocation.out, invocation.workspace
         planned = matrix_plan.plan_with_options(invocation)
         if arguments.resume_from:
-            arguments.resume_from = workspace.find_run(arguments.resume_from, planned.context.matrix).run_id
+            arguments.resume_from = workspace.find_run_dir(arguments.resume_from, planned.context.matrix).run_id
         plan.must_fit_cluster(planned)
         planned = _keep_fitting_cells(invocation, planned)
         is_preview = on_controller.is_preview(invocation)
@@ -90,8 +90,7 @@ def _keep_fitting_cells(invocation: Invocation, plan: MatrixPlan) -> MatrixPlan:
     for cell_name in left_out_names:
         invocation.out.print_remark(
             f"{cell_name}: left out, because it needs at least "
-            f"{planner_table.describe_missing_memory(plan.predictions[cell_name])}. "
-            "To submit it all the same: --no-fit-check.",
+            f"{planner_table.describe_missing_memory(plan.predictions[cell_name])}. To submit it all the same: --no-fit-check.",
             style="yellow",
         )
     for sentence in planner_table.describe_host_memory(

@@ -113,7 +113,7 @@ def _print_cells(out: Output, plan: MatrixPlan, workspace: Workspace) -> None:
     cell_names = [cell.name() for cell in plan.cells]
     difference_by_cell = dict(zip(cell_names, cell_differences.describe_differences(plan.cells), strict=True))
     handle_by_cell = handles.number_cells(cell.name() for cell in plan.all_cells)
-    handle_column: Column[AnyCell] = handles.make_column(lambda cell: handle_by_cell[cell.name()])
+    handle_column: Column[AnyCell] = handles.make_handle_column(lambda cell: handle_by_cell[cell.name()])
     differing_column: Column[AnyCell] = Column("differs in", lambda cell: difference_by_cell[cell.name()])
     columns = [handle_column, *PLAN_COLUMNS, *([differing_column] if any(difference_by_cell.values()) else [])]
     matrix_name = plan.context.matrix
@@ -194,14 +194,14 @@ def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
         if late_count:
             hint = "To ask for an extension: provision CLUSTER.yaml extend --hours N --reason TEXT"
             out.print_line(f"about {late_count} run(s) would not end before the lease. {hint}")
-        if (reminder := lease.copy_reminder(current_time)) is not None:
+        if (reminder := lease.make_copy_reminder(current_time)) is not None:
             out.print_line(reminder)
 
 
 def print_status(out: Output, statuses: Sequence[Status], workspace: Workspace) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not statuses and not out.json:
-        out.print_line(f"no runs{' that match' * any(workspace.run_ids())} in {workspace.path}.")
+        out.print_line(f"no runs{' that match' * any(workspace.list_runs())} in {workspace.path}.")
     elif not out.json:
         table = status_table.make_table(statuses, out.width)
         out.show_table(table)

@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shardlab.cluster.all_reduce import bus_bandwidth
+from shardlab.cluster.all_reduce import compute_bus_bandwidth
 
 # The sizes of the tensors, as numbers of 4-byte elements. Small tensors show the latency, large tensors show the bandwidth; the
 # planner computes latency and bandwidth from the times. GPUs need larger tensors than a network to reach their bandwidth.
@@ -46,16 +46,16 @@ def run_rank(backend: str, rank: int, world_size: int, init_method: str, gpu_ind
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timedelta(seconds=180))
     wrong_count = torch.zeros(1, dtype=torch.int64, device=device)
-    times = torch.stack([_measure_times(count, rank, world_size, device, wrong_count) for count in ELEMENT_COUNTS[backend]])
+    times_s = torch.stack([_measure_times(count, rank, world_size, device, wrong_count) for count in ELEMENT_COUNTS[backend]])
     dist.all_reduce(wrong_count)
     dist.barrier()
     clock_bounds = torch.tensor([time.time(), -time.time()], dtype=torch.float64, device=device)
     dist.all_reduce(clock_bounds, op=dist.ReduceOp.MAX)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
+    dist.all_reduce(times_s, op=dist.ReduceOp.MAX)  # an all-reduce takes as long as its slowest rank
     if rank == 0:
         size_reports = [
-            _summarize_times(4 * count, world_size, row)
-            for count, row in zip(ELEMENT_COUNTS[backend], times.tolist(), strict=True)
+            _summarize_times(4 * count, world_size, iteration_times_s)
+            for count, iteration_times_s in zip(ELEMENT_COUNTS[backend], times_s.tolist(), strict=True)
         ]
         report_fields = {
             "backend": backend,
@@ -79,7 +79,7 @@ def _measure_times(element_count: int, rank: int, world_size: int, device: torch
     """
     base_values = torch.arange(element_count, device=device, dtype=torch.float32).remainder_(1024)
     expected_sum = base_values * world_size + world_size * (world_size - 1) / 2
-    iteration_times = torch.zeros(WARMUP_ITERATIONS + TIMED_ITERATIONS, dtype=torch.float64, device=device)
+    iteration_times_s = torch.zeros(WARMUP_ITERATIONS + TIMED_ITERATIONS, dtype=torch.float64, device=device)
     for iteration in range(WARMUP_ITERATIONS + TIMED_ITERATIONS):
         rank_values = base_values + rank
         dist.barrier()
@@ -87,21 +87,21 @@ def _measure_times(element_count: int, rank: int, world_size: int, device: torch
         dist.all_reduce(rank_values)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        iteration_times[iteration] = time.perf_counter() - begin_s
+        iteration_times_s[iteration] = time.perf_counter() - begin_s
         wrong += (rank_values != expected_sum).sum()
-    return iteration_times[WARMUP_ITERATIONS:]
+    return iteration_times_s[WARMUP_ITERATIONS:]
 
 
-def _summarize_times(size_bytes: int, world_size: int, iteration_times: list[float]) -> dict[str, float]:
-    """The fields of an AllReduceTime, by name. size_bytes: the size of the tensor in bytes. iteration_times: for each
+def _summarize_times(size_bytes: int, world_size: int, iteration_times_s: list[float]) -> dict[str, float]:
+    """The fields of an AllReduceTime, by name. size_bytes: the size of the tensor in bytes. iteration_times_s: for each
     iteration, the seconds on the slowest rank."""
-    median_s = statistics.median(iteration_times)
-    bandwidth_gb_per_s = bus_bandwidth(world_size, size_bytes, median_s) / 1e9
+    median_s = statistics.median(iteration_times_s)
+    bandwidth_gb_per_s = compute_bus_bandwidth(world_size, size_bytes, median_s) / 1e9
     return {
         "bytes": size_bytes,
         "seconds": median_s,
-        "fastest_s": min(iteration_times),
-        "slowest_s": max(iteration_times),
+        "fastest_s": min(iteration_times_s),
+        "slowest_s": max(iteration_times_s),
         "bus_bandwidth_gb_per_s": bandwidth_gb_per_s,
     }
 

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 def _read_rdma_links() -> list[rdma.RdmaLink]:
     """The RDMA links of this node; empty if the kernel's files about them cannot be read."""
     try:
-        return rdma.parse(subprocess.run(rdma.command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
+        return rdma.parse(subprocess.run(rdma.build_command(""), capture_output=True, text=True, timeout=30, check=True).stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
 
@@ -97,9 +97,9 @@ def _run_all_reduce(folder: Path, rank_index: int, task_count: int, torch_trial:
         if rank_index
         else next((path.name.partition(".")[2] for path in folder.glob("word.*") if path.name != f"word.{head}"), head)
     )
-    interface = _find_interface(other_node)
+    interface = find_route_interface(other_node)
 
-    def rank() -> None:
+    def run_own_rank() -> None:
         from provision.checks import _all_reduce_ranks
 
         os.environ |= {**NCCL_LOG, **os.environ}
@@ -107,17 +107,17 @@ def _run_all_reduce(folder: Path, rank_index: int, task_count: int, torch_trial:
             os.environ |= choose_socket_interfaces(os.environ, interface)
         _all_reduce_ranks.run_node_rank(backend, str(task_count), str(rank_index), endpoint)
 
-    return _trial.run_in_children([rank], MEET_S)
+    return _trial.run_in_children([run_own_rank], MEET_S)
 
 
-def _find_interface(other_node: str) -> str | None:
+def find_route_interface(other_node: str) -> str | None:
     """The network interface through which this node reaches the node `other_node`; None if it cannot be determined."""
     try:
-        socket_address = socket.getaddrinfo(other_node, 9, type=socket.SOCK_DGRAM)[0]
+        node_address = socket.getaddrinfo(other_node, 9, type=socket.SOCK_DGRAM)[0]
     except OSError:
         return None
-    with socket.socket(socket_address[0], socket.SOCK_DGRAM) as probe_socket:
-        probe_socket.connect(socket_address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
+    with socket.socket(node_address[0], socket.SOCK_DGRAM) as probe_socket:
+        probe_socket.connect(node_address[4])  # connect on a UDP socket sends nothing: the kernel only looks up the route
         own_address = probe_socket.getsockname()[0]
     nics = psutil.net_if_addrs()
     return next(

@@ -13,9 +13,9 @@ from provision.checks import trial
 from provision.checks.trial import RANKS_S, TRIAL_RANKS
 from provision.fact import decode_last_line
 from provision.facts.host import HOST
-from provision.node import last_line
+from provision.node import find_error_line
 from provision.operation import Site, Target
-from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce, bus_bandwidth
+from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce, compute_bus_bandwidth
 from shardlab.hardware.host import Host
 from shardlab.remote.remote import CommandOutput
 
@@ -43,30 +43,30 @@ class AllReduceReport(msgspec.Struct, frozen=True):
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if the ranks of this node sum exactly."""
-    output = trial.run_trial(target).all_reduce
-    if output is None:
+    rank_output = trial.run_trial(target).all_reduce
+    if rank_output is None:
         return Outcome(None, "needs torch")
-    outcome = judge_all_reduce(output, cores=target.facts[HOST].cpus_allowed)
-    return add_measurement(outcome, output, [target.node.name], first_gpu_name(target.facts[HOST]))
+    outcome = judge_all_reduce(rank_output, cores=target.facts[HOST].cpus_allowed)
+    return add_measurement(outcome, rank_output, [target.node.name], find_first_gpu_name(target.facts[HOST]))
 
 
-def add_measurement(outcome: Outcome, rank_output: CommandOutput, nodes: Sequence[str], gpu_name: str | None) -> Outcome:
+def add_measurement(outcome: Outcome, rank_output: CommandOutput, node_names: Sequence[str], gpu_name: str | None) -> Outcome:
     """The outcome of a check, to which the measured times for the inventory are added if the check passed.
 
-    rank_output: the output of the ranks. nodes: the names of the nodes of the ranks. gpu_name: NVML's name of the GPUs, if NCCL
-    was used."""
-    if not outcome.passed or (measurement := read_measurement(rank_output, nodes, gpu_name)) is None:
+    rank_output: the output of the ranks. node_names: the names of the nodes of the ranks. gpu_name: NVML's name of the GPUs, if
+    NCCL was used."""
+    if not outcome.passed or (measurement := read_measurement(rank_output, node_names, gpu_name)) is None:
         return outcome
     return msgspec.structs.replace(outcome, all_reduces=(measurement,))
 
 
-def read_measurement(rank_output: CommandOutput, nodes: Sequence[str], gpu_name: str | None) -> MeasuredAllReduce | None:
-    """The all-reduce of the ranks; None if their report has no times. rank_output, nodes, gpu_name: as for
+def read_measurement(rank_output: CommandOutput, node_names: Sequence[str], gpu_name: str | None) -> MeasuredAllReduce | None:
+    """The all-reduce of the ranks; None if their report has no times. rank_output, node_names, gpu_name: as for
     `add_measurement`."""
     try:
         report = read_report(rank_output)
         measurement = MeasuredAllReduce(
-            tuple(nodes),
+            tuple(node_names),
             report.ranks,
             report.backend,  # type: ignore[arg-type]  # checked below
             gpu_name if report.backend == "nccl" else None,
@@ -84,7 +84,7 @@ def read_report(rank_output: CommandOutput) -> AllReduceReport:
     return decode_last_line(line, AllReduceReport)
 
 
-def first_gpu_name(host: Host) -> str | None:
+def find_first_gpu_name(host: Host) -> str | None:
     """NVML's name of the first GPU of a node; None if the node has no GPU."""
     return host.gpus[0].name if host.gpus else None
 
@@ -99,7 +99,7 @@ def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
         return Outcome(False, f"the {test} did not end within {RANKS_S:g} s", advice, transcript=rank_output.stderr)
     if rank_output.code != 0:
         advice = "is the loopback interface up (ip link show lo), or is /dev/shm full (df /dev/shm)? -v shows the output"
-        return Outcome(False, f"the {test} failed: {last_python_error(rank_output)}", advice, transcript=rank_output.stderr)
+        return Outcome(False, f"the {test} failed: {find_python_error(rank_output)}", advice, transcript=rank_output.stderr)
     try:
         report = read_report(rank_output)
     except ValueError as error:
@@ -107,16 +107,16 @@ def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
     if report.wrong:
         sentence = f"the {test} ({report.backend}) gave {report.wrong} wrong sums"
         return Outcome(False, sentence, "do not train here: check the memory, the GPUs (nvidia-smi -q -d ECC) and the driver")
-    rate = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
     size_text = f"{report.bytes / 2**20:g} MiB"
-    sentence = f"{test} of {size_text} ({report.backend}) is exact; bus bandwidth {rate:.2f} GB/s ({BUS_BANDWIDTH_FORMULA})"
+    sentence = f"{test} of {size_text} ({report.backend}) is exact; bus bandwidth {gb_per_s:.2f} GB/s ({BUS_BANDWIDTH_FORMULA})"
     measured_values: dict[str, float | int | str] = {
         "backend": report.backend,
         "ranks": report.ranks,
         "bytes": report.bytes,
         "iterations": report.iterations,
         "time_s": report.time_s,
-        "bus_bandwidth_gb_per_s": rate,
+        "bus_bandwidth_gb_per_s": gb_per_s,
         "formula": BUS_BANDWIDTH_FORMULA,
     }
     return Outcome(True, sentence, measured=measured_values)
@@ -124,14 +124,14 @@ def judge_all_reduce(rank_output: CommandOutput, *, cores: int) -> Outcome:
 
 def explain_failure(program_output: CommandOutput, limit_s: float) -> str:
     """Why a test program failed: its error, or a sentence that it did not end within `limit_s` seconds."""
-    return f"it did not end within {limit_s:g} s" if program_output.code is None else last_python_error(program_output)
+    return f"it did not end within {limit_s:g} s" if program_output.code is None else find_python_error(program_output)
 
 
-def last_python_error(program_output: CommandOutput) -> str:
+def find_python_error(program_output: CommandOutput) -> str:
     """The line with the last Python error in the error output; libraries may print other lines after it."""
     error_pattern = re.compile(r"^(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception)\b: .+)$", re.MULTILINE)
     error_lines = error_pattern.findall(program_output.stderr)
-    return str(error_lines[-1]) if error_lines else last_line(program_output)
+    return str(error_lines[-1]) if error_lines else find_error_line(program_output)
 
 
 ALL_REDUCE = Check("all_reduce", run)

@@ -12,9 +12,9 @@ from provision.operation import Site, Target
 
 def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if the clocks differ by at most one second, even with the uncertainty added."""
-    offset = clock.measure_offset(target.node)
+    offset = clock.measure_clock_offset(target.node)
     if offset.agrees:
-        return Outcome(True, str(offset), measured={"offset_s": offset.seconds, "unsure_s": offset.unsure_s})
+        return Outcome(True, str(offset), measured={"offset_s": offset.ahead_s, "unsure_s": offset.uncertainty_s})
     return Outcome(False, str(offset), "set the clock with sudo chronyc makestep; chronyc sources lists the time servers")
 
 

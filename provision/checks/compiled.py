@@ -34,15 +34,15 @@ def run(site: Site, target: Target) -> Outcome:
 def judge_compiled(program_output: CommandOutput) -> Outcome:
     """Returns a passed Outcome if the results of the compiled function and of the plain function agree."""
     if program_output.code != 0:
-        text = f"torch.compile does not work on the GPU: {explain_failure(program_output, COMPILED_S)}"
-        return Outcome(False, text, COMPILER_ADVICE, transcript=program_output.stderr)
+        message = f"torch.compile does not work on the GPU: {explain_failure(program_output, COMPILED_S)}"
+        return Outcome(False, message, COMPILER_ADVICE, transcript=program_output.stderr)
     try:
         difference = decode_last_line(program_output.stdout, CompiledReport).difference
     except ValueError as error:
         return Outcome(False, f"the test's output cannot be read: {error}", "try again: provision CLUSTER.yaml verify")
     if not difference <= MOST_DIFFERENCE:
-        text = f"a compiled function differs from the plain one by {difference:g}"
-        return Outcome(False, text, "do not train with compile: true here: is Triton the version that torch was built with?")
+        message = f"a compiled function differs from the plain one by {difference:g}"
+        return Outcome(False, message, "do not train with compile: true here: is Triton the version that torch was built with?")
     return Outcome(True, "torch.compile makes kernels for the GPU", measured={"largest_difference": difference})
 
 

@@ -66,18 +66,18 @@ def judge_product(program_output: CommandOutput, nvidia: Nvidia) -> Outcome:
         advice = "does torch see the GPUs (the check gpus)? -v shows all output"
         return Outcome(False, f"a matrix product on the GPUs failed: {failure_text}", advice, transcript=program_output.stderr)
     try:
-        errors = decode_last_line(program_output.stdout, ProductReport).wrong
+        bad_counts = decode_last_line(program_output.stdout, ProductReport).wrong
     except ValueError as error:
         return Outcome(False, f"the matrix product printed no result: {error}", "try again: provision CLUSTER.yaml verify")
-    if len(errors) != len(nvidia.seen):
-        sentence = f"torch computed on {len(errors)} of {len(nvidia.seen)} GPUs"
+    if len(bad_counts) != len(nvidia.seen):
+        sentence = f"torch computed on {len(bad_counts)} of {len(nvidia.seen)} GPUs"
         return Outcome(False, sentence, "is CUDA_VISIBLE_DEVICES set, or torch built for another CUDA? see the check gpus")
-    faulty_gpus = [f"GPU {gpu_index}: {wrong_count}" for gpu_index, wrong_count in enumerate(errors) if wrong_count]
+    faulty_gpus = [f"GPU {gpu_index}: {wrong_count}" for gpu_index, wrong_count in enumerate(bad_counts) if wrong_count]
     if faulty_gpus:
         sentence = f"wrong elements in a matrix product: {', '.join(faulty_gpus)}"
         return Outcome(False, sentence, "do not train here: look at nvidia-smi -q -d ECC")
-    measured_values: dict[str, float | int | str] = {"gpus": len(errors), "driver": nvidia.nvml or ""}
-    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(errors)} x {nvidia.seen[0].name} compute exactly"
+    measured_values: dict[str, float | int | str] = {"gpus": len(bad_counts), "driver": nvidia.nvml or ""}
+    sentence = f"all parts of the driver have version {nvidia.nvml}; {len(bad_counts)} x {nvidia.seen[0].name} compute exactly"
     sentence += "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
     return Outcome(True, sentence, measured=measured_values)
 

@@ -14,8 +14,8 @@ def run(site: Site, target: Target) -> Outcome:
     environment_texts = [f"Python {env.version}, packages {env.packages}, source {env.source}" for env in environments]
     if len(set(environment_texts)) == 1:
         return Outcome(True, f"equal on {len(targets)} nodes: {environment_texts[0]}{absent_nodes_note(site)}")
-    text_by_node = "; ".join(f"{member.node.name}: {text}" for member, text in zip(targets, environment_texts, strict=True))
-    return Outcome(False, f"the nodes differ: {text_by_node}", "run: provision CLUSTER.yaml --only environment")
+    node_clauses = "; ".join(f"{member.node.name}: {text}" for member, text in zip(targets, environment_texts, strict=True))
+    return Outcome(False, f"the nodes differ: {node_clauses}", "run: provision CLUSTER.yaml --only environment")
 
 
 ENVIRONMENTS = Check("environments", run, once=True)

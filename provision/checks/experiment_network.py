@@ -23,25 +23,26 @@ def run(site: Site, target: Target) -> Outcome:
 
     Raises Unanswered.
     """
-    if target.entry is None or target.entry.control is None:
+    if target.node_entry is None or target.node_entry.control is None:
         return Outcome(None, "the manifest names no control address for it")
-    if target.entry.address == target.entry.control:
+    if target.node_entry.address == target.node_entry.control:
         if len(site.targets) == 1:
             return Outcome(None, "the experiment has one node and no experiment network")
         return Outcome(
             False,
-            f"{target.entry.address}, on which the nodes would train, is its address on the control network",
+            f"{target.node_entry.address}, on which the nodes would train, is its address on the control network",
             "remove `nodes` from the cluster file, so that they are taken from the manifest",
         )
-    return judge_interfaces(target.entry, target.facts[HOST].nics, target.facts[ADDRESSES])
+    return judge_interfaces(target.node_entry, target.facts[HOST].nics, target.facts[ADDRESSES])
 
 
-def judge_interfaces(node: NodeEntry, nics: list[Nic], addresses: dict[str, list[str]]) -> Outcome:
+def judge_interfaces(node: NodeEntry, nics: list[Nic], addresses_by_nic: dict[str, list[str]]) -> Outcome:
     """Returns a passed Outcome if the interfaces of the node have the addresses that the manifest states.
 
-    node: the node in the manifest. nics: the interfaces that the node reports. addresses: their IP addresses, by interface.
+    node: the node in the manifest. nics: the interfaces that the node reports. addresses_by_nic: their IP addresses, by
+    interface.
     """
-    interfaces = experiment_interfaces.find_interfaces(nics, addresses, node.address, node.control)
+    interfaces = experiment_interfaces.find_interfaces(nics, addresses_by_nic, node.address, node.control)
     experiment, control = interfaces.experiment, interfaces.control
     if node.mac is not None:
         names = [nic.name for nic in nics if nic.mac == node.mac]  # a VLAN has the MAC of its parent

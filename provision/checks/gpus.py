@@ -29,9 +29,9 @@ def judge_gpus(host: Host, torch: Torch) -> Outcome:
     gpu_count = len(host.gpus)
     if torch.gpus == gpu_count:
         return Outcome(True, f"NVML and torch both see {gpu_count} x {host.gpus[0].name}", measured={"gpus": gpu_count})
-    torch_count = "none" if torch.gpus is None else str(torch.gpus)
+    torch_count_text = "none" if torch.gpus is None else str(torch.gpus)
     absent_reason = f" ({torch.why_no_gpus})" if torch.why_no_gpus else ""
-    return Outcome(False, f"NVML sees {gpu_count} GPUs, torch {torch_count}{absent_reason}", _advise_repair(host, torch))
+    return Outcome(False, f"NVML sees {gpu_count} GPUs, torch {torch_count_text}{absent_reason}", _advise_repair(host, torch))
 
 
 def _advise_repair(host: Host, torch: Torch) -> str:

@@ -7,76 +7,78 @@ from collections.abc import Iterator, Sequence
 from provision import clock
 from provision.check import Outcome
 from provision.checks import all_reduce, gpus, torch, transport
-from provision.checks.node_proof import MEET_S, NodeProof, Proofs
+from provision.checks.node_proof import MEET_S, NodeProof, ProofResults
 from provision.checks.trial import PRODUCT_S
 from provision.facts.node_types import NodeType
 from shardlab.cluster import slurm_waiting
-from shardlab.cluster.all_reduce import MeasuredAllReduce, bus_bandwidth
+from shardlab.cluster.all_reduce import MeasuredAllReduce, compute_bus_bandwidth
 from shardlab.remote.remote import CommandOutput
 
 LEAST_FREE_BYTES = 10 << 30
 LEAST_INODES = 20_000
 
 
-def judge_proofs(node_type: NodeType, proofs: Proofs, folder: str, requested_gpus: int) -> Outcome:
+def judge_proofs(node_type: NodeType, results: ProofResults, folder: str, requested_gpus: int) -> Outcome:
     """Returns a passed Outcome if torch, the GPUs, the all-reduces and the shared folder work on every node of the job.
 
-    proofs: the results of the job. folder: the path of these results. requested_gpus: the number of GPUs per node that the
+    results: the results of the job. folder: the path of these results. requested_gpus: the number of GPUs per node that the
     cluster file requests."""
-    kind = str(node_type)
-    if proofs.state != "ENDED" and not proofs.has_all():
-        word, _, reason = proofs.state.partition(" ")
-        clause = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION)
+    type_text = str(node_type)
+    if results.job_state != "ENDED" and not results.has_all():
+        job_state, _, pending_reason = results.job_state.partition(" ")
+        clause = slurm_waiting.explain_waiting(pending_reason, slurm_waiting.FOR_PROVISION)
         return Outcome(
             False,
-            f"{kind}: not proven yet, job {proofs.job} is {f'{word}: {clause}' if clause else proofs.state}",
+            f"{type_text}: not proven yet, job {results.job_id} is {f'{job_state}: {clause}' if clause else results.job_state}",
             "run `provision verify` when the job has ended",
         )
-    if not proofs.nodes:
-        return Outcome(False, f"{kind}: job {proofs.job} ended without a result", f"read {folder}/prove.log")
-    if len(proofs.nodes) < proofs.nodes[0].tasks:
-        missing_count = proofs.nodes[0].tasks - len(proofs.nodes)
+    if not results.proofs:
+        return Outcome(False, f"{type_text}: job {results.job_id} ended without a result", f"read {folder}/prove.log")
+    if len(results.proofs) < results.proofs[0].tasks:
+        missing_count = results.proofs[0].tasks - len(results.proofs)
         return Outcome(
-            False, f"{kind}: {missing_count} of {proofs.nodes[0].tasks} nodes gave no result", f"read {folder}/prove.log"
+            False, f"{type_text}: {missing_count} of {results.proofs[0].tasks} nodes gave no result", f"read {folder}/prove.log"
         )
-    for proof in proofs.nodes:
-        if (failed_outcome := _find_fault(proof, requested_gpus)) is not None:
+    for proof in results.proofs:
+        if (failed_outcome := _find_failed_check(proof, requested_gpus)) is not None:
             return Outcome(
                 False,
-                f"{kind}: {proof.host.host}: {failed_outcome.says}",
+                f"{type_text}: {proof.host.host}: {failed_outcome.says}",
                 failed_outcome.advice,
                 transcript=failed_outcome.transcript,
             )
-    all_reduce_outputs = [proof.together for proof in proofs.nodes if proof.together is not None]
+    all_reduce_outputs = [proof.together for proof in results.proofs if proof.together is not None]
     complete_outputs = [output for output in all_reduce_outputs if '"clock_spread_s"' in output.stdout]
-    first_proof = proofs.nodes[0]
-    all_reduce_text, advice = _describe_all_reduce(complete_outputs[0], proofs.nodes) if complete_outputs else ("", None)
-    rate_text = f"; {all_reduce_text}" if complete_outputs else ""
+    first_proof = results.proofs[0]
+    all_reduce_text, advice = _describe_all_reduce(complete_outputs[0], results.proofs) if complete_outputs else ("", None)
+    all_reduce_clause = f"; {all_reduce_text}" if complete_outputs else ""
     first_gpus = first_proof.host.gpus
     gpu_text = f"{len(first_gpus)} x {first_gpus[0].name}" if first_gpus else "no GPU"
-    version = first_proof.trial.torch.version or ""
-    remark = torch.describe_untried_release(version)
-    text = f"{kind}: torch {version} works on {len(proofs.nodes)} nodes ({gpu_text}){rate_text}{remark}"
-    return Outcome(True, text, advice, all_reduces=tuple(_read_measurements(proofs.nodes)))
+    torch_version = first_proof.trial.torch.version or ""
+    remark = torch.describe_untried_release(torch_version)
+    sentence = (
+        f"{type_text}: torch {torch_version} works on {len(results.proofs)} nodes ({gpu_text}){all_reduce_clause}{remark}"
+    )
+    return Outcome(True, sentence, advice, all_reduces=tuple(_read_measurements(results.proofs)))
 
 
 def _read_measurements(proofs: Sequence[NodeProof]) -> Iterator[MeasuredAllReduce]:
     """The all-reduces of a job that passed: within each node, and between its nodes."""
     for proof in proofs:
-        gpu_name = all_reduce.first_gpu_name(proof.host)
+        gpu_name = all_reduce.find_first_gpu_name(proof.host)
         node_names = [other.host.host for other in proofs]
-        for answer, rank_nodes in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
-            if answer is not None and (measurement := all_reduce.read_measurement(answer, rank_nodes, gpu_name)) is not None:
+        for output, rank_nodes in ((proof.trial.all_reduce, [proof.host.host]), (proof.together, node_names)):
+            if output is not None and (measurement := all_reduce.read_measurement(output, rank_nodes, gpu_name)) is not None:
                 yield measurement
 
 
-def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
+def _find_failed_check(proof: NodeProof, requested_gpus: int) -> Outcome | None:
     """The Outcome of the first check that a node did not pass; None if the node passed all checks."""
     torch_state = proof.trial.torch
     checks = [torch.judge_torch(torch_state), gpus.judge_gpus(proof.host, torch_state), _check_gpu_count(proof, requested_gpus)]
     if proof.trial.product is not None and proof.trial.product.code != 0:
-        why = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
-        checks.append(Outcome(False, f"a matrix product on the GPUs failed: {why}", "do not train here"))
+        reason = all_reduce.explain_failure(proof.trial.product, PRODUCT_S)
+        checks.append(Outcome(False, f"a matrix product on the GPUs failed: {reason}", "do not train here"))
     if proof.trial.all_reduce is not None:
         checks.append(all_reduce.judge_all_reduce(proof.trial.all_reduce, cores=proof.host.cpus_allowed))
     if proof.tasks > 1:
@@ -85,13 +87,13 @@ def _find_fault(proof: NodeProof, requested_gpus: int) -> Outcome | None:
         if proof.together is not None and '"clock_spread_s"' in proof.together.stdout:
             checks.append(_check_all_reduce(proof.together))
         elif proof.together is None or proof.together.code != 0:
-            why = (
+            reason = (
                 all_reduce.explain_failure(proof.together, MEET_S)
                 if proof.together is not None
                 else "the nodes did not reach each other"
             )
             checks.append(
-                Outcome(False, f"the all-reduce between nodes failed: {why}", "can the nodes reach each other over TCP?")
+                Outcome(False, f"the all-reduce between nodes failed: {reason}", "can the nodes reach each other over TCP?")
             )
     if proof.free_bytes < LEAST_FREE_BYTES:
         checks.append(Outcome(False, f"the shared folder has {proof.free_bytes / 2**30:.1f} GiB free", "free some space there"))
@@ -139,12 +141,12 @@ def _check_all_reduce(rank_output: CommandOutput) -> Outcome:
 def _describe_all_reduce(rank_output: CommandOutput, proofs: Sequence[NodeProof]) -> tuple[str, str | None]:
     """Returns (a clause about the all-reduce between nodes and its transport, advice if the transport is not the fast one)."""
     report = all_reduce.read_report(rank_output)
-    bandwidth_gb_per_s = bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
-    text = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
+    bandwidth_gb_per_s = compute_bus_bandwidth(report.ranks, report.bytes, report.time_s) / 1e9
+    clause = f"all-reduce between {report.ranks} nodes ({report.backend}) is exact, bus bandwidth {bandwidth_gb_per_s:.2f} GB/s"
     if report.backend != "nccl":
-        return text, None
+        return clause, None
     active_links = [link.name for proof in proofs for link in proof.rdma if link.state == "ACTIVE"]
     devices = [*active_links, *(slingshot_name for proof in proofs for slingshot_name in proof.slingshot)]
     transports = transport.read_transports([proof.together for proof in proofs if proof.together is not None])
     transport_clause, advice = transport.judge_transport(transports, devices)
-    return text + transport_clause, advice
+    return clause + transport_clause, advice

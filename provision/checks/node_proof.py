@@ -34,16 +34,16 @@ class NodeProof(msgspec.Struct, frozen=True):
     """The Slingshot devices, such as cxi0; the kernel does not list them among the RDMA devices."""
 
 
-class Proofs(NamedTuple):
+class ProofResults(NamedTuple):
     """The content of the folder in which a proof job writes its results."""
 
-    nodes: list[NodeProof]
+    proofs: list[NodeProof]
     """One result per node that has written its result."""
-    job: str | None
+    job_id: str | None
     """The Slurm job id; None: no job was submitted."""
-    state: str
+    job_state: str
     """State and reason as squeue prints them, such as `PENDING Resources`; ENDED: squeue does not list the job."""
 
     def has_all(self) -> bool:
         """Whether every node of the job wrote its result."""
-        return bool(self.nodes) and len(self.nodes) >= self.nodes[0].tasks
+        return bool(self.proofs) and len(self.proofs) >= self.proofs[0].tasks

@@ -18,8 +18,8 @@ def run(site: Site, target: Target) -> Outcome:
     rdma_links = target.facts[RDMA]
     if not rdma_links:
         return Outcome(None, "it has no RDMA card")
-    node_nics = [nic for nic, addresses in target.facts[ADDRESSES].items() if target.node.address in addresses]
-    return judge_links(rdma_links, node_nics[0] if node_nics else None)
+    data_nics = [nic for nic, addresses in target.facts[ADDRESSES].items() if target.node.address in addresses]
+    return judge_links(rdma_links, data_nics[0] if data_nics else None)
 
 
 def judge_links(rdma_links: list[RdmaLink], nic: str | None) -> Outcome:

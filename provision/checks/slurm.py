@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.check import Check, Outcome, absent_nodes_note
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from provision.operation import Site, Target
 from shardlab.remote.remote import CommandOutput
 
@@ -27,20 +27,20 @@ def run(site: Site, target: Target) -> Outcome:
     """Returns a passed Outcome if Slurm runs a job on all workers, hands out one GPU, and reports an exit code."""
     if site.cluster.slurm is None:
         return Outcome(None, "cluster.yaml has no key slurm")
-    (controller,) = site.with_role("controller")
-    workers = sorted(worker.node.name for worker in site.with_role("worker") if worker.node.name not in site.skipped)
+    (controller,) = site.list_with_role("controller")
+    workers = sorted(worker.node.name for worker in site.list_with_role("worker") if worker.node.name not in site.skipped)
     node = controller.node
     if node.name in site.skipped or not workers:
         return Outcome(None, f"the controller or all workers do not answer{absent_nodes_note(site)}")
-    options = _slurm_options(site)
-    command = ["srun", *options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
-    spread_job = node.run([*command, "hostname"], timeout_s=LIMIT_S)
-    if (fault := _describe_fault(spread_job)) or sorted(spread_job.stdout.split()) != workers:
-        text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_job.stdout.split())) or 'none'}{fault}"
-        return Outcome(False, text, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_job.stderr)
+    slurm_options = _make_slurm_options(site)
+    srun_words = ["srun", *slurm_options, "-N", str(len(workers)), "-w", ",".join(workers), "--ntasks-per-node=1", "--time=2"]
+    spread_output = node.run([*srun_words, "hostname"], timeout_s=LIMIT_S)
+    if (fault := _describe_fault(spread_output)) or sorted(spread_output.stdout.split()) != workers:
+        text = f"a job on all {len(workers)} workers ran on {', '.join(sorted(spread_output.stdout.split())) or 'none'}{fault}"
+        return Outcome(False, text, f"on {node.name}: sinfo -R; journalctl -u slurmctld", transcript=spread_output.stderr)
     if (gpu_failure := _check_gpu_job(site, node, workers[0])) is not None:
         return gpu_failure
-    canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *options], timeout_s=LIMIT_S)
+    canary = node.run(["sh", "-c", CANARY_SCRIPT, "canary", workers[0], *slurm_options], timeout_s=LIMIT_S)
     if (fault := _describe_fault(canary)) or canary.stdout.strip() != f"FAILED|{CANARY_CODE}:0":
         text = f"for a job that ends with exit code {CANARY_CODE}, sacct reports: {canary.stdout.strip() or 'nothing'}{fault}"
         return Outcome(False, text, f"on {node.name}: sacctmgr show cluster; journalctl -u slurmdbd", transcript=canary.stderr)
@@ -49,7 +49,7 @@ def run(site: Site, target: Target) -> Outcome:
     return Outcome(True, text)
 
 
-def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
+def _check_gpu_job(site: Site, controller_node: Node, worker: str) -> Outcome | None:
     """A failed Outcome if a job that requests one GPU does not see exactly one GPU; otherwise None. None also if the cluster
     file requests no GPUs.
 
@@ -57,9 +57,9 @@ def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
     """
     if not (site.cluster.gpus and site.cluster.gpus.per_node):
         return None
-    command = [
+    srun_words = [
         "srun",
-        *_slurm_options(site),
+        *_make_slurm_options(site),
         "-n1",
         "-w",
         worker,
@@ -69,34 +69,34 @@ def _check_gpu_job(site: Site, node: Node, worker: str) -> Outcome | None:
         "-c",
         "echo $CUDA_VISIBLE_DEVICES",
     ]
-    job = node.run(command, timeout_s=LIMIT_S)
-    gpu_numbers = [gpu_number for gpu_number in job.stdout.strip().split(",") if gpu_number]
-    if (fault_clause := _describe_fault(job)) or len(gpu_numbers) != 1:
+    job_output = controller_node.run(srun_words, timeout_s=LIMIT_S)
+    gpu_numbers = [gpu_number for gpu_number in job_output.stdout.strip().split(",") if gpu_number]
+    if (fault_clause := _describe_fault(job_output)) or len(gpu_numbers) != 1:
         failure_text = f"a job that requests one GPU sees {len(gpu_numbers)}{fault_clause}"
         return Outcome(
             False,
             failure_text,
-            f"on {node.name}: scontrol show node; see gres in the slurmd logs of workers",
-            transcript=job.stderr,
+            f"on {controller_node.name}: scontrol show node; see gres in the slurmd logs of workers",
+            transcript=job_output.stderr,
         )
     return None
 
 
-def _slurm_options(site: Site) -> list[str]:
+def _make_slurm_options(site: Site) -> list[str]:
     """The options of the cluster file for srun and sbatch.
 
     A Slurm that provision did not install may have another default partition, or may require an account.
     """
     assert site.cluster.slurm is not None
-    slurm = site.cluster.slurm
-    option_values = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos}
+    slurm_keys = site.cluster.slurm
+    option_values = {"partition": slurm_keys.partition, "account": slurm_keys.account, "qos": slurm_keys.qos}
     return [f"--{name}={value}" for name, value in option_values.items() if value is not None]
 
 
 def _describe_fault(job_output: CommandOutput) -> str:
     if job_output.code is None:
         return f"; it did not end within {LIMIT_S:g} s"
-    return f"; {last_line(job_output)}" if job_output.code else ""
+    return f"; {find_error_line(job_output)}" if job_output.code else ""
 
 
 SLURM = Check("slurm", run, once=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact, decode_last_line
+from provision.fact import FactQuery, decode_last_line
 from provision.facts.torch import TORCH, Torch
 from provision.operation import Target
 from shardlab.remote.remote import CommandOutput
@@ -42,7 +42,7 @@ def parse(stdout: str) -> Trial:
     return decode_last_line(stdout, Trial)
 
 
-TRIAL = Fact("trial", command, parse, timeout_s=LIMIT_S)
+TRIAL = FactQuery("trial", command, parse, timeout_s=LIMIT_S)
 
 
 def run_trial(target: Target) -> Trial:

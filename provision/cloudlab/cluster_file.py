@@ -33,15 +33,15 @@ class ProposedGpus(msgspec.Struct, frozen=True):
     """Memory of one GPU; None: not known, or the nodes have different types."""
 
 
-def propose_cluster_file(manifests: Sequence[Path]) -> str:
+def propose_cluster_file(manifest_paths: Sequence[Path]) -> str:
     """The text of the proposed cluster file.
 
-    manifests: the manifest files of the experiment; empty: this machine is a node of the experiment and has the manifest.
+    manifest_paths: the manifest files of the experiment; empty: this machine is a node of the experiment and has the manifest.
     Raises InputError for a file that is not a manifest, or for nodes that do not share a network.
     """
-    named_manifests = [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifests] or [_read_own_manifest()]
+    named_manifests = [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifest_paths] or [_read_own_manifest()]
     experiment = cloudlab_manifest.parse_manifests(named_manifests)
-    member_names = sorted(experiment.users())
+    member_names = sorted(experiment.find_common_users())
     user_name = getpass.getuser()
     login_user = user_name if user_name in member_names else member_names[0] if len(member_names) == 1 else None
     source_names = ", ".join(manifest_name for manifest_name, _ in named_manifests)
@@ -52,7 +52,7 @@ def propose_cluster_file(manifests: Sequence[Path]) -> str:
         "cluster/cloudlab.yaml.j2",
         cluster_name=manifest_name or "experiment",
         is_name_known=manifest_name is not None,
-        manifests=[str(path) for path in manifests],
+        manifests=[str(path) for path in manifest_paths],
         nodes=_describe_nodes(nodes, hardware_types),
         members=member_names,
         user=login_user,
@@ -86,21 +86,21 @@ def _read_own_manifest() -> tuple[str, bytes]:
 def _find_experiment_name(node: ManifestNode) -> str | None:
     """The name of the experiment, from the full host name of a node, shortened to a valid cluster name; None: not known."""
     host_labels = (node.full_name or "").lower().split(".")
-    label = host_labels[1] if len(host_labels) > 2 and host_labels[0] == node.name.lower() else ""
-    return label[:31] if re.match(r"^[a-z0-9][a-z0-9-]*\Z", label) else None
+    experiment_label = host_labels[1] if len(host_labels) > 2 and host_labels[0] == node.name.lower() else ""
+    return experiment_label[:31] if re.match(r"^[a-z0-9][a-z0-9-]*\Z", experiment_label) else None
 
 
 def _describe_nodes(nodes: Sequence[ExperimentNode], hardware_types: Sequence[HardwareType | None]) -> list[str]:
     """A line about each node: its host, hardware, GPUs and address. hardware_types: the catalogue's entries of the nodes."""
     return [
         f"{node.name}: {node.host}, {node.hardware or 'type not known'} at {node.site}"
-        + (f", {_gpu_text(hardware_type)}" if hardware_type is not None else "")
+        + (f", {_describe_gpus(hardware_type)}" if hardware_type is not None else "")
         + (f", trains on {node.network.address}" if node.network is not None else "")
         for node, hardware_type in zip(nodes, hardware_types, strict=True)
     ]
 
 
-def _gpu_text(entry: HardwareType) -> str:
+def _describe_gpus(entry: HardwareType) -> str:
     return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
@@ -109,19 +109,19 @@ def _propose_gpus(hardware_types: Sequence[HardwareType | None]) -> ProposedGpus
     gpu_counts = [entry.gpus for entry in hardware_types if entry is not None and entry.gpus is not None]
     if len(gpu_counts) < len(hardware_types):
         return None
-    known_models = {(entry.gpu, entry.gpu_memory_gib) for entry in hardware_types if entry is not None}
-    model, memory_gib = next(iter(known_models)) if len(known_models) == 1 else (None, None)
-    return ProposedGpus(min(gpu_counts), model.lower().replace(" ", "-") if model is not None else None, memory_gib)
+    models_with_memory = {(entry.gpu, entry.gpu_memory_gib) for entry in hardware_types if entry is not None}
+    model_name, memory_gib = next(iter(models_with_memory)) if len(models_with_memory) == 1 else (None, None)
+    return ProposedGpus(min(gpu_counts), model_name.lower().replace(" ", "-") if model_name is not None else None, memory_gib)
 
 
 def _describe_wheels(hardware_types: Sequence[HardwareType | None]) -> list[str]:
     """For each hardware type that the usual build of torch does not support, a sentence with the builds that support it."""
     sentences = []
-    for entry in {entry.name: entry for entry in hardware_types if entry is not None}.values():
-        builds = hardware.cuda_builds(entry)
-        if builds is None or gpu_generations.USUAL_CUDA in builds:
+    for type_entry in {type_entry.name: type_entry for type_entry in hardware_types if type_entry is not None}.values():
+        releases = hardware.list_cuda_builds(type_entry)
+        if releases is None or gpu_generations.USUAL_CUDA in releases:
             continue
         usual_build = f"torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs"
-        needed_text = f"it needs wheels of torch for CUDA {' or '.join(builds)}" if builds else "and no other build does"
-        sentences.append(f"{entry.name}: {usual_build}, does not support its {entry.gpu} GPUs; {needed_text}")
+        needed_clause = f"it needs wheels of torch for CUDA {' or '.join(releases)}" if releases else "and no other build does"
+        sentences.append(f"{type_entry.name}: {usual_build}, does not support its {type_entry.gpu} GPUs; {needed_clause}")
     return sentences

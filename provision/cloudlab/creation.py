@@ -40,25 +40,25 @@ AGAIN_ADVICE = "Run the same command again: it looks for the experiment by its n
 
 def obtain_experiment(cluster: Cluster, workspace: Workspace, portal: Portal, output: Output) -> None:
     """Create or adopt the experiment, wait until all nodes are ready, and store its manifests. Raises ShardlabError."""
-    profile_request_body = profile_request.plan_profile_request(cluster).request
+    experiment_request = profile_request.plan_profile_request(cluster).request
     note = cloudlab_experiment.read_note(workspace.shardlab_folder)
     if note is not None:
         check_note(note, cluster, workspace)
     if note is None or note.uuid is None:
         with refusal_as_input_error():
-            note = _create_or_adopt(profile_request_body, workspace, portal, output, note)
+            note = _create_or_adopt(experiment_request, workspace, portal, output, note)
     experiment = wait_until_ready(note, workspace, portal, output)
-    if grant_warning := _short_grant_warning(profile_request_body, experiment):
+    if grant_warning := _describe_short_grant(experiment_request, experiment):
         output.print_remark(f"warning: {grant_warning}", style="yellow")
     try:
-        checked_manifests = _check_manifests(cluster, portal.manifests(experiment.id))
+        checked_manifests = _check_manifests(cluster, portal.fetch_manifests(experiment.id))
     except InputError as error:  # the error is raised as ShardlabError, because InputError means that nothing was changed
         raise ShardlabError(f"{error} The experiment {note.name} still exists. To end it: {DOWN_COMMAND}") from None
     cloudlab_experiment.store_manifests(workspace.shardlab_folder, checked_manifests)
-    store_end(workspace, portal, experiment)
+    store_experiment_end(workspace, portal, experiment)
 
 
-def _short_grant_warning(request: ProfileRequest, experiment: PortalExperiment) -> str:
+def _describe_short_grant(request: ProfileRequest, experiment: PortalExperiment) -> str:
     """A warning if the experiment got fewer hours than the cluster file requests; '' if it got all hours, or if this is not
     known."""
     created_at, end = parse_portal_time(experiment.created_at), parse_portal_time(experiment.expires_at)
@@ -82,11 +82,11 @@ def refresh_experiment(workspace: Workspace, portal: Portal) -> PortalExperiment
     if note is None or note.uuid is None:
         return None
     experiment = fetch_experiment(note, workspace, portal)
-    store_end(workspace, portal, experiment)
+    store_experiment_end(workspace, portal, experiment)
     return experiment
 
 
-def store_end(workspace: Workspace, portal: Portal, experiment: PortalExperiment) -> None:
+def store_experiment_end(workspace: Workspace, portal: Portal, experiment: PortalExperiment) -> None:
     """Store when the experiment ends, if the portal states it. Warn if the clock of this machine differs from the portal's."""
     portal.compare_clocks()
     if (expires_at := parse_portal_time(experiment.expires_at)) is not None:
@@ -97,18 +97,18 @@ def check_note(note: ExperimentNote, cluster: Cluster, workspace: Workspace) -> 
     """Check that the note of the workspace has the name, the project and the portal of the cluster file. Raises InputError."""
     cloudlab_keys = cluster.cloudlab
     assert cloudlab_keys is not None
-    path = cloudlab_experiment.note_path(workspace.shardlab_folder)
+    path = cloudlab_experiment.find_note_path(workspace.shardlab_folder)
     if note.name != cluster.name or (note.project and cloudlab_keys.project and note.project != cloudlab_keys.project):
         raise InputError(
             f"{path}: this workspace uses the experiment {note.name} of the project {note.project}, and the cluster file asks "
             f"for {cluster.name} of {cloudlab_keys.project}. Allowed: the same names, or another workspace. To end the first "
             f"experiment, run with its cluster file: {DOWN_COMMAND}."
         )
-    portal_host = urlsplit(cloudlab_keys.portal_url or DEFAULT_URL).netloc
-    if note.portal_url and (note_host := urlsplit(note.portal_url).netloc) != portal_host:
+    cluster_portal_host = urlsplit(cloudlab_keys.portal_url or DEFAULT_URL).netloc
+    if note.portal_url and (note_host := urlsplit(note.portal_url).netloc) != cluster_portal_host:
         raise InputError(
             f"{path}: the experiment {note.name} was created at the portal {note_host}, and the cluster file names "
-            f"{portal_host}, which does not have it. Allowed: cloudlab.portal_url: {note.portal_url}"
+            f"{cluster_portal_host}, which does not have it. Allowed: cloudlab.portal_url: {note.portal_url}"
         )
 
 
@@ -126,42 +126,42 @@ def find_created(note: ExperimentNote, workspace: Workspace, portal: Portal) -> 
     existing = portal.find_experiment(f"{note.project},{note.name}")
     if existing is None:
         return None
-    created_at, asked_at = parse_portal_time(existing.created_at), parse_portal_time(note.asked_at)
+    created_at, requested_at = parse_portal_time(existing.created_at), parse_portal_time(note.asked_at)
     contradictions = [
         f"its creator is {existing.creator}" if existing.creator and note.user and existing.creator != note.user else "",
         _describe_other_profile(note, existing),
         ""
-        if (existing.creator and note.user) or (created_at and asked_at)
+        if (existing.creator and note.user) or (created_at and requested_at)
         else "neither its creator nor when it was created is known",
         f"it was created at {existing.created_at}"
-        if created_at and asked_at and created_at < asked_at - timedelta(seconds=CLOCK_S)
+        if created_at and requested_at and created_at < requested_at - timedelta(seconds=CLOCK_S)
         else "",
     ]
     if any(contradictions):
         _remove_note(workspace)
-        raise _name_taken_error(note.project, note.name, ", ".join(filter(None, contradictions)))
+        raise _make_name_taken_error(note.project, note.name, ", ".join(filter(None, contradictions)))
     return existing
 
 
 def _create_or_adopt(
-    request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
+    api_request: ProfileRequest, workspace: Workspace, portal: Portal, output: Output, note: ExperimentNote | None
 ) -> ExperimentNote:
     """Create or adopt the experiment. Returns its note; the nodes may not be ready yet.
 
     note: the note of an earlier command that was interrupted; None: there is no note.
     """
-    was_asked_before = note is not None
+    was_requested_before = note is not None
     if note is None:
-        planned_note = _plan_note(request, portal)
-        if (existing_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
+        planned_note = _plan_note(api_request, portal)
+        if (existing_experiment := portal.find_experiment(f"{api_request.project},{api_request.name}")) is not None:
             return _adopt_experiment(planned_note, existing_experiment, workspace, output)
         note = cloudlab_experiment.write_note(workspace.shardlab_folder, planned_note)
     elif (experiment := find_created(note, workspace, portal)) is not None:
         output.print_remark(f"an earlier command created the experiment {note.name}; this command continues with it.")
         return _store_experiment(workspace, note, experiment)
-    output.print_remark(f"creating the experiment {request.name} in the project {request.project} at {portal.url}.")
+    output.print_remark(f"creating the experiment {api_request.name} in the project {api_request.project} at {portal.url}.")
     try:
-        return _store_experiment(workspace, note, portal.create(request.body))
+        return _store_experiment(workspace, note, portal.create_experiment(api_request.body))
     except OutcomeUnknown as error:
         output.print_remark(f"{error} Looking for the experiment by its name.")
         if (experiment := find_created(note, workspace, portal)) is None:
@@ -170,10 +170,10 @@ def _create_or_adopt(
     except NoConnection:  # the note is kept: a request of an earlier command may have created the experiment
         raise
     except PortalError:
-        if was_asked_before and (experiment := find_created(note, workspace, portal)) is not None:
+        if was_requested_before and (experiment := find_created(note, workspace, portal)) is not None:
             return _store_experiment(workspace, note, experiment)  # an earlier command had created the experiment
         _remove_note(workspace)  # the portal refused the request, so no experiment belongs to the note
-        if (existing_experiment := portal.find_experiment(f"{request.project},{request.name}")) is not None:
+        if (existing_experiment := portal.find_experiment(f"{api_request.project},{api_request.name}")) is not None:
             return _adopt_experiment(note, existing_experiment, workspace, output)  # it was created during this command
         raise
 
@@ -187,53 +187,53 @@ def _describe_other_profile(note: ExperimentNote, experiment: PortalExperiment) 
     return f"its profile is {profile_path}" if profile_path.lower() != note.profile.lower() else ""
 
 
-def _adopt_experiment(note: ExperimentNote, other: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
+def _adopt_experiment(note: ExperimentNote, existing: PortalExperiment, workspace: Workspace, output: Output) -> ExperimentNote:
     """Adopt an experiment, which no command of this workspace created. Returns the note about the experiment.
 
     note: the note for the experiment that this command wanted to create. Raises InputError if the user of the token did not
     create the experiment, or created the experiment from another profile than the cluster file names: the nodes then have
     another purpose.
     """
-    if other.creator is None or other.creator != note.user:
-        raise _name_taken_error(note.project, note.name, f"its creator is {other.creator or 'unknown'}")
-    if other_profile := _describe_other_profile(note, other):
-        raise _name_taken_error(note.project, note.name, other_profile)
+    if existing.creator is None or existing.creator != note.user:
+        raise _make_name_taken_error(note.project, note.name, f"its creator is {existing.creator or 'unknown'}")
+    if other_profile := _describe_other_profile(note, existing):
+        raise _make_name_taken_error(note.project, note.name, other_profile)
     output.print_remark(
         f"the project {note.project} already has your experiment {note.name}: this command uses it as it is, and "
         "`provision CLUSTER.yaml down` will not terminate it."
     )
-    return _store_experiment(workspace, msgspec.structs.replace(note, created_by_us=False, profile=None), other)
+    return _store_experiment(workspace, msgspec.structs.replace(note, created_by_us=False, profile=None), existing)
 
 
-def _plan_note(request: ProfileRequest, portal: Portal) -> ExperimentNote:
+def _plan_note(experiment_request: ProfileRequest, portal: Portal) -> ExperimentNote:
     """The note about the experiment that a request will create. It is written before the request is sent to the portal."""
     return ExperimentNote(
         schema=cloudlab_experiment.SCHEMA,
-        name=request.name,
+        name=experiment_request.name,
         created_by_us=True,
-        project=request.project,
-        profile=request.profile,
+        project=experiment_request.project,
+        profile=experiment_request.profile,
         portal_url=portal.url,
-        user=portal.user(),
-        asked_at=_portal_time(portal.date),
+        user=portal.fetch_user_name(),
+        asked_at=_format_portal_time(portal.last_date_header),
     )
 
 
 def _remove_note(workspace: Workspace) -> None:
-    cloudlab_experiment.note_path(workspace.shardlab_folder).unlink(missing_ok=True)
+    cloudlab_experiment.find_note_path(workspace.shardlab_folder).unlink(missing_ok=True)
 
 
-def _check_manifests(cluster: Cluster, text_by_urn: dict[str, str]) -> dict[str, bytes]:
+def _check_manifests(cluster: Cluster, manifest_by_urn: dict[str, str]) -> dict[str, bytes]:
     """Check the manifests of the portal. Returns the manifests by name of the aggregate.
 
-    text_by_urn: the manifests by URN of the aggregate.
+    manifest_by_urn: the manifests by URN of the aggregate.
     Raises InputError for a manifest that cannot be used, and ShardlabError if the nodes are not as the cluster file says.
     """
     manifests: dict[str, bytes] = {}
-    for urn, text in text_by_urn.items():
-        manifests[cloudlab_manifest.aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = text.encode()
+    for urn, manifest_text in manifest_by_urn.items():
+        manifests[cloudlab_manifest.aggregate_name(f"a manifest of the portal for {urn[:100]!r}", urn)] = manifest_text.encode()
     experiment = cloudlab_manifest.parse_manifests(
-        (f"the portal's manifest of {aggregate_name}", text) for aggregate_name, text in manifests.items()
+        (f"the portal's manifest of {aggregate_name}", manifest_text) for aggregate_name, manifest_text in manifests.items()
     )
     _check_nodes(cluster, experiment)
     return manifests
@@ -256,16 +256,16 @@ def _check_nodes(cluster: Cluster, experiment: Experiment) -> None:
         )
 
 
-def _name_taken_error(project: str | None, name: str, why: str) -> InputError:
+def _make_name_taken_error(project: str | None, name: str, conflict: str) -> InputError:
     return InputError(
-        f"the project {project} already has an experiment {name}, which this workspace did not create ({why}). Allowed: "
+        f"the project {project} already has an experiment {name}, which this workspace did not create ({conflict}). Allowed: "
         "another name in the cluster file, or the nodes of that experiment, with cloudlab.manifest. Nothing was created."
     )
 
 
-def _portal_time(header: str | None) -> str:
+def _format_portal_time(date_header: str | None) -> str:
     """The time in the header of the portal's last answer, in ISO format; the time of this machine if the header has none."""
-    return (parse_http_date(header) or datetime.now(UTC).replace(microsecond=0)).isoformat()
+    return (parse_http_date(date_header) or datetime.now(UTC).replace(microsecond=0)).isoformat()
 
 
 def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal, output: Output) -> PortalExperiment:
@@ -277,7 +277,7 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
     with waiting.show_waiting(output, f"waiting for the nodes of the experiment {note.name}") as show_text:
         while True:
             experiment = fetch_experiment(note, workspace, portal)
-            unready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
+            not_ready = {node.client_id or "a node without a name": node.missing for node in experiment.nodes if node.missing}
             failed_names = [node.client_id or "a node without a name" for node in experiment.nodes if node.has_failed]
             if experiment.status in ENDED_STATES or failed_names:
                 raise ShardlabError(
@@ -286,15 +286,15 @@ def wait_until_ready(note: ExperimentNote, workspace: Workspace, portal: Portal,
                     + f". The portal says why{f' at {experiment.url}' if experiment.url else ''}, such as too few free nodes, "
                     f"or no such image. To end it: {DOWN_COMMAND}"
                 )
-            if experiment.status == "ready" and experiment.nodes and not unready:
+            if experiment.status == "ready" and experiment.nodes and not not_ready:
                 return experiment
             if time.monotonic() > deadline:
-                state = _describe_state(experiment, unready)
+                state_text = _describe_state(experiment, not_ready)
                 raise ShardlabError(
-                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {state}. It still exists. "
+                    f"the experiment {note.name} is not ready after {MOST_WAIT_S / 60:.0f} min: {state_text}. It still exists. "
                     f" To wait on, run the same command again; to end it: {DOWN_COMMAND}"
                 )
-            show_text(_describe_state(experiment, unready))
+            show_text(_describe_state(experiment, not_ready))
             portal.pause(POLL_S)
 
 
@@ -304,9 +304,9 @@ def fetch_experiment(note: ExperimentNote, workspace: Workspace, portal: Portal)
     experiment = portal.find_experiment(note.uuid)
     if experiment is None:
         last_lease = lease.read_newest_lease(workspace.shardlab_folder, [])
-        end = f" It was to end at {moments.format_time(last_lease.expires)}." if last_lease is not None else ""
+        end_text = f" It was to end at {moments.format_time(last_lease.expires)}." if last_lease is not None else ""
         raise ShardlabError(
-            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end} To remove its note and its "
+            f"the experiment {note.name} ({note.uuid}) no longer exists at the portal.{end_text} To remove its note and its "
             f"manifests from this workspace: {DOWN_COMMAND}"
         )
     return experiment
@@ -317,7 +317,7 @@ def _describe_state(experiment: PortalExperiment, unready: dict[str, str]) -> st
 
     unready: for each node that is not ready, by name, the states that are not ready yet.
     """
-    node_texts = [f"{name}: {lacks}" for name, lacks in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
-    nodes = len(experiment.nodes)
-    ready_text = f"{nodes - len(unready)} of {nodes} nodes ready" if nodes else "no nodes yet"
+    node_texts = [f"{name}: {missing}" for name, missing in list(unready.items())[:3]] + (["..."] if len(unready) > 3 else [])
+    node_count = len(experiment.nodes)
+    ready_text = f"{node_count - len(unready)} of {node_count} nodes ready" if node_count else "no nodes yet"
     return "; ".join([f"experiment {experiment.status or 'unknown'}, {ready_text}", *node_texts])

@@ -30,25 +30,26 @@ class ExperimentInterfaces(msgspec.Struct, frozen=True):
     control: NodeInterface
 
 
-def find_interface_name(addresses: dict[str, list[str]], address: str | None) -> str | None:
-    """The name of the interface that has this address; None if no interface has it. addresses: by name of the interface."""
-    return next((name for name, interface_addresses in addresses.items() if address in interface_addresses), None)
+def find_interface_name(addresses_by_nic: dict[str, list[str]], address: str | None) -> str | None:
+    """The name of the interface that has this address; None if no interface has it. addresses_by_nic: by name of the
+    interface."""
+    return next((name for name, interface_addresses in addresses_by_nic.items() if address in interface_addresses), None)
 
 
 def find_interfaces(
-    nics: Sequence[Nic], addresses: dict[str, list[str]], experiment_address: str | None, control_address: str | None
+    nics: Sequence[Nic], addresses_by_nic: dict[str, list[str]], experiment_address: str | None, control_address: str | None
 ) -> ExperimentInterfaces:
     """The interfaces of a node that have the addresses `experiment_address` and `control_address`.
 
-    nics: the interfaces that the node reports. addresses: their addresses, by name of the interface.
+    nics: the interfaces that the node reports. addresses_by_nic: their addresses, by name of the interface.
     """
     mac_by_nic = {nic.name: nic.mac for nic in nics}
 
-    def describe_interface(address: str | None) -> NodeInterface:
-        interface_name = find_interface_name(addresses, address)
+    def make_node_interface(address: str | None) -> NodeInterface:
+        interface_name = find_interface_name(addresses_by_nic, address)
         return NodeInterface(address, interface_name, mac_by_nic.get(interface_name) if interface_name is not None else None)
 
-    return ExperimentInterfaces(describe_interface(experiment_address), describe_interface(control_address))
+    return ExperimentInterfaces(make_node_interface(experiment_address), make_node_interface(control_address))
 
 
 def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:
@@ -56,7 +57,7 @@ def find_node_interfaces(target: Target) -> ExperimentInterfaces | None:
 
     Raises Unanswered if the node does not report its interfaces.
     """
-    node_entry = target.entry
+    node_entry = target.node_entry
     if node_entry is None or node_entry.control is None:
         return None
     return find_interfaces(target.facts[HOST].nics, target.facts[ADDRESSES], node_entry.address, node_entry.control)

@@ -36,30 +36,30 @@ def extend_experiment(workspace: Workspace, portal: Portal, hours: int, reason: 
             "experiment of a manifest on its page at the portal."
         )
     old_end = parse_portal_time(experiment.expires_at)
-    doubt = ""
+    doubt_text = ""
     try:
         with refusal_as_input_error():
-            portal.extend(experiment.id, hours, reason)
+            portal.request_extension(experiment.id, hours, reason)
     except OutcomeUnknown as error:  # the request is not repeated: that could add the hours twice
-        doubt = f" {error}"
-    extended = creation.refresh_experiment(workspace, portal) or experiment
-    new_end = parse_portal_time(extended.expires_at)
+        doubt_text = f" {error}"
+    extended_experiment = creation.refresh_experiment(workspace, portal) or experiment
+    new_end = parse_portal_time(extended_experiment.expires_at)
     experiment_text = f"the experiment {experiment.name or experiment.id}"
     if old_end is None or new_end is None:
         end_text = f"ends at {moments.format_time(new_end)}" if new_end else "has no end that the portal states"
-        raise PartialGrant(f"{experiment_text} {end_text}; what was granted is not known.{doubt}")
+        raise PartialGrant(f"{experiment_text} {end_text}; what was granted is not known.{doubt_text}")
     granted_time = new_end - old_end
     end_text = f"it ends at {moments.format_time(new_end)}"
     if granted_time >= timedelta(hours=hours) - CLOCK_TOLERANCE:
         return f"the portal granted {_format_hours(granted_time)} h for {experiment_text}: {end_text}."
-    granted_part = f"{_format_hours(granted_time)} of {hours} h" if granted_time > CLOCK_TOLERANCE else f"none of {hours} h"
+    granted_text = f"{_format_hours(granted_time)} of {hours} h" if granted_time > CLOCK_TOLERANCE else f"none of {hours} h"
     raise PartialGrant(
-        f"the portal granted {granted_part} for {experiment_text}: {end_text}.{doubt} An administrator may grant the rest "
+        f"the portal granted {granted_text} for {experiment_text}: {end_text}.{doubt_text} An administrator may grant the rest "
         "later, which the portal tells by email."
     )
 
 
-def check_options(hours: int | None, reason: str | None) -> tuple[int, str]:
+def check_extend_options(hours: int | None, reason: str | None) -> tuple[int, str]:
     """Check the options of the verb extend and return them. Raises InputError."""
     if hours is None or not 1 <= hours <= MOST_HOURS:
         raise InputError(f"extend needs --hours: found {hours}. Allowed: 1 to {MOST_HOURS}.")

@@ -8,7 +8,7 @@ from importlib import resources
 import msgspec
 
 from provision import gpu_generations
-from provision.gpu_generations import Generation
+from provision.gpu_generations import GpuGeneration
 from shardlab.errors import InputError
 
 
@@ -55,15 +55,15 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The short name of a site -> its aggregate, such as wisc -> wisc.cloudlab.us."""
     types: tuple[HardwareType, ...]
 
-    def types_named(self, type_name: str) -> list[HardwareType]:
+    def find_types(self, type_name: str) -> list[HardwareType]:
         """All types with this name, at any site."""
         return [hardware_type for hardware_type in self.types if hardware_type.type == type_name]
 
     def find_type(self, site: str, type_name: str) -> HardwareType | None:
         """The type at a site, or None if the catalogue does not list it. site: its short name or its aggregate."""
-        return next((entry for entry in self.types_named(type_name) if site in (entry.site, self.sites[entry.site])), None)
+        return next((entry for entry in self.find_types(type_name) if site in (entry.site, self.sites[entry.site])), None)
 
-    def aggregate(self, site: str) -> str:
+    def find_aggregate(self, site: str) -> str:
         """The aggregate of a site. site: its short name, or an aggregate such as wisc.cloudlab.us. Raises InputError."""
         if site in self.sites:
             return self.sites[site]
@@ -78,25 +78,25 @@ class Catalogue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @functools.cache
 def load_catalogue() -> Catalogue:
     """The hardware catalogue that ships with shardlab."""
-    catalogue_yaml = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
-    return msgspec.yaml.decode(catalogue_yaml, type=Catalogue)
+    catalogue_bytes = resources.files("provision.cloudlab").joinpath("hardware.yaml").read_bytes()
+    return msgspec.yaml.decode(catalogue_bytes, type=Catalogue)
 
 
-def find_type_generation(hardware_type: HardwareType) -> Generation | None:
+def find_type_generation(hardware_type: HardwareType) -> GpuGeneration | None:
     """The generation of the GPUs of this hardware type; None if it is not known."""
     return next((generation for generation in gpu_generations.GENERATIONS if generation.name == hardware_type.generation), None)
 
 
-def cuda_builds(hardware_type: HardwareType) -> list[str] | None:
+def list_cuda_builds(hardware_type: HardwareType) -> list[str] | None:
     """The CUDA releases for which there is a build of torch that supports the GPUs and the processor of this type; None if the
     GPUs or the processor are not known."""
     gpu_generation = find_type_generation(hardware_type)
     if gpu_generation is None or hardware_type.arch is None:
         return None
     return [
-        cuda
-        for (arch, cuda), names in gpu_generations.GENERATIONS_BY_BUILD.items()
-        if arch == hardware_type.arch and gpu_generation.name in names
+        cuda_release
+        for (arch, cuda_release), generation_names in gpu_generations.GENERATIONS_BY_BUILD.items()
+        if arch == hardware_type.arch and gpu_generation.name in generation_names
     ]
 
 
@@ -117,13 +117,13 @@ CATALOGUE_COLUMNS = (
 )
 
 
-def catalogue_rows() -> list[list[str]]:
+def make_catalogue_rows() -> list[list[str]]:
     """The catalogue as rows of text, in the order of CATALOGUE_COLUMNS; an unknown value is empty."""
     return [
         [
-            _value_text(catalogue_value)
+            _format_catalogue_value(catalogue_value)
             for catalogue_value in (
-                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _builds_text(entry),
+                entry.site, entry.type, entry.nodes, entry.gpus, entry.gpu, entry.gpu_memory_gib, _format_builds(entry),
                 entry.arch, entry.processors, entry.memory_gb, entry.network, entry.disks, entry.source,
             )
         ]
@@ -131,19 +131,19 @@ def catalogue_rows() -> list[list[str]]:
     ]  # fmt: skip
 
 
-def catalogue_document() -> dict[str, object]:
+def make_catalogue_document() -> dict[str, object]:
     """The catalogue as a document for JSON; an unknown value is null."""
     return {
         "schema": 1,
         "sites": load_catalogue().sites,
-        "types": [{**msgspec.to_builtins(entry), "cuda_builds": cuda_builds(entry)} for entry in load_catalogue().types],
+        "types": [{**msgspec.to_builtins(entry), "cuda_builds": list_cuda_builds(entry)} for entry in load_catalogue().types],
     }
 
 
-def _builds_text(hardware_type: HardwareType) -> str | None:
-    releases = cuda_builds(hardware_type)
-    return None if releases is None else ", ".join(releases) or "none"
+def _format_builds(hardware_type: HardwareType) -> str | None:
+    cuda_releases = list_cuda_builds(hardware_type)
+    return None if cuda_releases is None else ", ".join(cuda_releases) or "none"
 
 
-def _value_text(value: object) -> str:
-    return "" if value is None else str(value)
+def _format_catalogue_value(catalogue_value: object) -> str:
+    return "" if catalogue_value is None else str(catalogue_value)

@@ -107,9 +107,9 @@ class Portal:
                 f"cloudlab.portal_url: found {self.url}, which is no address ({error}). Allowed: an address such as "
                 f"{DEFAULT_URL}."
             ) from None
-        self._prefix = "" if url_parts.path else None  # the prefix of all paths; None: not known yet
-        self._token, self._say, self._sleep = token, say, sleep
-        self.date: str | None = None
+        self._path_prefix = "" if url_parts.path else None  # the prefix of all paths; None: not known yet
+        self._token, self._print_sentence, self._sleep = token, say, sleep
+        self.last_date_header: str | None = None
         self._clocks_differ = False  # whether a difference of the clocks was already reported
         # SSL_CERT_FILE and SSL_CERT_DIR choose the trusted certificates. Redirects are not followed: they would get the token.
         try:
@@ -125,32 +125,32 @@ class Portal:
     def __exit__(self, *_raised: object) -> None:
         self._client.close()
 
-    def pause(self, seconds: float) -> None:
-        """Wait `seconds` seconds before the next request to the portal."""
-        self._sleep(seconds)
+    def pause(self, pause_s: float) -> None:
+        """Wait `pause_s` seconds before the next request to the portal."""
+        self._sleep(pause_s)
 
     def compare_clocks(self) -> None:
         """Warn once if the clocks of this machine and of the portal differ: then the remaining time of the lease is wrong."""
-        portal_time, own_time = parse_http_date(self.date), datetime.now(UTC)
+        portal_time, own_time = parse_http_date(self.last_date_header), datetime.now(UTC)
         if portal_time is not None and abs(own_time - portal_time) > CLOCK_TOLERANCE and not self._clocks_differ:
             self._clocks_differ = True
             direction = "behind" if own_time < portal_time else "ahead of"
-            difference = moments.format_duration(abs(own_time - portal_time).total_seconds())
-            self._say(
-                f"warning: the clock of this machine is {difference} {direction} that of {self._host}, so the time until the "
+            gap_text = moments.format_duration(abs(own_time - portal_time).total_seconds())
+            self._print_sentence(
+                f"warning: the clock of this machine is {gap_text} {direction} that of {self._host}, so the time until the "
                 "end of the lease is wrong by as much. Set the clock."
             )
 
-    def user(self) -> str | None:
+    def fetch_user_name(self) -> str | None:
         """The name of the user to whom the token belongs; None if the portal does not state the name."""
         try:
             return self._decode(TokenOwner, self._send("GET", "/tokens/this", "who the token belongs to")).user
         except NoExperiment:  # an older portal does not know this request and answers with HTTP 404
             return None
 
-    def create(self, request: Mapping[str, Any]) -> PortalExperiment:
+    def create_experiment(self, request_body: Mapping[str, Any]) -> PortalExperiment:
         """Create an experiment. Raises PortalError, and OutcomeUnknown if it may have been created."""
-        portal_answer = self._send("POST", "/experiments", CREATION_REQUEST, request)
+        portal_answer = self._send("POST", "/experiments", CREATION_REQUEST, request_body)
         return self._decode(PortalExperiment, portal_answer)
 
     def find_experiment(self, identifier: str) -> PortalExperiment | None:
@@ -161,15 +161,15 @@ class Portal:
         except NoExperiment:
             return None
 
-    def manifests(self, uuid: str) -> dict[str, str]:
+    def fetch_manifests(self, uuid: str) -> dict[str, str]:
         """The manifests of an experiment, by URN of the aggregate. Raises PortalError."""
         return self._decode(dict[str, str], self._send("GET", f"/experiments/{uuid}/manifests", "the manifests"))
 
-    def extend(self, uuid: str, hours: int, reason: str) -> None:
+    def request_extension(self, uuid: str, hours: int, reason: str) -> None:
         """Ask for more hours for an experiment. Its field `expires_at` then shows the granted hours. Raises PortalError."""
         self._send("PUT", f"/experiments/{uuid}", "the extension", {"extend_by": hours, "reason": reason})
 
-    def terminate(self, uuid: str) -> None:
+    def request_termination(self, uuid: str) -> None:
         """Ask the portal to terminate an experiment. It exists until the method `find_experiment` returns None.
 
         Raises PortalError, and NoExperiment.
@@ -181,9 +181,9 @@ class Portal:
 
         Raises PortalError.
         """
-        if self._prefix is None:
-            self._prefix = self._find_prefix()
-        return self._send_with_retries(method, f"{self._prefix}{path}", request_name, request_body)
+        if self._path_prefix is None:
+            self._path_prefix = self._find_prefix()
+        return self._send_with_retries(method, f"{self._path_prefix}{path}", request_name, request_body)
 
     def _find_prefix(self) -> str:
         for path_prefix in PATH_PREFIXES:
@@ -202,16 +202,16 @@ class Portal:
             f"{self.url}: is no portal that we know: it has none of {tried_paths}. Set cloudlab.portal_url with its path."
         )
 
-    def _send_with_retries(self, method: str, path: str, request_name: str, content: Mapping[str, Any] | None) -> PortalAnswer:
+    def _send_with_retries(self, method: str, path: str, request_name: str, payload: Mapping[str, Any] | None) -> PortalAnswer:
         """Send a request, and repeat it where the docstring of this file allows it. Returns the successful answer.
 
         Raises PortalError.
         """
         for pause_s in (*BACKOFF_S, None):
             try:
-                answer = self._send_once(method, path, request_name, content)
+                answer = self._send_once(method, path, request_name, payload)
             except (NoConnection, OutcomeUnknown) as error:
-                was_reached = self.date is not None
+                was_reached = self.last_date_header is not None
                 may_repeat = was_reached if isinstance(error, NoConnection) else method == "GET"
                 if not may_repeat or pause_s is None:
                     raise
@@ -221,8 +221,8 @@ class Portal:
                 if not is_overloaded or pause_s is None:
                     return answer if 200 <= answer.status < 300 else self._raise_refusal(answer, request_name)
                 failure_reason = f"{self._host} is overloaded (HTTP {answer.status})."
-                pause_s = _retry_after_s(answer, pause_s)
-            self._say(f"{failure_reason} Asking again for {request_name} in {pause_s:g} s.")
+                pause_s = _choose_pause_s(answer, pause_s)
+            self._print_sentence(f"{failure_reason} Asking again for {request_name} in {pause_s:g} s.")
             self._sleep(pause_s)
         raise AssertionError("the last turn returns or raises")
 
@@ -234,7 +234,7 @@ class Portal:
         import httpx
 
         headers = {"X-Api-Elaborate": "true", "Accept-Encoding": "identity"}
-        if self._prefix is not None:  # else this request only asks whether a portal is there
+        if self._path_prefix is not None:  # else this request only asks whether a portal is there
             headers["X-Api-Token"] = self._token.reveal()
         deadline = time.monotonic() + MOST_ANSWER_S
         try:
@@ -245,13 +245,13 @@ class Portal:
                     if len(answer_body) > MOST_BYTES or time.monotonic() > deadline:
                         limit_text = f"{MOST_BYTES >> 20} MiB" if len(answer_body) > MOST_BYTES else f"{MOST_ANSWER_S:g} s"
                         raise OutcomeUnknown(f"{self._host}: the answer to {request_name} goes on beyond {limit_text}.")
-                self.date = response.headers.get("Date") or self.date
+                self.last_date_header = response.headers.get("Date") or self.last_date_header
                 retry_after = response.headers.get("Retry-After")
-                return PortalAnswer(response.status_code, bytes(answer_body), self.date, retry_after)
+                return PortalAnswer(response.status_code, bytes(answer_body), self.last_date_header, retry_after)
         except httpx.ConnectTimeout:
             raise NoConnection(f"{self._host}: does not accept a connection within {CONNECT_S:g} s. {NOTHING_SENT}") from None
         except (httpx.ConnectError, httpx.ProxyError) as error:  # if a proxy opens no connection, the portal received nothing
-            raise self._connection_error(str(error)) from None
+            raise self._make_connection_error(str(error)) from None
         except httpx.TimeoutException:
             raise OutcomeUnknown(f"{self._host}: did not answer to {request_name} within {TIMEOUT_S:g} s.") from None
         except httpx.HTTPError as error:
@@ -259,7 +259,7 @@ class Portal:
                 f"{self._host}: the answer to {request_name} is truncated ({self._token.hide(str(error))[:200]})."
             ) from None
 
-    def _connection_error(self, error_text: str) -> PortalError:
+    def _make_connection_error(self, error_text: str) -> PortalError:
         if "SSL" in error_text or "CERTIFICATE" in error_text:
             return PortalError(
                 f"{self._host}: its certificate is not trusted, or it does not speak TLS ({error_text[:200]}). {NOTHING_SENT} "
@@ -269,7 +269,7 @@ class Portal:
 
     def _raise_refusal(self, portal_answer: PortalAnswer, request_name: str) -> NoReturn:
         """Raise PortalError for an answer whose status is not a success. request_name: names the request in the error."""
-        error_text = self._error_text(portal_answer.body)
+        error_text = self._extract_error_text(portal_answer.body)
         status = portal_answer.status
         if status == 401:
             raise PortalError(
@@ -301,7 +301,7 @@ class Portal:
             )
         raise PortalError(f"{self._host}: refuses {request_name} (HTTP {status}{error_text}).", status)
 
-    def _error_text(self, answer_body: bytes) -> str:
+    def _extract_error_text(self, answer_body: bytes) -> str:
         try:
             message = get_decoder(PortalFault).decode(answer_body).message
         except DECODE_FAULTS:
@@ -309,9 +309,9 @@ class Portal:
         shown_text = self._token.hide(message)[:MOST_ERROR_CHARACTERS]  # first hides the token: half a token would not be found
         return f": {shown_text.rstrip('.')}" if shown_text else ""
 
-    def _decode(self, answer_type: type[T], portal_answer: PortalAnswer) -> T:
+    def _decode(self, result_type: type[T], portal_answer: PortalAnswer) -> T:
         try:
-            return get_decoder(answer_type).decode(portal_answer.body)
+            return get_decoder(result_type).decode(portal_answer.body)
         except DECODE_FAULTS as error:
             raise OutcomeUnknown(
                 f"{self._host}: its answer is truncated or is not of the published shape "
@@ -326,10 +326,10 @@ class Portal:
 NOTHING_SENT = "Nothing was sent."
 
 
-def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
+def _choose_pause_s(answer: PortalAnswer, min_pause_s: float) -> float:
     """The seconds to wait before the request is repeated, from the answer's header Retry-After.
 
-    The header has a number or a date of the portal's clock. The result is at least `least_s`, at most MOST_RETRY_AFTER_S.
+    The header has a number or a date of the portal's clock. The result is at least `min_pause_s`, at most MOST_RETRY_AFTER_S.
     """
     retry_header = answer.retry_after or ""
     if retry_header.isascii() and retry_header.isdigit():
@@ -338,13 +338,13 @@ def _retry_after_s(answer: PortalAnswer, least_s: float) -> float:
         requested_s = (retry_at - answered_at).total_seconds()
     else:
         requested_s = 0.0
-    return min(max(requested_s, least_s), MOST_RETRY_AFTER_S)
+    return min(max(requested_s, min_pause_s), MOST_RETRY_AFTER_S)
 
 
-def parse_http_date(header_value: str | None) -> datetime | None:
+def parse_http_date(date_header: str | None) -> datetime | None:
     """The time in a header such as Date; None if it cannot be read. A time without a zone is read as UTC."""
     try:
-        http_time = parsedate_to_datetime(header_value or "")
+        http_time = parsedate_to_datetime(date_header or "")
         return http_time.replace(tzinfo=UTC) if http_time.tzinfo is None else http_time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None

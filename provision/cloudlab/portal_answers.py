@@ -97,6 +97,6 @@ class PortalExperiment(msgspec.Struct, frozen=True):
         return [node for aggregate in (self.aggregates or {}).values() for node in aggregate.nodes or []]
 
 
-def parse_portal_time(text: str | None) -> datetime | None:
+def parse_portal_time(time_text: str | None) -> datetime | None:
     """A time that the portal states; None if it cannot be read. A time without a zone is read as UTC, which the portal uses."""
-    return moments.parse_time_as_utc(text or "")
+    return moments.parse_time_as_utc(time_text or "")

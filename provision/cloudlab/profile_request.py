@@ -73,7 +73,7 @@ def plan_profile_request(cluster: Cluster) -> ProfilePlan:
     cloudlab_keys = cluster.cloudlab
     assert cloudlab_keys is not None  # the provider cloudlab requires the key `cloudlab`
     if cloudlab_keys.project is None:
-        raise _refusal("project: null", "the project in which the experiment is created")
+        raise _make_refusal("project: null", "the project in which the experiment is created")
     if not EXPERIMENT_NAME.fullmatch(cluster.name):
         raise InputError(
             f"the cluster file: name: {cluster.name} becomes the name of the experiment. Allowed: a letter, then letters, "
@@ -81,18 +81,18 @@ def plan_profile_request(cluster: Cluster) -> ProfilePlan:
         )
     is_small_lan = cloudlab_keys.profile == SMALL_LAN
     experiment = request.plan_experiment(cluster) if is_small_lan or cloudlab_keys.hardware is not None else None
-    parameter_values = _small_lan_bindings(cloudlab_keys, experiment) if is_small_lan and experiment is not None else {}
+    value_by_parameter = _make_small_lan_bindings(cloudlab_keys, experiment) if is_small_lan and experiment is not None else {}
     profile_request = ProfileRequest(
         cluster.name,
         cloudlab_keys.project,
         cloudlab_keys.profile,
         cloudlab_keys.profile_project,
         cloudlab_keys.hours,
-        {**parameter_values, **cloudlab_keys.bindings},
+        {**value_by_parameter, **cloudlab_keys.bindings},
     )
     return ProfilePlan(
         profile_request,
-        [*(experiment.unknown if experiment is not None else ()), *_list_unsent_keys(cloudlab_keys, profile_request)],
+        [*(experiment.unchecked if experiment is not None else ()), *_list_unsent_keys(cloudlab_keys, profile_request)],
     )
 
 
@@ -105,30 +105,30 @@ def _list_unsent_keys(cloudlab_keys: Cloudlab, profile_request: ProfileRequest) 
     return [f"{profile_request.profile} cannot choose the site, which the hardware type decides: {failure_sentence}"]
 
 
-def _small_lan_bindings(cloudlab_keys: Cloudlab, experiment: ExperimentRequest) -> dict[str, str]:
+def _make_small_lan_bindings(cloudlab_keys: Cloudlab, experiment: ExperimentRequest) -> dict[str, str]:
     for parameter, key in KEY_OF_PARAMETER.items():
         if parameter in cloudlab_keys.bindings:
-            raise _refusal(f"bindings: {parameter}", f"cloudlab.{key}, which is checked and converted")
-    parameter_values = {"nodeCount": str(len(experiment.nodes)), "phystype": experiment.hardware, "osImage": experiment.image}
+            raise _make_refusal(f"bindings: {parameter}", f"cloudlab.{key}, which is checked and converted")
+    value_by_parameter = {"nodeCount": str(len(experiment.nodes)), "phystype": experiment.hardware, "osImage": experiment.image}
     if experiment.lan_kbps is not None:
         if cloudlab_keys.lan_mbps not in LINK_MBPS:
             allowed_mbps = ", ".join(map(str, LINK_MBPS))
-            raise _refusal(
+            raise _make_refusal(
                 f"lan_mbps: {cloudlab_keys.lan_mbps}",
                 f"{allowed_mbps} with the profile {SMALL_LAN}, or null. {OWN_PROFILE_ADVICE}",
             )
-        parameter_values["linkSpeed"] = str(experiment.lan_kbps)
-    if (size_gb := experiment.blockstore_gb) is not None:
-        if size_gb > MOST_DISK_GB:
-            most_gib = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
-            raise _refusal(
+        value_by_parameter["linkSpeed"] = str(experiment.lan_kbps)
+    if (disk_gb := experiment.blockstore_gb) is not None:
+        if disk_gb > MOST_DISK_GB:
+            max_disk_gib = MOST_DISK_GB * BYTES_PER_GB // BYTES_PER_GIB
+            raise _make_refusal(
                 f"blockstore_gib: {cloudlab_keys.blockstore_gib}",
-                f"1 to {most_gib} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE_ADVICE}",
+                f"1 to {max_disk_gib} with the profile {SMALL_LAN}, 0 for all free space, or null. {OWN_PROFILE_ADVICE}",
             )
-        parameter_values["tempFileSystemMount"] = EXTRA_DISK
-        parameter_values |= {"tempFileSystemSize": str(size_gb)} if size_gb else {"tempFileSystemMax": "true"}
-    return parameter_values
+        value_by_parameter["tempFileSystemMount"] = EXTRA_DISK
+        value_by_parameter |= {"tempFileSystemSize": str(disk_gb)} if disk_gb else {"tempFileSystemMax": "true"}
+    return value_by_parameter
 
 
-def _refusal(setting: str, allowed_text: str) -> InputError:
-    return InputError(f"the cluster file: cloudlab.{setting} cannot be requested. Allowed: {allowed_text}.")
+def _make_refusal(setting_text: str, allowed_text: str) -> InputError:
+    return InputError(f"the cluster file: cloudlab.{setting_text} cannot be requested. Allowed: {allowed_text}.")

@@ -50,11 +50,11 @@ class ExperimentRequest(msgspec.Struct, frozen=True):
     """The rate of the experiment network in kbit/s; None: the best that the nodes have."""
     blockstore_gb: int | None
     """The size of the disk at /mydata in units of 1e9 bytes; 0: all free space; None: no disk is requested."""
-    unknown: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
     """Sentences about values that were not checked, because the hardware catalogue does not contain them."""
 
     @property
-    def manager(self) -> str:
+    def manager_urn(self) -> str:
         """The URN of the aggregate (the site) from which the machines are requested."""
         return f"urn:publicid:IDN+{self.aggregate}+authority+cm"
 
@@ -70,9 +70,9 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
     unchecked_sentences = [f"the hardware catalogue does not list {keys.hardware} at {site}, so nothing of it was checked"]
     if hardware_type is not None:
         unchecked_sentences = _check_hardware(hardware_type, keys.nodes, cluster.environment.wheelhouse is not None)
-    if (ubuntu_release := UBUNTU_IMAGE.search(keys.image)) is not None and int(ubuntu_release[1]) < OLDEST_UBUNTU:
+    if (ubuntu_match := UBUNTU_IMAGE.search(keys.image)) is not None and int(ubuntu_match[1]) < OLDEST_UBUNTU:
         raise InputError(
-            f"cloudlab.image: {keys.image} is Ubuntu {ubuntu_release[1]}.04, whose Python is older than 3.11. Allowed: "
+            f"cloudlab.image: {keys.image} is Ubuntu {ubuntu_match[1]}.04, whose Python is older than 3.11. Allowed: "
             f"UBUNTU{OLDEST_UBUNTU}-64-STD, or a newer one."
         )
     if keys.lan_mbps is not None and keys.nodes > RATED_NODES:
@@ -81,17 +81,17 @@ def plan_experiment(cluster: Cluster) -> ExperimentRequest:
             "rate that the nodes have."
         )
     return ExperimentRequest(
-        aggregate=hardware.load_catalogue().aggregate(site),
+        aggregate=hardware.load_catalogue().find_aggregate(site),
         hardware=keys.hardware,
-        image=image_urn(keys.image),
-        nodes=tuple(NodeRequest(f"node{i}", _node_address(i) if keys.nodes > 1 else None) for i in range(keys.nodes)),
+        image=resolve_image_urn(keys.image),
+        nodes=tuple(NodeRequest(f"node{i}", _assign_node_address(i) if keys.nodes > 1 else None) for i in range(keys.nodes)),
         lan_kbps=keys.lan_mbps * 1000 if keys.lan_mbps is not None and keys.nodes > 1 else None,
         blockstore_gb=None if keys.blockstore_gib is None else math.ceil(keys.blockstore_gib * 2**30 / 1e9),
-        unknown=tuple(unchecked_sentences),
+        unchecked=tuple(unchecked_sentences),
     )
 
 
-def image_urn(image_name: str) -> str:
+def resolve_image_urn(image_name: str) -> str:
     """The disk image as a request names it.
 
     image_name: a URN or PROJECT:NAME, which are returned without change; PROJECT//NAME; or NAME of an image of emulab-ops.
@@ -101,7 +101,7 @@ def image_urn(image_name: str) -> str:
     return f"urn:publicid:IDN+emulab.net+image+{image_name if '//' in image_name else f'emulab-ops//{image_name}'}"
 
 
-def _node_address(node_index: int) -> str:
+def _assign_node_address(node_index: int) -> str:
     octet_block, last_octet = divmod(node_index, EACH_OCTET)
     return str(LAN_NETWORK.network_address + ((octet_block + 1) * 256 + last_octet + 1))
 
@@ -113,20 +113,20 @@ def _find_hardware(cloudlab_keys: Cloudlab, type_name: str) -> tuple[HardwareTyp
     Returns (the type, or None if the catalogue does not list it; the site of its machines).
     """
     catalogue = hardware.load_catalogue()
-    listed_types = catalogue.types_named(type_name)
+    types_at_sites = catalogue.find_types(type_name)
     if cloudlab_keys.site is not None:
         return catalogue.find_type(cloudlab_keys.site, type_name), cloudlab_keys.site
-    if len(listed_types) > 1:
-        type_choices = "; ".join(f"{hardware_type.site}: {_gpu_text(hardware_type)}" for hardware_type in listed_types)
+    if len(types_at_sites) > 1:
+        type_choices = "; ".join(f"{hardware_type.site}: {_describe_gpus(hardware_type)}" for hardware_type in types_at_sites)
         raise InputError(
             f"cloudlab.site is missing, and {type_name} is another machine at each site ({type_choices}). Allowed: one of them."
         )
-    if not listed_types:
+    if not types_at_sites:
         raise InputError(
             f"cloudlab.site is missing, and the hardware catalogue does not list {type_name}. Allowed: one of "
             f"{', '.join(catalogue.sites)}."
         )
-    return listed_types[0], listed_types[0].site
+    return types_at_sites[0], types_at_sites[0].site
 
 
 def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> list[str]:
@@ -147,20 +147,20 @@ def _check_hardware(entry: HardwareType, nodes: int, has_wheelhouse: bool) -> li
             f"{entry.name}: {nodes} nodes are requested, but the site has {entry.nodes} ({entry.source}). Allowed: at most "
             f"{entry.nodes}. {BY_HAND_ADVICE}."
         )
-    cuda_builds = hardware.cuda_builds(entry)
-    if cuda_builds is None:
+    cuda_releases = hardware.list_cuda_builds(entry)
+    if cuda_releases is None:
         return [
             f"the hardware catalogue does not know the GPUs of {entry.name}, so it was not checked whether torch supports them"
         ]
     gpu = f"its {entry.gpu} GPUs ({entry.generation})"
-    if not cuda_builds:
-        allowed = _list_supported_types()
-        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {allowed}.")
-    if gpu_generations.USUAL_CUDA not in cuda_builds and not has_wheelhouse:
+    if not cuda_releases:
+        supported = _list_supported_types()
+        raise InputError(f"{entry.name}: torch {gpu_generations.TORCH_VERSION} has no build for {gpu}. Allowed: {supported}.")
+    if gpu_generations.USUAL_CUDA not in cuda_releases and not has_wheelhouse:
         raise InputError(
             f"{entry.name}: torch {gpu_generations.TORCH_VERSION} for CUDA {gpu_generations.USUAL_CUDA}, which pip installs, "
             f"does not support {gpu}. Allowed: environment.wheelhouse, a folder on each node with wheels of torch for CUDA "
-            f"{' or '.join(cuda_builds)}; or another type: {_list_supported_types()}."
+            f"{' or '.join(cuda_releases)}; or another type: {_list_supported_types()}."
         )
     return []
 
@@ -171,11 +171,11 @@ def _list_supported_types() -> str:
     return ", ".join(
         hardware_type.name
         for hardware_type in hardware.load_catalogue().types
-        if hardware_type.arch == "x86_64" and usual_cuda in (hardware.cuda_builds(hardware_type) or ())
+        if hardware_type.arch == "x86_64" and usual_cuda in (hardware.list_cuda_builds(hardware_type) or ())
     )
 
 
-def _gpu_text(entry: HardwareType) -> str:
+def _describe_gpus(entry: HardwareType) -> str:
     return f"{entry.gpus} x {entry.gpu}" if entry.gpus is not None and entry.gpu is not None else "GPUs not known"
 
 
@@ -193,13 +193,13 @@ def render_rspec(request: ExperimentRequest) -> str:
     )
     for node in request.nodes:
         node_element = ElementTree.SubElement(
-            rspec_element, "node", client_id=node.name, exclusive="true", component_manager_id=request.manager
+            rspec_element, "node", client_id=node.name, exclusive="true", component_manager_id=request.manager_urn
         )
         sliver_element = ElementTree.SubElement(node_element, "sliver_type", name="raw-pc")
         ElementTree.SubElement(sliver_element, "disk_image", name=request.image)
         ElementTree.SubElement(node_element, "hardware_type", name=request.hardware)
         if node.address is not None:
-            interface_element = ElementTree.SubElement(node_element, "interface", client_id=_interface_id(node))
+            interface_element = ElementTree.SubElement(node_element, "interface", client_id=_make_interface_id(node))
             ElementTree.SubElement(interface_element, "ip", address=node.address, netmask=str(LAN_NETWORK.netmask), type="ipv4")
         if request.blockstore_gb is not None:
             blockstore_attributes = {"name": f"{node.name}-bs", "class": "local", "mountpoint": EXTRA_DISK, "placement": "any"}
@@ -208,9 +208,9 @@ def render_rspec(request: ExperimentRequest) -> str:
     if linked_nodes:
         link_element = ElementTree.SubElement(rspec_element, "link", client_id="lan0")
         for node in linked_nodes:
-            ElementTree.SubElement(link_element, "interface_ref", client_id=_interface_id(node))
+            ElementTree.SubElement(link_element, "interface_ref", client_id=_make_interface_id(node))
         ElementTree.SubElement(link_element, "link_type", name="lan")
-        for source_interface, target_interface in _interface_pairs(linked_nodes) if request.lan_kbps is not None else ():
+        for source_interface, target_interface in _list_interface_pairs(linked_nodes) if request.lan_kbps is not None else ():
             ElementTree.SubElement(
                 link_element, "property", source_id=source_interface, dest_id=target_interface, capacity=str(request.lan_kbps)
             )
@@ -218,12 +218,12 @@ def render_rspec(request: ExperimentRequest) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(rspec_element, encoding="unicode")}\n'
 
 
-def render_profile(request: ExperimentRequest) -> str:
+def render_profile(experiment_request: ExperimentRequest) -> str:
     """The request as a profile of CloudLab: a Python script for geni-lib. Its parameters have the names of small-lan."""
     return templates.render(
         "cloudlab/profile.py.j2",
-        request=request,
-        manager=request.manager,
+        request=experiment_request,
+        manager=experiment_request.manager_urn,
         mount=EXTRA_DISK,
         network=str(LAN_NETWORK.network_address).rpartition(".0.0")[0],
         netmask=str(LAN_NETWORK.netmask),
@@ -231,9 +231,9 @@ def render_profile(request: ExperimentRequest) -> str:
     )
 
 
-def _interface_id(node: NodeRequest) -> str:
+def _make_interface_id(node: NodeRequest) -> str:
     return f"{node.name}:if0"
 
 
-def _interface_pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
-    return [(_interface_id(node), _interface_id(other)) for node in nodes for other in nodes if node is not other]
+def _list_interface_pairs(nodes: list[NodeRequest]) -> list[tuple[str, str]]:
+    return [(_make_interface_id(node), _make_interface_id(other)) for node in nodes for other in nodes if node is not other]

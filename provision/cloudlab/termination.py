@@ -67,7 +67,7 @@ def terminate_experiment(cluster: Cluster, workspace: Workspace, portal: Portal,
     experiment_uuid = note.uuid or experiment.id
     try:
         with refusal_as_input_error():
-            portal.terminate(experiment_uuid)
+            portal.request_termination(experiment_uuid)
     except NoExperiment:
         pass
     except OutcomeUnknown as error:
@@ -101,20 +101,20 @@ def leave_experiment(cluster: Cluster, workspace: Workspace, note: ExperimentNot
     )
 
 
-def unfetched_runs_warning(workspace: Workspace) -> str:
+def describe_unfetched_runs(workspace: Workspace) -> str:
     """A warning about runs on the cluster whose files are not completely on this machine; empty if there are no such runs."""
     remote_note = remote_workspace.read_remote_workspace(workspace)
     if remote_note is None:
         return ""
     try:
-        cluster_runs = remote_note.ask("jobs", ["status"], ClusterRuns).runs
+        cluster_runs = remote_note.ask_command("jobs", ["status"], ClusterRuns).runs
     except (ShardlabError, OSError, subprocess.SubprocessError) as error:
         return f"The cluster does not say which runs it has ({error}). Runs that were not fetched are lost."
     run_ids = sorted(run.id for run in cluster_runs if run.may_have_results and not _is_fetched(workspace, run.id))
     if not run_ids:
         return ""
-    run_list = ", ".join(run_ids[:MOST_RUNS]) + (f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else "")
-    return f"{len(run_ids)} run(s) were not fetched and would be lost: {run_list}. To fetch them, run: collect fetch"
+    runs_text = ", ".join(run_ids[:MOST_RUNS]) + (f" and {len(run_ids) - MOST_RUNS} more" if len(run_ids) > MOST_RUNS else "")
+    return f"{len(run_ids)} run(s) were not fetched and would be lost: {runs_text}. To fetch them, run: collect fetch"
 
 
 def _is_fetched(workspace: Workspace, run_id: str) -> bool:
@@ -129,12 +129,12 @@ def _forget_experiment(cluster: Cluster, workspace: Workspace) -> None:
     """
     known_hosts = workspace.shardlab_folder / "known_hosts"
     if known_hosts.exists():
-        removed_hosts = {_known_hosts_name(node) for node in cluster.nodes}
-        host_lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
-        other_lines = [host_line for host_line in host_lines if host_line.split(" ")[0] not in removed_hosts]
-        files.write_atomic(known_hosts, "".join(other_lines).encode())
+        removed_hosts = {_format_known_hosts_name(node) for node in cluster.nodes}
+        known_hosts_lines = files.read(known_hosts).decode(errors="replace").splitlines(keepends=True)
+        kept_lines = [host_line for host_line in known_hosts_lines if host_line.split(" ")[0] not in removed_hosts]
+        files.write_atomic(known_hosts, "".join(kept_lines).encode())
     cloudlab_experiment.put_experiment_aside(workspace.shardlab_folder)
 
 
-def _known_hosts_name(node: NodeEntry) -> str:
+def _format_known_hosts_name(node: NodeEntry) -> str:
     return f"[{node.host}]:{node.port}" if node.port not in (None, 22) else str(node.host)

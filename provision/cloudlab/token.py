@@ -57,21 +57,21 @@ def read_token(portal_url: str | None = None) -> Token | None:
     path = Path.home() / (TOKEN_FILE if is_cloudlab else TOKEN_FILE.with_name(f"{TOKEN_FILE.name}.{portal_host}"))
     try:
         with files.open_regular(path) as token_file:
-            file_status = os.fstat(token_file.fileno())
+            token_file_stat = os.fstat(token_file.fileno())
             token_bytes = token_file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    if (file_mode := stat.S_IMODE(file_status.st_mode)) & 0o077:
+    if (file_mode := stat.S_IMODE(token_file_stat.st_mode)) & 0o077:
         raise InputError(f"{path}: has mode {file_mode:04o}, so others can use the token. Allowed: 0600. Run: chmod 600 {path}")
-    if file_status.st_uid not in (os.geteuid(), 0):
-        raise InputError(f"{path}: belongs to another user (uid {file_status.st_uid}). Allowed: a file of your own.")
+    if token_file_stat.st_uid not in (os.geteuid(), 0):
+        raise InputError(f"{path}: belongs to another user (uid {token_file_stat.st_uid}). Allowed: a file of your own.")
     return _check_token(token_bytes.decode("latin-1").strip(), str(path))
 
 
 def _check_token(secret: str, token_source: str) -> Token:
     """The token, if it contains only characters that an HTTP header may contain. Raises InputError."""
-    if not secret or len(secret) > MOST_BYTES or not all("!" <= char <= "~" for char in secret):
+    if not secret or len(secret) > MOST_BYTES or not all("!" <= character <= "~" for character in secret):
         raise InputError(f"{token_source}: holds no token. Allowed: one line of visible ASCII characters. {TOKEN_HELP}")
     return Token(secret, token_source)

@@ -13,21 +13,21 @@ from shardlab.terminal.console import Output
 REPEAT_S = 60.0  # how often a line is printed into a pipe, even if nothing has changed
 
 
-class WaitingLines:
+class WaitingLinePrinter:
     """Prints lines into a pipe: a line for each change, and at least one line each minute."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._began = time.monotonic()
-        self._last = ""
+        self._began_s = time.monotonic()
+        self._last_text = ""
         self._printed_s = 0.0
 
-    def show(self, text: str) -> None:
+    def show(self, waiting_text: str) -> None:
         """Print what the command waits for now, unless the same text was printed less than REPEAT_S ago."""
-        passed_s = time.monotonic() - self._began
-        if text != self._last or passed_s - self._printed_s >= REPEAT_S:
-            self._output.print_remark(f"{text} ({passed_s / 60:.0f} min)")
-            self._last, self._printed_s = text, passed_s
+        passed_s = time.monotonic() - self._began_s
+        if waiting_text != self._last_text or passed_s - self._printed_s >= REPEAT_S:
+            self._output.print_remark(f"{waiting_text} ({passed_s / 60:.0f} min)")
+            self._last_text, self._printed_s = waiting_text, passed_s
 
 
 @contextmanager
@@ -37,9 +37,9 @@ def show_waiting(output: Output, first_text: str) -> Iterator[Callable[[str], No
     first_text: the text that is shown at the beginning.
     """
     if not output.remarks.is_terminal:
-        waiting_lines = WaitingLines(output)
-        waiting_lines.show(first_text)
-        yield waiting_lines.show
+        line_printer = WaitingLinePrinter(output)
+        line_printer.show(first_text)
+        yield line_printer.show
         return
     began_s = time.monotonic()
     with output.remarks.console.status(Text(first_text)) as status_display:

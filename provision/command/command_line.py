@@ -41,7 +41,7 @@ class ProvisionParser(CommandParser):
         super().__init__(prog="provision", description=description, epilog=EXAMPLE_COMMANDS)
         file_help = "the cluster file (default: cluster.yaml of the workspace)"
         file_argument = self.add_argument("cluster", nargs="?", metavar="FILE", help=file_help)
-        completion.offer_completions(file_argument, lambda _: (), endings=(".yaml", ".yml"))
+        completion.offer_completions(file_argument, lambda _: (), file_endings=(".yaml", ".yml"))
         self.add_verbs(verbs)
         self.list_ends = self.verb_parsers.keys()
         self.usage = "provision [FILE] [VERB] [OPTION ...]"
@@ -51,7 +51,7 @@ class ProvisionParser(CommandParser):
                 parser.prog = parser.prog.replace(FILE_USAGE, "")
             if verb.name == DEFAULT_VERB:
                 verb.add_options(self)  # for the help and the completion: `_order_words` puts all options behind the verb
-            self.list_options |= parser.list_options
+            self.ends_list_by_option |= parser.ends_list_by_option
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return super().parse_args(self._order_words(args), argparse.Namespace(words=args))
@@ -61,27 +61,27 @@ class ProvisionParser(CommandParser):
         action_by_option: dict[str, argparse.Action] = {}
         for parser in self.verb_parsers.values():
             action_by_option |= parser._option_string_actions
-        names, option_words = self._split_words(command_words, action_by_option)
-        if "--version" in option_words or (not self.verb_parsers.keys() & names and {"-h", "--help"} & {*option_words}):
+        free_words, option_words = self._split_words(command_words, action_by_option)
+        if "--version" in option_words or (not self.verb_parsers.keys() & free_words and {"-h", "--help"} & {*option_words}):
             return option_words  # of the command and not of a verb
         if unknown_options := [
             word for word in option_words if word.startswith("--") and word.partition("=")[0] not in action_by_option
         ]:
             self.error(f"unrecognized arguments: {' '.join(unknown_options)}")
-        file_word = names.pop(0) if names and names[0] not in self.verb_parsers else None
-        if file_word is not None and not names and not may_be_file(file_word):
+        file_word = free_words.pop(0) if free_words and free_words[0] not in self.verb_parsers else None
+        if file_word is not None and not free_words and not may_be_file(file_word):
             self.error(str(UnknownName("cluster file or verb", file_word, self.verb_parsers)))
-        verb = names.pop(0) if names else "plan" if "--check" in option_words else DEFAULT_VERB
+        verb = free_words.pop(0) if free_words else "plan" if "--check" in option_words else DEFAULT_VERB
         if verb not in self.verb_parsers:
             self.error(str(UnknownName("verb", verb, self.verb_parsers)))
         if file_word is not None and verb in VERBS_WITHOUT_FILE:
             self.error(f"{verb} takes no cluster file: found {file_word}")
-        if names and names[0] in self.verb_parsers:
-            self.error(f"found two verbs, {verb} and {names[0]}. Allowed: one; write a cluster file {verb} as ./{verb}")
-        if names and file_word is None and verb not in VERBS_WITHOUT_FILE and may_be_file(names[0]):
-            self.error(f"the cluster file comes before the verb: provision {names[0]} {verb}")
-        if names:
-            self.error(f"found the word {names[0]} after the verb {verb}, which takes none")
+        if free_words and free_words[0] in self.verb_parsers:
+            self.error(f"found two verbs, {verb} and {free_words[0]}. Allowed: one; write a cluster file {verb} as ./{verb}")
+        if free_words and file_word is None and verb not in VERBS_WITHOUT_FILE and may_be_file(free_words[0]):
+            self.error(f"the cluster file comes before the verb: provision {free_words[0]} {verb}")
+        if free_words:
+            self.error(f"found the word {free_words[0]} after the verb {verb}, which takes none")
         return [*([] if file_word is None else [file_word]), verb, *option_words]
 
     def _split_words(self, command_words: Sequence[str], actions: Mapping[str, argparse.Action]) -> tuple[list[str], list[str]]:
@@ -89,17 +89,17 @@ class ProvisionParser(CommandParser):
         option."""
         free_words: list[str] = []
         option_words: list[str] = []
-        is_value = False
+        is_option_value = False
         remaining_words = iter(self.join_list_items(command_words))
         for word in remaining_words:
             if word == "--":
                 free_words += remaining_words
             elif word.startswith("-"):
                 option_words.append(word)
-                is_value = word in actions and actions[word].nargs != 0
+                is_option_value = word in actions and actions[word].nargs != 0
             else:
-                (option_words if is_value else free_words).append(word)
-                is_value = False
+                (option_words if is_option_value else free_words).append(word)
+                is_option_value = False
         return free_words, option_words
 
 

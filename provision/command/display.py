@@ -45,24 +45,24 @@ def result_document(
         "provider": site.cluster.provider,
         "verb": verb,
         "changes": sum(step.changes for step in steps),
-        "nodes": [_node_document(target, steps) for target in targets],
+        "nodes": [_make_node_document(target, steps) for target in targets],
         "verified": is_verified(findings),
         "checks": [{"node": row.node, "check": row.check, **msgspec.to_builtins(row.outcome)} for row in findings],
         **({"lease": lease} if lease is not None else {}),
     }
 
 
-def _node_document(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
+def _make_node_document(target: Target, steps: Sequence[OperationStep]) -> dict[str, Any]:
     node = target.node
     answers = target.facts.answers
-    answered = {name: a for name, a in answers.items() if not isinstance(a, Unanswered) and name not in HIDDEN_FACTS}
+    answer_by_fact = {name: a for name, a in answers.items() if not isinstance(a, Unanswered) and name not in HIDDEN_FACTS}
     return {
         "name": node.name,
         "host": node.host,
         "port": node.port,
         "user": node.user,
-        "addresses": answered.pop(ADDRESSES.name, None),
-        "facts": msgspec.to_builtins(answered),
+        "addresses": answer_by_fact.pop(ADDRESSES.name, None),
+        "facts": msgspec.to_builtins(answer_by_fact),
         "unanswered": {name: str(answer) for name, answer in answers.items() if isinstance(answer, Unanswered)},
         "operations": [
             {"name": step.operation, "state": step.state, "changes": step.changes, "says": step.says}
@@ -76,7 +76,7 @@ def _node_document(target: Target, steps: Sequence[OperationStep]) -> dict[str, 
 def show_machines(output: Output, targets: Sequence[Target]) -> None:
     """Print a table for each node with the facts that the node was asked for."""
     for target in targets:
-        machine_rows = _machine_rows(target)
+        machine_rows = _make_machine_rows(target)
         for answer in target.facts.answers.values():
             if isinstance(answer, Unanswered):
                 machine_rows.append(("not answered", str(answer)))
@@ -84,7 +84,7 @@ def show_machines(output: Output, targets: Sequence[Target]) -> None:
             output.print_table(target.node.name, ("what", "found"), machine_rows)
 
 
-def _machine_rows(target: Target) -> list[tuple[str, str]]:
+def _make_machine_rows(target: Target) -> list[tuple[str, str]]:
     answer_by_fact = target.facts.answers
     machine_rows: list[tuple[str, str]] = []
     host_facts = answer_by_fact.get(HOST.name)
@@ -96,7 +96,7 @@ def _machine_rows(target: Target) -> list[tuple[str, str]]:
             ("system", f"{host_facts.system}, kernel {host_facts.kernel}"),
             ("CPU", f"{host_facts.cpu_model or 'model not stated'}, {host_facts.cpus_allowed} of {host_facts.cpus} usable"),
             ("memory", f"{host_facts.memory_bytes / 2**30:.1f} GiB"),
-            ("GPUs", _gpus_text(host_facts)),
+            ("GPUs", _describe_gpus(host_facts)),
             ("NICs", ", ".join(" ".join([nic, *addresses_by_nic.get(nic, ())]) for nic in nic_names) or "none but loopback"),
             ("Python", host_facts.python),
         ]
@@ -110,15 +110,15 @@ def _machine_rows(target: Target) -> list[tuple[str, str]]:
     return machine_rows
 
 
-def _gpus_text(host: Host) -> str:
+def _describe_gpus(host: Host) -> str:
     if not host.gpus:
         return f"none ({host.gpu_why_absent or 'NVML finds none'})"
-    count_by_kind: dict[tuple[str, int | None], int] = {}
+    count_by_model: dict[tuple[str, int | None], int] = {}
     for gpu in host.gpus:
-        count_by_kind[gpu.name, gpu.memory_bytes] = count_by_kind.get((gpu.name, gpu.memory_bytes), 0) + 1
+        count_by_model[gpu.name, gpu.memory_bytes] = count_by_model.get((gpu.name, gpu.memory_bytes), 0) + 1
     gpu_texts = [
         f"{count} x {gpu_name}" + (f" ({memory_bytes / 2**30:.0f} GiB)" if memory_bytes is not None else "")
-        for (gpu_name, memory_bytes), count in count_by_kind.items()
+        for (gpu_name, memory_bytes), count in count_by_model.items()
     ]
     return ", ".join(gpu_texts) + f", driver {host.gpu_driver}"
 
@@ -133,20 +133,20 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     listed_steps = [step for step in steps if len(node_names) == 1 or output.verbose or step.state in DETAILED_STATES]
     if len(node_names) > 1:
         state_by_step = {(step.operation, step.node): step.state for step in steps}
-        names = list(dict.fromkeys(step.operation for step in steps))
-        state_rows = [[name, *(state_by_step.get((name, node), "") for node in node_names)] for name in names]
+        operations = list(dict.fromkeys(step.operation for step in steps))
+        state_rows = [[name, *(state_by_step.get((name, node), "") for node in node_names)] for name in operations]
         output.print_table("operations", ("operation", *node_names), state_rows)
     state_rows = [[step.node, step.operation, step.state, "\n".join(step.says)] for step in listed_steps]
     if state_rows:
-        title = (
+        table_title = (
             "operations"
             if len(node_names) == 1
             else "what was done"
-            if any(s.state == "changed" for s in listed_steps)
+            if any(step.state == "changed" for step in listed_steps)
             else "details"
         )
         output.print_table(
-            title,
+            table_title,
             ("node", "operation", "state", "what"),
             state_rows,
             [STYLE_BY_STATE.get(step.state, "") for step in listed_steps],
@@ -156,8 +156,8 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
     is_planned = any(step.state == "would change" for step in steps)
     if any(step.state == "failed" for step in steps):
         output.print_line(f"changes: {change_count}; some failed or could not be planned", "red")
-    elif operations_by_node := administrator_operations(steps):
-        node_phrases = "; ".join(f"{node}: {', '.join(names)}" for node, names in operations_by_node.items())
+    elif operations_by_node := find_administrator_operations(steps):
+        node_phrases = "; ".join(f"{node}: {', '.join(operations)}" for node, operations in operations_by_node.items())
         output.print_line(
             f"changes: {change_count}{' planned' if is_planned else ''}; an administrator has to do: {node_phrases}", "red"
         )
@@ -167,7 +167,7 @@ def show_operations(output: Output, steps: Sequence[OperationStep]) -> None:
         output.print_line("changes: 0, nothing to do")
 
 
-def administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
+def find_administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[str]]:
     """The operations that only an administrator can carry out, as a list for each node, by the name of the node."""
     operations_by_node: dict[str, list[str]] = {}
     for step in steps:
@@ -178,7 +178,7 @@ def administrator_operations(steps: Sequence[OperationStep]) -> dict[str, list[s
 
 def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) -> None:
     """Print the commands for an administrator, by node, as a shell script that the user can send to the administrator."""
-    for node in administrator_operations(steps):
+    for node in find_administrator_operations(steps):
         output.print_line(f"# for an administrator: to be run as root on {node}", "bold")
         for step in steps:
             if step.node != node or step.state != "administrator":
@@ -194,20 +194,20 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
 
 def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
-    label_and_color = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
-    check_rows = [(f.node, f.check, label_and_color[f.outcome.passed][0], f.outcome.says) for f in findings]
+    style_by_passed = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
+    check_rows = [(f.node, f.check, style_by_passed[f.outcome.passed][0], f.outcome.says) for f in findings]
     output.print_table(
-        "checks", ("node", "check", "result", "what"), check_rows, [label_and_color[f.outcome.passed][1] for f in findings]
+        "checks", ("node", "check", "result", "what"), check_rows, [style_by_passed[f.outcome.passed][1] for f in findings]
     )
-    for finding in findings:
-        if finding.outcome.passed and finding.outcome.advice is not None:
-            output.print_line(f"{finding.node}: {finding.check}: {finding.outcome.advice}.", "yellow")
-    failed_findings = [finding for finding in findings if finding.outcome.passed is False]
-    for finding in failed_findings:
-        output.print_detail(finding.outcome.transcript)
-        sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
+    for f in findings:
+        if f.outcome.passed and f.outcome.advice is not None:
+            output.print_line(f"{f.node}: {f.check}: {f.outcome.advice}.", "yellow")
+    failed_findings = [f for f in findings if f.outcome.passed is False]
+    for f in failed_findings:
+        output.print_detail(f.outcome.transcript)
+        sentence, advice = f.outcome.says.rstrip("."), f.outcome.advice or ""
         sentence_end = "" if advice.endswith("?") else "."
-        output.print_line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{sentence_end}", "red")
+        output.print_line(f"{f.node}: {f.check}: {sentence}. Advice: {advice}{sentence_end}", "red")
     if failed_findings:
         output.print_line(f"not verified: {len(failed_findings)} of {len(findings)} checks failed", "red")
     elif is_verified(findings):

@@ -12,7 +12,7 @@ import msgspec
 
 import templates
 from provision.cloudlab import cluster_file
-from provision.fact import Fact, Facts
+from provision.fact import FactAnswers, FactQuery
 from provision.facts.nvidia import NVIDIA
 from provision.facts.partitions import SitePartition
 from provision.facts.pythons import OLDEST_PYTHON
@@ -21,7 +21,7 @@ from provision.facts.rdma import RDMA, RdmaLink
 from provision.facts.shared_folders import SHARED_FOLDERS, SharedFolder
 from provision.facts.system import SYSTEM, System
 from provision.nodes.local_node import LocalNode
-from provision.nodes.login_node import login_address, make_login_node
+from provision.nodes.login_node import make_login_address, make_login_node
 from provision.nodes.ssh_node import SshNode
 from provision.site import proposal, requests, survey
 from provision.site.proposal import Proposal, RequestKeys, TypedPartition
@@ -43,29 +43,29 @@ GIB = 1 << 30
 INFINIBAND_BY_GBIT: dict[float, str] = {100: "infiniband-edr", 200: "infiniband-hdr", 400: "infiniband-ndr"}
 MOST_MODULES = 24  # the most modules that one line of the printed file names
 # The facts SYSTEM and NVIDIA, whose commands run without root here, so that `init` works without sudo.
-_SYSTEM = Fact("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)
-_NVIDIA = Fact("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
+_SYSTEM = FactQuery("system", SYSTEM.command, SYSTEM.parse, SYSTEM.timeout_s)
+_NVIDIA = FactQuery("nvidia", NVIDIA.command, NVIDIA.parse, NVIDIA.timeout_s)
 
 
 def print_cluster_file(
-    output: Output, workspace: Workspace, site_login: str | None, hosts: Sequence[str], manifests: Sequence[Path] | None = None
+    output: Output, workspace: Workspace, site_login: str | None, logins: Sequence[str], manifests: Sequence[Path] | None = None
 ) -> int:
     """Print a commented cluster file for the cluster that the arguments describe.
 
     Without arguments, the cluster is this machine, or the Slurm site of which this machine is a login node.
     site_login: USER@HOST:PORT of a login node; empty if this machine is the login node; None if no Slurm site is described.
-    hosts: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
+    logins: the logins of the machines of a cluster of SSH hosts; empty if no such cluster is described.
     manifests: the manifest files of a CloudLab experiment; empty if this machine is a node of the experiment; None if no
     experiment is described.
 
     Raises InputError, or Unreachable if a login fails.
     """
-    if sum((site_login is not None, bool(hosts), manifests is not None)) > 1:
+    if sum((site_login is not None, bool(logins), manifests is not None)) > 1:
         raise InputError("--site, --ssh and --cloudlab describe different clusters. Allowed: one of them.")
     if manifests is not None:
         file_text = cluster_file.propose_cluster_file(manifests)
-    elif hosts:
-        file_text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in hosts])
+    elif logins:
+        file_text = _make_ssh_file(output, workspace, [_parse_login(host, "--ssh") for host in logins])
     elif site_login is not None or is_login_node():
         login = _parse_login(site_login, "--site") if site_login else None
         file_text = _make_site_file(output, login)
@@ -86,11 +86,11 @@ def _parse_login(login_text: str, option: str) -> Login:
 
 
 def _make_site_file(output: Output, login: Login | None) -> str:
-    node = LocalNode() if login is None else make_login_node(login_address(login.host, login.user, login.port))
+    node = LocalNode() if login is None else make_login_node(make_login_address(login.host, login.user, login.port))
     machine_name = "this machine" if login is None else login.host
     output.print_remark(f"asking {machine_name} for its partitions, accounts, modules and folders", style="dim")
     slurm_clusters = survey.list_chosen_clusters(node)
-    node.variables = requests.cluster_variables(next(iter(slurm_clusters), None))
+    node.variables = requests.list_cluster_variables(next(iter(slurm_clusters), None))
     answers = msgspec.structs.replace(survey.survey_site(node), clusters=slurm_clusters)
     for sentence in answers.unknown.values():
         output.print_remark(sentence, style="yellow")
@@ -107,7 +107,7 @@ def _make_site_file(output: Output, login: Login | None) -> str:
 
 
 def render_site_file(
-    login: Login | None, site: Survey, proposal_values: Proposal, rejection_by_request: dict[RequestKeys, str | None]
+    login: Login | None, site_survey: Survey, proposal_values: Proposal, rejection_by_request: dict[RequestKeys, str | None]
 ) -> str:
     """The cluster file of a Slurm site. rejection_by_request: for each request that was tried, why Slurm would reject it, or
     None."""
@@ -120,11 +120,11 @@ def render_site_file(
     gpus = proposal.choose_gpus(node_type) if node_type is not None else None
     return templates.render(
         "cluster/slurm.yaml.j2",
-        cluster_name=_cluster_name(site.settings.cluster or (login.host if login else "site")),
+        cluster_name=_make_cluster_name(site_survey.settings.cluster or (login.host if login else "site")),
         login=login,
-        clusters=site.clusters,
+        clusters=site_survey.clusters,
         partition=partition,
-        partition_table=_partition_lines(site),
+        partition_table=_describe_partitions(site_survey),
         account=proposal_values.account,
         accounts=proposal_values.accounts,
         qos=proposal_values.qos,
@@ -132,53 +132,53 @@ def render_site_file(
         gpu_request=request_keys.gpu_request if request_keys is not None else None,
         omit=request_keys.omit if request_keys is not None else (),
         has_slices=gpus is not None and is_slice(gpus.type or ""),
-        request_table=[f"{request}: {_answer_text(why)}" for request, why in rejection_by_request.items()],
+        request_table=[f"{request}: {_describe_answer(why)}" for request, why in rejection_by_request.items()],
         time=format_seconds(proposal.propose_time_s(partition)),
-        limits=_partition_limits(partition) if partition is not None else {},
-        typed_partitions=_typed_partition_entries(proposal.propose_typed_partitions(site, proposal_values)),
-        exclusive=proposal.uses_whole_nodes(proposal_values),
-        cpus_per_rank=proposal.cpus_per_rank(node_type) if node_type and gpus else None,
+        limits=_list_partition_limits(partition) if partition is not None else {},
+        typed_partitions=_make_typed_partition_entries(proposal.propose_typed_partitions(site_survey, proposal_values)),
+        exclusive=proposal.must_use_whole_nodes(proposal_values),
+        cpus_per_rank=proposal.count_cpus_per_rank(node_type) if node_type and gpus else None,
         gpus=gpus,
         folder=proposal_values.folder,
-        free=_free_text(proposal_values.folder) if proposal_values.folder is not None else None,
-        folder_table=[_folder_line(folder) for folder in site.folders],
-        quota_table=[_quota_line(quota) for quota in site.quotas.quotas],
-        quota_commands=site.quotas.site_commands,
+        free=_describe_free_space(proposal_values.folder) if proposal_values.folder is not None else None,
+        folder_table=[_describe_folder(folder) for folder in site_survey.folders],
+        quota_table=[_describe_quota(quota) for quota in site_survey.quotas.quotas],
+        quota_commands=site_survey.quotas.site_commands,
         module=proposal_values.module,
         python=proposal_values.python,
         has_python=proposal_values.has_python,
         oldest=".".join(map(str, OLDEST_PYTHON)),
-        module_table=_module_lines(site.modules),
-        unknown=site.unknown,
+        module_table=_list_module_lines(site_survey.modules),
+        unknown=site_survey.unknown,
     )
 
 
-def _partition_lines(site: Survey) -> list[str]:
+def _describe_partitions(site_survey: Survey) -> list[str]:
     partition_lines = []
-    for partition in site.partitions:
-        node_types = [node_type for node_type in site.node_types if node_type.partition == partition.name]
-        nodes = "; ".join(
+    for partition in site_survey.partitions:
+        node_types = [node_type for node_type in site_survey.node_types if node_type.partition == partition.name]
+        nodes_text = "; ".join(
             f"{node_type.count} x {node_type.cpus} CPUs, {node_type.memory_mib // 1024} GiB"
             + "".join(f", {gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in node_type.gpus)
             for node_type in node_types
         )
         limit_text = f"at most {format_seconds(partition.max_time_s)}" if partition.max_time_s else "no time limit"
-        state = "" if partition.is_up else " (not up)"
-        partition_lines.append(f"{partition.name}{state}: {nodes or 'no nodes shown'}; {limit_text}")
+        state_note = "" if partition.is_up else " (not up)"
+        partition_lines.append(f"{partition.name}{state_note}: {nodes_text or 'no nodes shown'}; {limit_text}")
     return partition_lines
 
 
-def _partition_limits(partition: SitePartition) -> dict[str, str | int]:
+def _list_partition_limits(partition: SitePartition) -> dict[str, str | int]:
     """The time and node limits of a partition, by the keys of the cluster file. Limits that no run can reach are left out."""
-    limits: dict[str, str | int] = {}
+    limit_by_key: dict[str, str | int] = {}
     if partition.max_time_s and partition.max_time_s <= proposal.LONGEST_S:
-        limits["max_time"] = format_seconds(partition.max_time_s)
+        limit_by_key["max_time"] = format_seconds(partition.max_time_s)
     if partition.max_nodes and partition.max_nodes <= MOST_NODES:
-        limits["max_nodes"] = partition.max_nodes
-    return limits
+        limit_by_key["max_nodes"] = partition.max_nodes
+    return limit_by_key
 
 
-def _typed_partition_entries(typed_partitions: Sequence[TypedPartition]) -> list[str]:
+def _make_typed_partition_entries(typed_partitions: Sequence[TypedPartition]) -> list[str]:
     """The entries of `slurm.partitions` in the cluster file, as YAML; empty if the site has fewer than two types of GPUs."""
     if len(typed_partitions) < 2:
         return []
@@ -186,14 +186,14 @@ def _typed_partition_entries(typed_partitions: Sequence[TypedPartition]) -> list
         {
             "name": typed_partition.partition.name,
             "gpus": {"type": typed_partition.gpus.type, "per_node": typed_partition.gpus.count},
-            **_partition_limits(typed_partition.partition),
+            **_list_partition_limits(typed_partition.partition),
         }
         for typed_partition in typed_partitions
     ]
     return [json.dumps(typed_partition) for typed_partition in yaml_entries]
 
 
-def _module_lines(module_names: Sequence[str]) -> list[str]:
+def _list_module_lines(module_names: Sequence[str]) -> list[str]:
     """The modules of the site as lines of text. Modules with a Python come first, as a site may have hundreds of others."""
     python_modules = [module_name for module_name in module_names if proposal.is_python_module(module_name)]
     other_modules = [module_name for module_name in module_names if module_name not in python_modules]
@@ -204,50 +204,51 @@ def _module_lines(module_names: Sequence[str]) -> list[str]:
     return module_lines
 
 
-def _folder_line(shared_folder: SharedFolder) -> str:
+def _describe_folder(shared_folder: SharedFolder) -> str:
     variable_prefix = f"{shared_folder.variable}=" if shared_folder.variable else ""
-    return f"{variable_prefix}{shared_folder.path}: {shared_folder.file_system}, {_free_text(shared_folder)}"
+    return f"{variable_prefix}{shared_folder.path}: {shared_folder.file_system}, {_describe_free_space(shared_folder)}"
 
 
 def _make_local_file() -> str:
-    facts = Facts(LocalNode())
-    system = facts[_SYSTEM]
+    facts = FactAnswers(LocalNode())
+    system_facts = facts[_SYSTEM]
     return templates.render(
         "cluster/local.yaml.j2",
-        cluster_name=_cluster_name(system.hostname.partition(".")[0]),
-        machine=_machine_text(system),
+        cluster_name=_make_cluster_name(system_facts.hostname.partition(".")[0]),
+        machine=_describe_machine(system_facts),
         gpus=_list_gpu_names(facts),
     )
 
 
-def _answer_text(why: str | None) -> str:
-    """Slurm's answer to one way to request GPUs, as text. why: why Slurm would reject the job; None if it would accept it."""
-    if why is None:
+def _describe_answer(refusal: str | None) -> str:
+    """Slurm's answer to one way to request GPUs, as text. refusal: why Slurm would reject the job; None if it would accept
+    it."""
+    if refusal is None:
         return "accepted"
-    return f"ask: {why}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(why) else f"rejected: {why}"
+    return f"ask: {refusal}; are all nodes down now?" if survey.UNDECIDED_ANSWER.search(refusal) else f"rejected: {refusal}"
 
 
 def _make_ssh_file(output: Output, workspace: Workspace, logins: Sequence[Login]) -> str:
     nodes: list[dict[str, object]] = []
-    gpus: list[list[str]] = []
-    network_folders: list[set[str]] = []
-    rdma_links: list[list[RdmaLink]] = []
+    gpu_names_by_node: list[list[str]] = []
+    folders_by_node: list[set[str]] = []
+    links_by_node: list[list[RdmaLink]] = []
     for index, login in enumerate(logins):
         output.print_remark(f"asking {login.host}", style="dim")
-        facts = Facts(_make_ssh_node(workspace, login))
-        system = facts[_SYSTEM]
-        gpus.append(_list_gpu_names(facts))
-        rdma_links.append(facts[RDMA])
-        network_folders.append({entry.path for entry in facts[SHARED_FOLDERS] if entry.is_network})
-        remark = ", ".join([_machine_text(system), *gpus[-1]])
+        facts = FactAnswers(_make_ssh_node(workspace, login))
+        system_facts = facts[_SYSTEM]
+        gpu_names_by_node.append(_list_gpu_names(facts))
+        links_by_node.append(facts[RDMA])
+        folders_by_node.append({shared_folder.path for shared_folder in facts[SHARED_FOLDERS] if shared_folder.is_network})
+        remark = ", ".join([_describe_machine(system_facts), *gpu_names_by_node[-1]])
         nodes.append({"name": f"node{index}", "host": login.host, "user": login.user, "port": login.port, "remark": remark})
-    common_folders = sorted(set.intersection(*network_folders))
+    common_folders = sorted(set.intersection(*folders_by_node))
     return templates.render(
         "cluster/ssh.yaml.j2",
-        cluster_name=_cluster_name(logins[0].host.partition(".")[0]),
+        cluster_name=_make_cluster_name(logins[0].host.partition(".")[0]),
         nodes=nodes,
-        gpus=min(map(len, gpus)),
-        network=propose_network(rdma_links),
+        gpus=min(map(len, gpu_names_by_node)),
+        network=propose_network(links_by_node),
         shared=f"{common_folders[0]}/shardlab" if common_folders else None,
     )
 
@@ -274,7 +275,7 @@ def _make_ssh_node(workspace: Workspace, login: Login) -> SshNode:
     return SshNode(login.host, login.host, login.port, login.user, None, "python3", remote=Remote(ssh_address))
 
 
-def _list_gpu_names(facts: Facts) -> list[str]:
+def _list_gpu_names(facts: FactAnswers) -> list[str]:
     """A text for each GPU of a node, even if the driver is not installed there."""
     nvidia = facts[_NVIDIA]
     if nvidia.seen:
@@ -282,27 +283,27 @@ def _list_gpu_names(facts: Facts) -> list[str]:
     return [f"NVIDIA GPU {gpu.device:#06x} (without a driver)" for gpu in nvidia.gpus]
 
 
-def _machine_text(system: System) -> str:
-    return f"{system.cpus} CPUs, {system.memory_kib / (1 << 20):.0f} GiB memory, {system.pretty}"
+def _describe_machine(system_facts: System) -> str:
+    return f"{system_facts.cpus} CPUs, {system_facts.memory_kib / (1 << 20):.0f} GiB memory, {system_facts.pretty}"
 
 
-def _free_text(shared_folder: SharedFolder) -> str:
+def _describe_free_space(shared_folder: SharedFolder) -> str:
     inode_text = f", {shared_folder.free_inodes:,} inodes" if shared_folder.free_inodes else ""
     if shared_folder.free_bytes is None:
         return "free space not known"
     return f"{shared_folder.free_bytes / GIB:,.0f} GiB free{inode_text}"
 
 
-def _quota_line(quota: Quota) -> str:
+def _describe_quota(quota: Quota) -> str:
     """A quota in one line, such as `/scratch: 120 of 1,000 GiB used, 40,000 of 1,000,000 files`."""
-    used_text, most_text = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
-    used_files, most_files = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
-    size_text = f"{used_text or 'unknown'} of {most_text} GiB used" if most_text else "no limit of bytes"
-    count_text = f"{used_files or 'unknown'} of {most_files} files" if most_files else "no limit of files"
+    used_text, limit_text = (None if size is None else f"{size / GIB:,.0f}" for size in (quota.used_bytes, quota.most_bytes))
+    used_files_text, file_limit = (None if count is None else f"{count:,}" for count in (quota.used_files, quota.most_files))
+    size_text = f"{used_text or 'unknown'} of {limit_text} GiB used" if limit_text else "no limit of bytes"
+    count_text = f"{used_files_text or 'unknown'} of {file_limit} files" if file_limit else "no limit of files"
     return f"{quota.place}: {size_text}, {count_text}"
 
 
-def _cluster_name(source_text: str) -> str:
+def _make_cluster_name(source_text: str) -> str:
     """A name for the cluster, made from `source_text`, with only the characters that a cluster file allows in a name."""
     cluster_name = re.sub(r"[^a-z0-9-]+", "-", source_text.lower()).strip("-")[:31]
     return cluster_name if re.match(r"^[a-z0-9]", cluster_name) else "site"

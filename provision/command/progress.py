@@ -34,11 +34,11 @@ class NodeRow(msgspec.Struct):
     """The progress of a node: the states of its finished operations, the operation and the change that run now, and when this
     operation began."""
 
-    states: list[State] = []
+    finished_states: list[State] = []
     running: str | None = None
-    change: str = ""
+    current_change: str = ""
     since: float = 0.0
-    changes: int = 0
+    change_count: int = 0
 
     def render_cells(self, operation_count: int, now_s: float) -> tuple[Text, str, str]:
         """The row of the table for this node.
@@ -47,36 +47,36 @@ class NodeRow(msgspec.Struct):
         present change).
         """
         state_letters = Text()
-        for state in self.states:
+        for state in self.finished_states:
             state_letters.append(*LETTER_AND_STYLE[state])
-        state_letters.append("." * (operation_count - len(self.states)), "dim")
-        running_text = f"{self.running}  {now_s - self.since:.0f} s  {self.change}".rstrip() if self.running else ""
-        return state_letters, str(self.changes or ""), running_text
+        state_letters.append("." * (operation_count - len(self.finished_states)), "dim")
+        running_text = f"{self.running}  {now_s - self.since:.0f} s  {self.current_change}".rstrip() if self.running else ""
+        return state_letters, str(self.change_count or ""), running_text
 
 
 class ProgressTable(PlanObserver):
     """A live table of the progress, with a row for each node."""
 
-    def __init__(self, nodes: Sequence[str], operation_count: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.rows = {name: NodeRow() for name in nodes}
+    def __init__(self, node_names: Sequence[str], operation_count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.rows = {name: NodeRow() for name in node_names}
         self.operation_count = operation_count
-        self._clock = clock
+        self._read_clock_s = clock
         self._lock = threading.Lock()
 
     def record_start(self, node: str, operation: str) -> None:
         with self._lock:
-            self.rows[node].running, self.rows[node].since, self.rows[node].change = operation, self._clock(), ""
+            self.rows[node].running, self.rows[node].since, self.rows[node].current_change = operation, self._read_clock_s(), ""
 
     def record_change(self, node: str, description: str) -> None:
         with self._lock:
-            self.rows[node].change = description
+            self.rows[node].current_change = description
 
     def record_end(self, step: OperationStep) -> None:
         with self._lock:
             node_row = self.rows.get(step.node, NodeRow())  # no row: --limit left out this node, but another node needs it
             node_row.running = None
-            node_row.states.append(step.state)
-            node_row.changes += step.changes
+            node_row.finished_states.append(step.state)
+            node_row.change_count += step.changes
 
     def __rich__(self) -> Group:
         progress_table = Table(box=None, pad_edge=False)
@@ -86,7 +86,7 @@ class ProgressTable(PlanObserver):
         progress_table.add_column("now", no_wrap=True, overflow="ellipsis")
         with self._lock:
             for node_name, node_row in self.rows.items():
-                progress_table.add_row(Text(node_name), *node_row.render_cells(self.operation_count, self._clock()))
+                progress_table.add_row(Text(node_name), *node_row.render_cells(self.operation_count, self._read_clock_s()))
         return Group(progress_table, Text(LEGEND, "dim"))
 
 
@@ -104,7 +104,7 @@ class ProgressLinePrinter(PlanObserver):
 
 
 @contextmanager
-def show_progress(output: Output, nodes: Sequence[str], operation_count: int) -> Iterator[PlanObserver]:
+def show_progress(output: Output, node_names: Sequence[str], operation_count: int) -> Iterator[PlanObserver]:
     """Show the progress on standard error during the block: on a terminal as a table, which disappears at the end.
 
     Without a terminal, a line is printed for each operation that changed something, failed, or needs an administrator.
@@ -112,6 +112,6 @@ def show_progress(output: Output, nodes: Sequence[str], operation_count: int) ->
     if not output.remarks.is_terminal:
         yield ProgressLinePrinter(output)
         return
-    progress = ProgressTable(nodes, operation_count)
-    with Live(progress, console=output.remarks.console, refresh_per_second=4, transient=True):
-        yield progress
+    progress_table = ProgressTable(node_names, operation_count)
+    with Live(progress_table, console=output.remarks.console, refresh_per_second=4, transient=True):
+        yield progress_table

@@ -15,29 +15,29 @@ IMAGE_STARTS = (b"\xff\xd8\xff", b"\x89PNG")  # first bytes of JPEG and PNG; a f
 
 
 @dataclass(frozen=True)
-class Format:
+class DataSetFormat:
     """The form of a data set: its folder in the data path, and the names, number and size of the files in its archive."""
 
     folder: str
-    member: re.Pattern[str]
+    member_re: re.Pattern[str]
     """Matches the whole path of a member of the archive; its group `kept` is the path within `folder`."""
     allowed_members: str
     """The allowed members, in words for an error message."""
     most_files: int
     most_bytes: int
-    check: Callable[[Path], None]
+    check_folder: Callable[[Path], None]
     """Raises InputError if a folder does not contain the data set."""
-    summary: Callable[[Path], dict[str, int]]
+    summarize_folder: Callable[[Path], dict[str, int]]
     """Returns values that do not change as long as the folder is undamaged."""
-    linked: bool = False
+    is_linked: bool = False
     """Whether a symbolic link to an unpacked folder is made, instead of a copy of the folder."""
-    parts: tuple[str, ...] = ()
+    part_names: tuple[str, ...] = ()
     """The parts of the data set, each of which may come as a tar file of its own."""
 
 
 def _check_cifar10(folder: Path) -> None:
-    for name in (name for file_names in image_files.CIFAR10_FILES.values() for name in file_names):
-        image_files.read_cifar10_records(folder / name)
+    for file_name in (file_name for file_names in image_files.CIFAR10_FILES.values() for file_name in file_names):
+        image_files.read_cifar10_records(folder / file_name)
 
 
 def _check_mnist(folder: Path) -> None:
@@ -83,7 +83,7 @@ def _list_folders(folder: Path) -> list[str]:
         raise InputError(f"{folder}: no such folder. Allowed: train/WNID/*.JPEG and val/WNID/*.JPEG.") from None
 
 
-def _file_sizes(folder: Path) -> dict[str, int]:
+def _read_file_sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
 
 
@@ -92,36 +92,36 @@ def _count_classes(folder: Path) -> dict[str, int]:
 
 
 FORMATS = {
-    "cifar10": Format(
+    "cifar10": DataSetFormat(
         folder="cifar-10-batches-bin",
-        member=re.compile(
+        member_re=re.compile(
             r"(cifar-10-batches-bin/)?(?P<kept>(data_batch_[1-5]|test_batch)\.bin|batches\.meta\.txt|readme\.html)"
         ),
         allowed_members="cifar-10-batches-bin/ with data_batch_1.bin to data_batch_5.bin, test_batch.bin, "
         "batches.meta.txt, readme.html",
         most_files=16,
         most_bytes=256 * 2**20,
-        check=_check_cifar10,
-        summary=_file_sizes,
+        check_folder=_check_cifar10,
+        summarize_folder=_read_file_sizes,
     ),
-    "mnist": Format(
+    "mnist": DataSetFormat(
         folder="mnist",
-        member=re.compile(r"([A-Za-z0-9_-]+/)*(?P<kept>(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?)"),
+        member_re=re.compile(r"([A-Za-z0-9_-]+/)*(?P<kept>(train|t10k)-(images-idx3|labels-idx1)-ubyte(\.gz)?)"),
         allowed_members="{train,t10k}-{images-idx3,labels-idx1}-ubyte, with or without .gz",
         most_files=16,
         most_bytes=128 * 2**20,
-        check=_check_mnist,
-        summary=_file_sizes,
+        check_folder=_check_mnist,
+        summarize_folder=_read_file_sizes,
     ),
-    "imagenet": Format(
+    "imagenet": DataSetFormat(
         folder="imagenet",
-        member=re.compile(r"([A-Za-z0-9_-]+/)?(?P<kept>(train|val)/[A-Za-z0-9_]+/[A-Za-z0-9_]+\.(JPEG|jpeg|JPG|jpg))"),
+        member_re=re.compile(r"([A-Za-z0-9_-]+/)?(?P<kept>(train|val)/[A-Za-z0-9_]+/[A-Za-z0-9_]+\.(JPEG|jpeg|JPG|jpg))"),
         allowed_members="train/WNID/*.JPEG and val/WNID/*.JPEG",
         most_files=2_000_000,
         most_bytes=400 * 2**30,
-        check=_check_imagenet,
-        summary=_count_classes,
-        linked=True,
-        parts=("train", "val"),
+        check_folder=_check_imagenet,
+        summarize_folder=_count_classes,
+        is_linked=True,
+        part_names=("train", "val"),
     ),
 }

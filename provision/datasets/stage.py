@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from provision.datasets import archive, download, imagenet_archives
-from provision.datasets.formats import FORMATS, Format
+from provision.datasets.formats import FORMATS, DataSetFormat
 from shardlab import url
 from shardlab.cluster import data_cache
 from shardlab.errors import InputError
@@ -51,7 +51,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
 
     Reads only sizes and names of files, and compares them with the note that was written when the data set was staged.
     """
-    data_format, folder = FORMATS[request.name], _data_set_folder(request)
+    data_format, folder = FORMATS[request.name], _find_data_set_folder(request)
     if folder.exists():
         stage_note = _read_note(request)
         if stage_note is None:
@@ -62,7 +62,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
                 f"{folder} was made from an archive with the SHA-256 {stage_note['sha256']}; remove it to stage the other one"
             )
             return DataSetState(False, False, conflict_text)
-        if stage_note["summary"] != data_format.summary(folder):
+        if stage_note["summary"] != data_format.summarize_folder(folder):
             return DataSetState(False, False, f"{folder} has changed since it was staged; remove it to stage it again")
         return DataSetState(True, True, f"{folder} is staged")
     if request.source is None:
@@ -81,7 +81,7 @@ def inspect_data_set(request: StageRequest) -> DataSetState:
 
 def stage_data_set(request: StageRequest) -> DataSetState:
     """Stage the data set if it is not staged. Raises InputError for a refused source, ShardlabError for a failed download."""
-    data_format, folder = FORMATS[request.name], _data_set_folder(request)
+    data_format, folder = FORMATS[request.name], _find_data_set_folder(request)
     with _hold_data_set_lock(request):
         state = inspect_data_set(request)  # again, under the lock: another process may have staged the data set
         if state.ready:
@@ -89,11 +89,11 @@ def stage_data_set(request: StageRequest) -> DataSetState:
         if not state.can:
             raise InputError(f"{state.says}.")
         if folder.exists():
-            data_format.check(folder)
+            data_format.check_folder(folder)
             archive_sha256 = None
         else:
             archive_sha256 = _make_data_set(request, data_format, folder)
-        _write_note(request, {"schema": SCHEMA, "sha256": archive_sha256, "summary": data_format.summary(folder)})
+        _write_note(request, {"schema": SCHEMA, "sha256": archive_sha256, "summary": data_format.summarize_folder(folder)})
         return DataSetState(True, True, f"{folder} is staged")
 
 
@@ -107,20 +107,20 @@ def download_archive(request: StageRequest) -> DataSetState:
         return DataSetState(False, True, f"downloaded {_download_if_missing(request, FORMATS[request.name])}", makes=True)
 
 
-def _download_if_missing(request: StageRequest, data_format: Format) -> Path:
+def _download_if_missing(request: StageRequest, data_format: DataSetFormat) -> Path:
     """The path of the verified archive. Downloads the archive if it does not exist yet."""
     assert request.source is not None
     assert request.sha256 is not None  # cluster.yaml must give the sha256 of a URL
     folder = _staging_folder(request)
-    path = folder / f"{request.name}-{request.sha256[:12]}.archive"
-    if not path.exists():
+    archive_path = folder / f"{request.name}-{request.sha256[:12]}.archive"
+    if not archive_path.exists():
         part = download.fetch_file(request.source, folder / f"{request.name}.partial", request.sha256, data_format.most_bytes)
-        part.rename(path)
+        part.rename(archive_path)
         download.delete_partial(part)
-    return path
+    return archive_path
 
 
-def _make_data_set(request: StageRequest, data_format: Format, folder: Path) -> str | None:
+def _make_data_set(request: StageRequest, data_format: DataSetFormat, folder: Path) -> str | None:
     """Write the data set from its source into `folder`. Returns the SHA-256 of the archive; None if the source is a folder."""
     assert request.source is not None
     source = Path(request.source)
@@ -140,7 +140,7 @@ def _make_data_set(request: StageRequest, data_format: Format, folder: Path) -> 
         assert request.sha256 is not None  # cluster.yaml must give the sha256 of a URL
         source, sha256 = _download_if_missing(request, data_format), request.sha256
     else:
-        sha256 = download.file_sha256(source)
+        sha256 = download.compute_file_sha256(source)
         if request.sha256 not in (None, sha256):
             raise InputError(f"{source}: its SHA-256 is {sha256}. Allowed: {request.sha256}, as cluster.yaml says.")
     with _fill_folder(data_format, unpacked_folder, folder):
@@ -156,33 +156,33 @@ def _has_official_archives(data_set_name: str, source_folder: Path) -> bool:
     return data_set_name == "imagenet" and imagenet_archives.has_official_archives(source_folder)
 
 
-def _stage_from_folder(source_folder: Path, data_format: Format, unpacked_folder: Path, folder: Path) -> None:
+def _stage_from_folder(source_folder: Path, data_format: DataSetFormat, unpacked_folder: Path, folder: Path) -> None:
     """Stage a data set from a folder of the user.
 
     If the folder contains the parts as tar files, they are unpacked. Otherwise a small data set is copied, and for a large data
     set a symbolic link to the folder is made.
     """
-    archive_by_part = {part_name: source_folder / f"{part_name}.tar" for part_name in data_format.parts}
-    if archive_by_part and all(path.is_file() for path in archive_by_part.values()):
+    archive_by_part = {part_name: source_folder / f"{part_name}.tar" for part_name in data_format.part_names}
+    if archive_by_part and all(source_path.is_file() for source_path in archive_by_part.values()):
         with _fill_folder(data_format, unpacked_folder, folder):
-            for part_name, path in archive_by_part.items():
-                archive.unpack_archive(path, data_format, unpacked_folder, name_prefix=f"{part_name}/")
+            for part_name, source_path in archive_by_part.items():
+                archive.unpack_archive(source_path, data_format, unpacked_folder, name_prefix=f"{part_name}/")
         return
-    if data_format.linked:
-        data_format.check(source_folder)
+    if data_format.is_linked:
+        data_format.check_folder(source_folder)
         link_path = unpacked_folder.with_suffix(".link")
         link_path.unlink(missing_ok=True)
         link_path.symlink_to(source_folder.absolute())
         link_path.rename(folder)
         return
     with _fill_folder(data_format, unpacked_folder, folder):
-        for path in sorted(source_folder.iterdir()):
-            if data_format.member.fullmatch(path.name) and path.is_file():
-                shutil.copyfile(path, unpacked_folder / path.name)
+        for source_path in sorted(source_folder.iterdir()):
+            if data_format.member_re.fullmatch(source_path.name) and source_path.is_file():
+                shutil.copyfile(source_path, unpacked_folder / source_path.name)
 
 
 @contextlib.contextmanager
-def _fill_folder(data_format: Format, unpacked_folder: Path, folder: Path) -> Iterator[None]:
+def _fill_folder(data_format: DataSetFormat, unpacked_folder: Path, folder: Path) -> Iterator[None]:
     """Make the folder `unpacked_folder` for the block to fill, then rename it to `folder`. After an error, `unpacked_folder` is
     removed."""
     unpacked_folder.mkdir()
@@ -194,10 +194,10 @@ def _fill_folder(data_format: Format, unpacked_folder: Path, folder: Path) -> It
         raise
 
 
-def _check_and_publish(data_format: Format, unpacked_folder: Path, folder: Path) -> None:
+def _check_and_publish(data_format: DataSetFormat, unpacked_folder: Path, folder: Path) -> None:
     """Check the files in `unpacked_folder`, flush them to the disk, and only then rename `unpacked_folder` to `folder`."""
     try:
-        data_format.check(unpacked_folder)
+        data_format.check_folder(unpacked_folder)
     except InputError as error:  # the message must not name the folder `unpacked`, which is only temporary
         raise InputError(str(error).replace(f"{unpacked_folder}/", "in the archive: ")) from None
     os.sync()  # one sync of all file systems is faster than a million calls of fsync
@@ -209,7 +209,7 @@ def _check_and_publish(data_format: Format, unpacked_folder: Path, folder: Path)
         os.close(folder_descriptor)
 
 
-def _data_set_folder(request: StageRequest) -> Path:
+def _find_data_set_folder(request: StageRequest) -> Path:
     return Path(request.data_path) / FORMATS[request.name].folder
 
 
@@ -220,11 +220,11 @@ def _is_writable(request: StageRequest) -> bool:
 def _staging_folder(request: StageRequest) -> Path:
     """The folder with the locks, the notes and the downloaded archives of this data path."""
     data_path = Path(request.data_path)
-    return data_path / STAGING_NAME if data_cache.is_writable(data_path) else data_cache.cache_folder(data_path)
+    return data_path / STAGING_NAME if data_cache.is_writable(data_path) else data_cache.find_cache_folder(data_path)
 
 
-def _is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
+def _is_url(source_text: str) -> bool:
+    return source_text.startswith(("http://", "https://"))
 
 
 @contextlib.contextmanager
@@ -240,7 +240,7 @@ def _hold_data_set_lock(request: StageRequest) -> Iterator[None]:
         yield
 
 
-def _note_path(request: StageRequest) -> Path:
+def _find_note_path(request: StageRequest) -> Path:
     return _staging_folder(request) / f"{request.name}.json"
 
 
@@ -250,21 +250,21 @@ def _read_note(request: StageRequest) -> dict[str, object] | None:
     Without a readable note, the data set is verified again and the note is written again.
     """
     try:
-        note = json.loads(_note_path(request).read_text())
+        note = json.loads(_find_note_path(request).read_text())
     except (FileNotFoundError, ValueError):
         return None
     return note if isinstance(note, dict) and note.keys() >= {"sha256", "summary"} and note.get("schema") == SCHEMA else None
 
 
 def _write_note(request: StageRequest, stage_note: dict[str, object]) -> None:
-    temporary_path = _note_path(request).with_suffix(".tmp")
+    temporary_path = _find_note_path(request).with_suffix(".tmp")
     with temporary_path.open("w") as note_file:
         json.dump(stage_note, note_file)
         note_file.flush()
         os.fsync(note_file.fileno())
-    temporary_path.rename(_note_path(request))
+    temporary_path.rename(_find_note_path(request))
 
 
-def state_as_dict(state: DataSetState) -> dict[str, object]:
+def convert_state_to_dict(state: DataSetState) -> dict[str, object]:
     """The state of a data set as a dict, for JSON."""
     return asdict(state)

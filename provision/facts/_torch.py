@@ -16,23 +16,23 @@ def inspect_torch() -> dict[str, Any]:
     The import of torch can fail although torch is installed, for example because of a library of another CUDA release or an
     incomplete installation. The error is then the answer.
     """
-    state: dict[str, Any] = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    fields: dict[str, Any] = {"hidden_by": os.environ.get("CUDA_VISIBLE_DEVICES")}
     try:
         import torch
         from torch import distributed
 
-        state["version"] = str(torch.__version__)
-        state["cuda"] = torch.version.cuda
+        fields["version"] = str(torch.__version__)
+        fields["cuda"] = torch.version.cuda
         if distributed.is_available():
-            state["backends"] = [backend for backend in KNOWN_BACKENDS if getattr(distributed, f"is_{backend}_available")()]
+            fields["backends"] = [backend for backend in KNOWN_BACKENDS if getattr(distributed, f"is_{backend}_available")()]
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
-            state["gpus"] = torch.cuda.device_count()
+            fields["gpus"] = torch.cuda.device_count()
         except Exception as error:  # noqa: BLE001 (any error is the reason why torch cannot use the GPUs)
-            state["why_no_gpus"] = str(error).strip().splitlines()[0]
+            fields["why_no_gpus"] = str(error).strip().splitlines()[0]
     except Exception as error:  # noqa: BLE001
         return {"why_absent": f"{type(error).__name__}: {error}".splitlines()[0]}
-    return state
+    return fields
 
 
 def main() -> None:

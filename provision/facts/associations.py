@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.facts.slurm_text import is_name, parse_names
 
 SACCTMGR_FIELDS = "Account,Partition,QOS,DefaultQOS"
@@ -26,7 +26,7 @@ class Association(msgspec.Struct, frozen=True):
     default_qos: str | None = None
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     return ["sh", "-c", PRINT_ASSOCIATIONS]
 
 
@@ -37,17 +37,17 @@ def parse(stdout: str) -> tuple[Association, ...]:
         line_fields = line.split("|")
         if len(line_fields) != 4:
             raise ValueError(f"found {line[:80]!r}. Allowed: {SACCTMGR_FIELDS.replace(',', '|')}.")
-        account, partition, qos, default_qos = line_fields
+        account, partition, qos_text, default_qos = line_fields
         if is_name(account):
             associations.append(
                 Association(
                     account,
                     partition if is_name(partition) else None,
-                    parse_names(qos) or (),
+                    parse_names(qos_text) or (),
                     default_qos if is_name(default_qos) else None,
                 )
             )
     return tuple(associations)
 
 
-ASSOCIATIONS = Fact("accounts", command, parse, timeout_s=60)
+ASSOCIATIONS = FactQuery("accounts", build_command, parse, timeout_s=60)

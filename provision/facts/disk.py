@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from provision.fact import Fact, decode_last_line
+from provision.fact import FactQuery, decode_last_line
 
 # The label of file systems that `provision` makes, by which it recognizes them before they are mounted
 FILE_SYSTEM_LABEL = "shardlab"
@@ -47,9 +47,9 @@ class Disk(msgspec.Struct, frozen=True):
     """Whether the disk holds only a file system that `provision` made and that is not mounted."""
 
 
-def disk_fact(path: str) -> Fact[Disk]:
+def make_disk_query(path: str) -> FactQuery[Disk]:
     """The fact about the disk at `path`. Only this disk is read, because other disks may be in sleep mode."""
-    return Fact(
+    return FactQuery(
         f"disk {path}",
         lambda python: ["sh", "-euc", DESCRIBE_DISK, "disk", path, FILE_SYSTEM_LABEL],
         parse,
@@ -60,19 +60,19 @@ def disk_fact(path: str) -> Fact[Disk]:
 
 def parse(stdout: str) -> Disk:
     """The disk, parsed from the output of DESCRIBE_DISK. Raises ValueError."""
-    report = decode_last_line(stdout, _DiskReport)
-    if not report.there:
+    disk_report = decode_last_line(stdout, _DiskReport)
+    if not disk_report.there:
         return Disk()
     try:
-        (block_device,) = report.tree["blockdevices"]
-        hold_reasons = [] if block_device["type"] == "disk" else [f"it is not a whole disk but a {block_device['type']}"]
-        hold_reasons += [f"the {child['type']} {child['path']}" for child in block_device.get("children", ())]
+        (block_device,) = disk_report.tree["blockdevices"]
+        contents = [] if block_device["type"] == "disk" else [f"it is not a whole disk but a {block_device['type']}"]
+        contents += [f"the {child['type']} {child['path']}" for child in block_device.get("children", ())]
         mountpoints = [mountpoint for mountpoint in block_device["mountpoints"] if mountpoint]
-        hold_reasons += [f"it is in use at {mountpoint}" for mountpoint in mountpoints]
-        hold_reasons += [f"a signature of {sign}" for sign in report.signs.split()]
-        hold_reasons += [f"it is used by {holder}" for holder in report.held.split()]
-        if not report.blank and not hold_reasons:
-            hold_reasons.append("data of no known kind in its first MiB")
-        return Disk(str(block_device["path"]), tuple(hold_reasons), report.made and hold_reasons == ["a signature of ext4"])
+        contents += [f"it is in use at {mountpoint}" for mountpoint in mountpoints]
+        contents += [f"a signature of {signature}" for signature in disk_report.signs.split()]
+        contents += [f"it is used by {holder}" for holder in disk_report.held.split()]
+        if not disk_report.blank and not contents:
+            contents.append("data of no known kind in its first MiB")
+        return Disk(str(block_device["path"]), tuple(contents), disk_report.made and contents == ["a signature of ext4"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"lsblk does not say {error}.") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from shardlab.files.decoders import get_decoder
 
 # $0 is the path of the interpreter, ENVIRONMENT/bin/python. Each marker file, such as packages.made, contains a digest or text.
@@ -36,7 +36,7 @@ class InstalledEnvironment(msgspec.Struct, frozen=True):
 get_decoder(InstalledEnvironment)  # msgspec prepares the type here, before several threads call `parse`
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that reads the marker files of the environment that contains the interpreter `python`. Needs only a shell."""
     return ["sh", "-c", DESCRIBE_ENVIRONMENT, python]
 
@@ -48,4 +48,4 @@ def parse(stdout: str) -> InstalledEnvironment:
 
 
 # DESCRIBE_ENVIRONMENT counts up to tens of thousands of files over NFS
-ENVIRONMENT = Fact("environment", command, parse, timeout_s=300)
+ENVIRONMENT = FactQuery("environment", build_command, parse, timeout_s=300)

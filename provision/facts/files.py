@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 DESCRIBE_FILES = """\
 for path; do
@@ -33,7 +33,7 @@ class NodeFile(msgspec.Struct, frozen=True):
         return self.sha256 == hashlib.sha256(content).hexdigest()
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that describes files. The paths, which each operation lists in `files`, are appended as arguments."""
     return ["sh", "-c", DESCRIBE_FILES, "files"]
 
@@ -47,4 +47,4 @@ def parse(stdout: str) -> dict[str, NodeFile]:
     return file_by_path
 
 
-FILES = Fact("files", command, parse, timeout_s=30, root=True, takes_paths=True)
+FILES = FactQuery("files", build_command, parse, timeout_s=30, root=True, takes_paths=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from provision.fact import Fact, decode_last_line
+from provision.fact import FactQuery, decode_last_line
 from shardlab.hardware.host import Host
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints the host as JSON. It needs the environment of shardlab on the node."""
     return [python, "-m", "shardlab.hardware.host"]
 
@@ -16,4 +16,4 @@ def parse(stdout: str) -> Host:
     return decode_last_line(stdout, Host)
 
 
-HOST = Fact("host", command, parse, timeout_s=30)
+HOST = FactQuery("host", build_command, parse, timeout_s=30)

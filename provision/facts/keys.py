@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 # A private key has a passphrase if ssh-keygen cannot derive its public key with an empty passphrase.
 PRINT_KEYS = """\
@@ -40,7 +40,7 @@ class Keys(msgspec.Struct, frozen=True):
     """The lines of the user's known_hosts."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints the public keys. It sends no private key."""
     return ["sh", "-c", PRINT_KEYS]
 
@@ -56,12 +56,12 @@ def parse(stdout: str) -> Keys:
     if not (values["login"] and values["home"] and values["home"][0]):
         raise ValueError("the user who logs in is missing.")
     public_key = values["key"][0] if values["key"] else None
-    hosts, authorized, known_lines, user_known_lines = (
+    host_keys, authorized, known_lines, user_known_lines = (
         tuple(values[name]) for name in ("host", "authorized", "known", "known_by_user")
     )
     return Keys(
-        values["login"][0], values["home"][0], public_key, tuple(sorted(hosts)), authorized, known_lines, user_known_lines
+        values["login"][0], values["home"][0], public_key, tuple(sorted(host_keys)), authorized, known_lines, user_known_lines
     )
 
 
-KEYS = Fact("keys", command, parse, timeout_s=30, root=True)
+KEYS = FactQuery("keys", build_command, parse, timeout_s=30, root=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 MKEXTRAFS_PATH = "/usr/local/etc/emulab/mkextrafs.pl"
 TEST_MKEXTRAFS = f"if test -x {MKEXTRAFS_PATH}; then echo yes; else echo no; fi"
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints whether the machine has the program: yes or no. It needs only a shell."""
     return ["sh", "-c", TEST_MKEXTRAFS]
 
@@ -21,4 +21,4 @@ def parse(stdout: str) -> bool:
     return is_present_by_word[answer_word]
 
 
-MKEXTRAFS = Fact("mkextrafs", command, parse, timeout_s=30)
+MKEXTRAFS = FactQuery("mkextrafs", build_command, parse, timeout_s=30)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from provision.fact import Fact
-from shardlab.remote.login_shell import login_shell_argv
+from provision.fact import FactQuery
+from shardlab.remote.login_shell import make_login_argv
 
 # `module` is a function of the login shell. Lmod and environment-modules both write the list to standard error.
 LIST_MODULES = "module --terse avail 2>&1 || true"
@@ -29,19 +29,19 @@ LISTED_KINDS = (
 _MODULE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.+/-]{0,100}\Z")
 
 
-def command(python: str) -> list[str]:
-    return login_shell_argv(LIST_MODULES)
+def build_command(python: str) -> list[str]:
+    return make_login_argv(LIST_MODULES)
 
 
 def parse(stdout: str) -> tuple[str, ...]:
     """The modules NAME/VERSION whose kind is in LISTED_KINDS, in the order of the list. Empty if the site has no modules."""
     module_names: dict[str, None] = {}
     for line in stdout.splitlines():
-        module = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)
-        folder, _, version = module.rpartition("/")
-        if version and folder.rpartition("/")[2].lower() in LISTED_KINDS and _MODULE_NAME.match(module):
-            module_names[module] = None
+        module_name = re.sub(r"\([^()]*\)$", "", line.strip())  # removes a mark such as (default), (D) or (default:latest)
+        module_folder, _, version = module_name.rpartition("/")
+        if version and module_folder.rpartition("/")[2].lower() in LISTED_KINDS and _MODULE_NAME.match(module_name):
+            module_names[module_name] = None
     return tuple(module_names)
 
 
-MODULES = Fact("modules", command, parse, timeout_s=60)
+MODULES = FactQuery("modules", build_command, parse, timeout_s=60)

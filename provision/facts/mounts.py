@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 ANSWERS_S = 10
 # findmnt without a path reads only the kernel's list of mounts. `stat` asks the file system and hangs if the file system hangs,
@@ -53,28 +53,28 @@ class MountPlace(msgspec.Struct, frozen=True):
     """Whether the folder, as it is seen now, contains nothing."""
 
 
-def mount_fact(path: str) -> Fact[MountPlace]:
+def make_mount_query(path: str) -> FactQuery[MountPlace]:
     """The fact about the folder `path` as a place for a mount."""
-    command = ["sh", "-c", DESCRIBE_MOUNT, "place", path]
-    return Fact(f"place {path}", lambda python: command, parse, timeout_s=3 * ANSWERS_S, root=True)
+    mount_command = ["sh", "-c", DESCRIBE_MOUNT, "place", path]
+    return FactQuery(f"place {path}", lambda python: mount_command, parse, timeout_s=3 * ANSWERS_S, root=True)
 
 
 def parse(stdout: str) -> MountPlace:
     """The folder and its mount, parsed from the output of DESCRIBE_MOUNT. Raises ValueError."""
-    mount_by_word: dict[str, Mount] = {}
+    mount_by_tag: dict[str, Mount] = {}
     line_tags = set()
     for line in stdout.splitlines():
         line_tag, _, tag_value = line.partition(" ")
         if line_tag in ("mount", "fstab"):
             source, file_system, options = tag_value.split()
-            mount_by_word[line_tag] = Mount(source, file_system, tuple(options.split(",")))
+            mount_by_tag[line_tag] = Mount(source, file_system, tuple(options.split(",")))
         else:
             line_tags.add(line_tag)
     if not line_tags & {"answers", "hangs", "absent"}:
         raise ValueError("it does not say whether the folder answers.")
     return MountPlace(
-        mount_by_word.get("mount"),
-        mount_by_word.get("fstab"),
+        mount_by_tag.get("mount"),
+        mount_by_tag.get("fstab"),
         "absent" not in line_tags,
         "hangs" in line_tags,
         "empty" in line_tags,
@@ -86,7 +86,7 @@ def parse_sources(stdout: str) -> dict[str, str]:
     return {mount_folder: source for source, mount_folder in (line.split(" ", 1) for line in stdout.splitlines())}
 
 
-NFS_MOUNTS = Fact(
+NFS_MOUNTS = FactQuery(
     "NFS mounts",
     # Without NFS mounts, findmnt exits with 1, which is ignored.
     lambda python: ["sh", "-c", "findmnt --raw --noheadings --types nfs,nfs4 --output SOURCE,TARGET || true"],

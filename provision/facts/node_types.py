@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.facts.slurm_text import is_name
 from shardlab.cluster.slurm_cluster import drop_cluster_headers
 from shardlab.cluster.slurm_keys import MOST_GPUS
@@ -41,11 +41,11 @@ class NodeType(msgspec.Struct, frozen=True):
     """The names of the nodes, in Slurm's short form such as gpu[1-8]."""
 
     def __str__(self) -> str:
-        gpus = " + ".join(f"{gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in self.gpus)
-        return f"nodes with {self.cpus} CPUs{f' and {gpus}' if gpus else ''}"
+        gpus_text = " + ".join(f"{gpu.count} GPUs {gpu.type or ''}".rstrip() for gpu in self.gpus)
+        return f"nodes with {self.cpus} CPUs{f' and {gpus_text}' if gpus_text else ''}"
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     # Removes the variable SINFO_PARTITION: with this variable, sinfo would list only the partitions in its value.
     return ["env", "-u", "SINFO_PARTITION", "sinfo", "--noheader", "--exact", f"--format={SINFO_FORMAT}"]
 
@@ -57,15 +57,15 @@ def parse(stdout: str) -> tuple[NodeType, ...]:
         line_fields = line.split("|")
         if len(line_fields) != 7:
             raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
-        partition, count, cpus, memory, gres, features, names = (line_field.strip() for line_field in line_fields)
-        if is_name(partition) and count.isdigit() and cpus.isdigit() and memory.isdigit():
+        partition, node_count, cpus, memory_text, gres, features, names = (line_field.strip() for line_field in line_fields)
+        if is_name(partition) and node_count.isdigit() and cpus.isdigit() and memory_text.isdigit():
             feature_names = tuple(feature_name for feature_name in features.split(",") if is_name(feature_name))[:MOST_FEATURES]
             node_types.append(
                 NodeType(
                     partition,
-                    int(count),
+                    int(node_count),
                     int(cpus),
-                    int(memory),
+                    int(memory_text),
                     parse_gpus(gres),
                     () if features == "(null)" else feature_names,
                     names if _NODE_NAMES.match(names) else "",
@@ -83,4 +83,4 @@ def parse_gpus(gres: str) -> tuple[GpuGres, ...]:
     return tuple(GpuGres(gpu_type, count) for gpu_type, count in count_by_type.items() if 0 < count <= MOST_GPUS)
 
 
-NODE_TYPES = Fact("node types", command, parse, timeout_s=60)
+NODE_TYPES = FactQuery("node types", build_command, parse, timeout_s=60)

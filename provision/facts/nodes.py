@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from shardlab.cluster.slurm_cluster import drop_cluster_headers
 
 SINFO_FORMAT = "%N|%t|%u|%E"
@@ -23,22 +23,22 @@ class SlurmNode(msgspec.Struct, frozen=True):
     """Why the node is not available, as text for people; empty: no reason."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that asks Slurm's controller for its nodes. The command prints no nodes if the controller does not answer."""
     return ["sh", "-c", f"sinfo -hN -o '{SINFO_FORMAT}' || true"]
 
 
 def parse(stdout: str) -> dict[str, SlurmNode]:
     """The nodes of Slurm, by name. Raises ValueError."""
-    nodes = {}
+    node_by_name = {}
     for line in drop_cluster_headers(stdout).splitlines():
         line_fields = line.split("|", 3)
         if len(line_fields) != 4:
             raise ValueError(f"found {line[:80]!r}. Allowed: {SINFO_FORMAT}.")
-        name, state, user, reason = line_fields
+        node_name, state, user, reason = line_fields
         reason_text = "" if reason == "none" else "".join(char if char.isprintable() else "?" for char in reason)[:MOST_REASON]
-        nodes[name] = SlurmNode(state.rstrip(STATE_FLAGS), user if reason_text else "", reason_text)
-    return nodes
+        node_by_name[node_name] = SlurmNode(state.rstrip(STATE_FLAGS), user if reason_text else "", reason_text)
+    return node_by_name
 
 
-NODES = Fact("nodes", command, parse, timeout_s=30)
+NODES = FactQuery("nodes", build_command, parse, timeout_s=30)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 SMI_COLUMNS = "driver_version,persistence_mode,mig.mode.current,ecc.mode.current,name,uuid"
 # If mokutil is not installed, the last byte of the firmware's variable SecureBoot says whether Secure Boot is on.
@@ -107,7 +107,7 @@ class Nvidia(msgspec.Struct, frozen=True):
         return f"loaded {self.loaded or 'none'}, on disk {self.module or 'none'}, NVML {self.nvml or 'none'}"
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that describes the NVIDIA devices. It needs only a shell, and uses nvidia-smi if it is installed."""
     return ["sh", "-c", DESCRIBE_NVIDIA]
 
@@ -123,7 +123,7 @@ def parse(stdout: str) -> Nvidia:
     remarks = ["".join(char if char.isprintable() else "?" for char in line)[:200] for line in smi_lines if not _is_row(line)]
     if not gpu_rows and remarks and "why_no_nvml" not in value_by_key:
         raise ValueError(f"a line of nvidia-smi does not have the columns {SMI_COLUMNS}: {remarks[0]!r}.")
-    smi_versions = {row[0] for row in gpu_rows if _VERSION_PATTERN.match(row[0])}
+    smi_versions = {row_columns[0] for row_columns in gpu_rows if _VERSION_PATTERN.match(row_columns[0])}
     if len(smi_versions) > 1:
         raise ValueError(f"NVML reports several driver versions: {', '.join(sorted(smi_versions))}.")
     loaded_match = _LOADED_VERSION.search(value_by_key.get("loaded", ""))
@@ -135,7 +135,7 @@ def parse(stdout: str) -> Nvidia:
         nvml=smi_versions.pop() if smi_versions else None,
         why_no_nvml=None if gpu_rows else value_by_key.get("why_no_nvml") or None,
         remarks=[remark for remark in remarks if gpu_rows and remark],
-        seen=[_parse_row(row) for row in gpu_rows],
+        seen=[_parse_row(row_columns) for row_columns in gpu_rows],
         nouveau="nouveau" in value_by_key,
         secure_boot={"0": False, "1": True}.get(value_by_key.get("secure_boot", "")),
         held=sorted(value for key, value in key_value_pairs if key == "held"),
@@ -164,4 +164,6 @@ def _parse_switch(switch_word: str) -> bool | None:
     return {"Enabled": True, "Disabled": False}.get(switch_word)
 
 
-NVIDIA = Fact("nvidia", command, parse, timeout_s=90, root=True)  # without persistence mode, nvidia-smi takes seconds per GPU
+NVIDIA = FactQuery(
+    "nvidia", build_command, parse, timeout_s=90, root=True
+)  # without persistence mode, nvidia-smi takes seconds per GPU

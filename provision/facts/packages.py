@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 LIST_DEB_PACKAGES = """\
 dpkg-query -W -f '${db:Status-Abbrev}\\t${Package}\\t${Version}\\n'
@@ -21,7 +21,7 @@ class Packages(msgspec.Struct, frozen=True):
     """Whether dpkg reports packages that are only partly installed."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that asks dpkg for its packages."""
     return ["sh", "-c", LIST_DEB_PACKAGES]
 
@@ -35,4 +35,4 @@ def parse(stdout: str) -> Packages:
     )
 
 
-PACKAGES = Fact("packages", command, parse, timeout_s=60)
+PACKAGES = FactQuery("packages", build_command, parse, timeout_s=60)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.facts.slurm_text import is_name, parse_limit, parse_names, parse_pairs
 from shardlab.cluster.slurm_time import parse_duration_s
 
@@ -34,15 +34,15 @@ class SitePartition(msgspec.Struct, frozen=True):
     """Whether only root may submit jobs to the partition."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     return ["scontrol", "show", "partition", "--oneliner"]
 
 
 def parse(stdout: str) -> tuple[SitePartition, ...]:
     """The partitions, in the order in which Slurm's controller prints them. Partitions whose name is not a plain word are left
     out. Raises ValueError if no line describes a partition."""
-    partition_lines = [parse_pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
-    if not partition_lines:
+    partition_values = [parse_pairs(line) for line in stdout.splitlines() if line.startswith("PartitionName=")]
+    if not partition_values:
         raise ValueError(f"no line begins with PartitionName=: {re.sub(r'[^ -~]', '?', stdout[:80])!r}.")
     return tuple(
         SitePartition(
@@ -60,9 +60,9 @@ def parse(stdout: str) -> tuple[SitePartition, ...]:
             denied_qos=parse_names(line.get("DenyQos", "")) or (),
             is_root_only=line.get("RootOnly") == "YES",
         )
-        for line in partition_lines
+        for line in partition_values
         if is_name(line["PartitionName"])
     )
 
 
-PARTITIONS = Fact("partitions", command, parse, timeout_s=60)
+PARTITIONS = FactQuery("partitions", build_command, parse, timeout_s=60)

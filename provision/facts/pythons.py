@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from provision.fact import Fact
-from shardlab.remote.login_shell import login_shell_argv
+from provision.fact import FactQuery
+from shardlab.remote.login_shell import make_login_argv
 
 LIST_PYTHONS = """\
 for name in python3.14 python3.13 python3.12 python3.11 python3; do
@@ -17,8 +17,8 @@ _PYTHON_LINE = re.compile(r"^(/[A-Za-z0-9._/+-]+) (\d+)\.(\d+)\.\d+")
 OLDEST_PYTHON = (3, 11)
 
 
-def command(python: str) -> list[str]:
-    return login_shell_argv(LIST_PYTHONS)
+def build_command(python: str) -> list[str]:
+    return make_login_argv(LIST_PYTHONS)
 
 
 def parse(stdout: str) -> dict[str, tuple[int, int]]:
@@ -26,4 +26,4 @@ def parse(stdout: str) -> dict[str, tuple[int, int]]:
     return {match[1]: (int(match[2]), int(match[3])) for line in stdout.splitlines() if (match := _PYTHON_LINE.match(line))}
 
 
-PYTHONS = Fact("pythons", command, parse, timeout_s=60)
+PYTHONS = FactQuery("pythons", build_command, parse, timeout_s=60)

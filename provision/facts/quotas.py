@@ -6,8 +6,8 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
-from shardlab.remote.login_shell import login_shell_argv
+from provision.fact import FactQuery
+from shardlab.remote.login_shell import make_login_argv
 
 # Commands by which sites show quotas in a form of their own. Their output is not read; only their names are shown to the user.
 SITE_COMMANDS = ("myquota", "quotas", "showquota", "diskquota", "mmlsquota-all", "check-quota", "cquota")
@@ -62,8 +62,8 @@ class Quotas(msgspec.Struct, frozen=True):
     """The names of commands of this site that show quotas in their own form."""
 
 
-def command(python: str) -> list[str]:
-    return login_shell_argv(PRINT_QUOTAS)
+def build_command(python: str) -> list[str]:
+    return make_login_argv(PRINT_QUOTAS)
 
 
 def parse(stdout: str) -> Quotas:
@@ -91,9 +91,9 @@ def _parse_quotas(section_heading: str, section_lines: list[str]) -> list[Quota]
     quota_words = " ".join(line for line in section_lines if "Disk quotas" not in line and "Filesystem" not in line).split()
     quotas = []
     while len(quota_words) >= 9:
-        place, quota_numbers = quota_words[0], quota_words[1:9]
-        if _QUOTA_PLACE.match(place) and _QUOTA_NUMBER.match(quota_numbers[0]) and _QUOTA_NUMBER.match(quota_numbers[4]):
-            quota_place = section_heading.removeprefix("lfs ") if section_heading.startswith("lfs ") else place
+        first_word, quota_numbers = quota_words[0], quota_words[1:9]
+        if _QUOTA_PLACE.match(first_word) and _QUOTA_NUMBER.match(quota_numbers[0]) and _QUOTA_NUMBER.match(quota_numbers[4]):
+            quota_place = section_heading.removeprefix("lfs ") if section_heading.startswith("lfs ") else first_word
             quotas += _make_quota(quota_place, quota_numbers[0:3], quota_numbers[4:7])
             quota_words = quota_words[9:]
         else:
@@ -125,11 +125,11 @@ def _make_quota(place: str, size_texts: list[str], file_texts: list[str]) -> lis
     """
     used_kib, *byte_limits = (_parse_count(number_text) for number_text in size_texts)
     used_files, *file_limits = (_parse_count(number_text) for number_text in file_texts)
-    most_kib, most_files = (next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits))
-    if most_kib is None and most_files is None:
+    most_kib, file_limit = (next((limit for limit in limit_group if limit), None) for limit_group in (byte_limits, file_limits))
+    if most_kib is None and file_limit is None:
         return []
     quota_bytes = [None if kib_number is None else kib_number * KIB for kib_number in (used_kib, most_kib)]
-    return [Quota(place, quota_bytes[0], quota_bytes[1], used_files, most_files)]
+    return [Quota(place, quota_bytes[0], quota_bytes[1], used_files, file_limit)]
 
 
 def _parse_count(number_text: str) -> int | None:
@@ -137,4 +137,4 @@ def _parse_count(number_text: str) -> int | None:
     return int(number_match[1]) if number_match else None
 
 
-QUOTAS = Fact("quotas", command, parse, timeout_s=30)
+QUOTAS = FactQuery("quotas", build_command, parse, timeout_s=30)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 # To read an unused slot of the kernel's table of GIDs is an error, which DESCRIBE_RDMA ignores.
 DESCRIBE_RDMA = """\
@@ -45,7 +45,7 @@ class RdmaLink(msgspec.Struct, frozen=True):
         return f"{self.device}/{self.port}"
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that reads the kernel's files about RDMA devices."""
     return ["sh", "-c", DESCRIBE_RDMA]
 
@@ -57,7 +57,7 @@ def parse(stdout: str) -> list[RdmaLink]:
 
 def _parse_link(line: str) -> RdmaLink:
     line_fields = line.split("\t")
-    if len(line_fields) != 7 or (state := _STATE_PATTERN.match(line_fields[2])) is None:
+    if len(line_fields) != 7 or (state_match := _STATE_PATTERN.match(line_fields[2])) is None:
         raise ValueError(f"found {line!r}. Allowed: device, port, state, layer, interface, GID types, rate.")
     device, port, _, link_layer, nic, gid_list, rate_text = line_fields
     rate_match = _RATE_PATTERN.match(rate_text)
@@ -65,7 +65,7 @@ def _parse_link(line: str) -> RdmaLink:
     return RdmaLink(
         device,
         int(port),
-        state[1],
+        state_match[1],
         link_layer,
         nic or None,
         gid_types,
@@ -73,4 +73,4 @@ def _parse_link(line: str) -> RdmaLink:
     )
 
 
-RDMA = Fact("rdma", command, parse, timeout_s=30)
+RDMA = FactQuery("rdma", build_command, parse, timeout_s=30)

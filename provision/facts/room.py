@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 PRINT_FREE_SPACE = """\
 place=$1
@@ -23,9 +23,11 @@ class FreeSpace(msgspec.Struct, frozen=True):
     """The folder at which the file system is mounted."""
 
 
-def room_fact(path: str, *, root: bool = True) -> Fact[FreeSpace]:
+def make_free_space_query(path: str, *, root: bool = True) -> FactQuery[FreeSpace]:
     """The fact about one folder. root: whether the command runs as root, who may look into every folder."""
-    return Fact(f"room {path}", lambda python: ["sh", "-c", PRINT_FREE_SPACE, "room", path], parse, timeout_s=30, root=root)
+    return FactQuery(
+        f"room {path}", lambda python: ["sh", "-c", PRINT_FREE_SPACE, "room", path], parse, timeout_s=30, root=root
+    )
 
 
 def parse(stdout: str) -> FreeSpace:

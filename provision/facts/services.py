@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 TIME_SERVICES = ("systemd-timesyncd", "ntp", "ntpsec", "openntpd")  # services other than chrony that set the clock
 SLURM_SERVICES = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
@@ -25,24 +25,24 @@ class Service(msgspec.Struct, frozen=True):
     """When its process started, in seconds since the epoch; None: the service has no process."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that asks systemd about all services at once."""
-    properties = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
-    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in properties), "--", *ASKED_UNITS]
+    property_names = ["Id", "LoadState", "ActiveState", "UnitFileState", "ExecMainStartTimestamp"]
+    return ["systemctl", "show", "--timestamp=us+utc", *(f"--property={name}" for name in property_names), "--", *ASKED_UNITS]
 
 
 def parse(stdout: str) -> dict[str, Service]:
     """The installed services, by name. Raises ValueError."""
     service_by_name = {}
     for unit_block in stdout.split("\n\n"):
-        values = dict(line.split("=", 1) for line in unit_block.splitlines() if "=" in line)
-        if values.get("LoadState") != "loaded":
+        fields = dict(line.split("=", 1) for line in unit_block.splitlines() if "=" in line)
+        if fields.get("LoadState") != "loaded":
             continue
-        text = values.get("ExecMainStartTimestamp", "")
+        text = fields.get("ExecMainStartTimestamp", "")
         start_s = datetime.strptime(text, _TIME_FORMAT).replace(tzinfo=UTC).timestamp() if text and text != "n/a" else None
-        is_enabled = values.get("UnitFileState") in ("enabled", "static", "generated")
-        service_by_name[values["Id"].removesuffix(".service")] = Service(values.get("ActiveState", ""), is_enabled, start_s)
+        is_enabled = fields.get("UnitFileState") in ("enabled", "static", "generated")
+        service_by_name[fields["Id"].removesuffix(".service")] = Service(fields.get("ActiveState", ""), is_enabled, start_s)
     return service_by_name
 
 
-SERVICES = Fact("services", command, parse, timeout_s=30)
+SERVICES = FactQuery("services", build_command, parse, timeout_s=30)

@@ -7,8 +7,8 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
-from shardlab.remote.login_shell import login_shell_argv
+from provision.fact import FactQuery
+from shardlab.remote.login_shell import make_login_argv
 
 NETWORK_FILE_SYSTEMS = {
     "nfs",
@@ -63,8 +63,8 @@ class SharedFolder(msgspec.Struct, frozen=True):
         return self.file_system in NETWORK_FILE_SYSTEMS
 
 
-def command(python: str) -> list[str]:
-    return login_shell_argv(LIST_SHARED_FOLDERS)
+def build_command(python: str) -> list[str]:
+    return make_login_argv(LIST_SHARED_FOLDERS)
 
 
 def parse(stdout: str) -> tuple[SharedFolder, ...]:
@@ -74,9 +74,9 @@ def parse(stdout: str) -> tuple[SharedFolder, ...]:
         words = line.split()
         # Other lines may come from the user's shell profile.
         if len(words) == 5 and (words[0] == "-" or _VARIABLE_NAME.match(words[0])) and _FOLDER_PATH.match(words[1]):
-            variable, path, kind, free_text, inode_text = words
+            variable, path, fs_type, free_text, inode_text = words
             variable = "" if variable == "-" else variable
-            folders.setdefault(path, SharedFolder(variable, path, kind, _parse_count(free_text), _parse_count(inode_text)))
+            folders.setdefault(path, SharedFolder(variable, path, fs_type, _parse_count(free_text), _parse_count(inode_text)))
     return tuple(folders.values())
 
 
@@ -84,4 +84,4 @@ def _parse_count(number_text: str) -> int | None:
     return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 20 else None
 
 
-SHARED_FOLDERS = Fact("folders", command, parse, timeout_s=60)
+SHARED_FOLDERS = FactQuery("folders", build_command, parse, timeout_s=60)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.facts.slurm_text import is_name, parse_names, parse_pairs
 from shardlab.remote.login_shell import PRINT_PATH
 
@@ -63,7 +63,7 @@ class SlurmHere(msgspec.Struct, frozen=True):
     partitions: tuple[str, ...] = ()
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that describes Slurm. It needs only a shell."""
     return ["sh", "-c", DESCRIBE_SLURM]
 
@@ -71,12 +71,12 @@ def command(python: str) -> list[str]:
 def parse(stdout: str) -> SlurmHere:
     """Slurm as the output of DESCRIBE_SLURM describes it. Lines that cannot be read are skipped."""
     value_by_key: dict[str, str] = {}
-    known_nodes, partitions = [], []
+    known_nodes, partition_names = [], []
     for line in stdout.splitlines():
         if line.startswith("NodeName="):
             known_nodes.append(_parse_node(parse_pairs(line)))
         elif line.startswith("PartitionName="):
-            partitions.append(parse_pairs(line)["PartitionName"])
+            partition_names.append(parse_pairs(line)["PartitionName"])
         else:
             key, _, value = line.partition("=")
             if _VALUE_PATTERN.match(value.strip()):
@@ -90,20 +90,20 @@ def parse(stdout: str) -> SlurmHere:
         cluster=value_by_key.get("cluster", ""),
         version=value_by_key.get("version", ""),
         nodes=tuple(node for node in known_nodes if is_name(node.name)),
-        partitions=tuple(name for name in partitions if is_name(name)),
+        partitions=tuple(name for name in partition_names if is_name(name)),
     )
 
 
 def _parse_node(value_by_key: dict[str, str]) -> KnownNode:
-    name = value_by_key.get("NodeName", "")
-    state = "".join(char for char in value_by_key.get("State", "") if char.isalpha() or char in "+_*")[:60]
+    node_name = value_by_key.get("NodeName", "")
+    state = "".join(character for character in value_by_key.get("State", "") if character.isalpha() or character in "+_*")[:60]
     return KnownNode(
-        name,
-        value_by_key.get("NodeHostName", name),
-        value_by_key.get("NodeAddr", name),
+        node_name,
+        value_by_key.get("NodeHostName", node_name),
+        value_by_key.get("NodeAddr", node_name),
         state,
         parse_names(value_by_key.get("Partitions", "")) or (),
     )
 
 
-SLURM_HERE = Fact("Slurm here", command, parse, timeout_s=6 * ANSWER_S)
+SLURM_HERE = FactQuery("Slurm here", build_command, parse, timeout_s=6 * ANSWER_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 
 class SlurmSettings(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ FIELD_BY_SETTING = {
 }
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     return ["scontrol", "show", "config"]
 
 
@@ -40,10 +40,10 @@ def parse(stdout: str) -> SlurmSettings:
     """The settings in the output of `scontrol show config`. Raises ValueError if the output contains none of the settings."""
     value_by_field: dict[str, str] = {}
     for line in stdout.splitlines():
-        key, _, value = line.partition("=")
-        settings_field = FIELD_BY_SETTING.get(key.strip())
+        setting_name, _, value = line.partition("=")
+        settings_field = FIELD_BY_SETTING.get(setting_name.strip())
         if settings_field is not None and value.strip() not in ("(null)", "none", "N/A"):
-            value_by_field[settings_field] = "".join(char for char in value.strip() if char.isprintable())[:200]
+            value_by_field[settings_field] = "".join(character for character in value.strip() if character.isprintable())[:200]
     if "cluster" not in value_by_field and "version" not in value_by_field:
         raise ValueError("it shows neither ClusterName nor SLURM_VERSION.")
     return SlurmSettings(
@@ -60,4 +60,4 @@ def _split_words(comma_list: str) -> tuple[str, ...]:
     return tuple(list_word.strip() for list_word in comma_list.split(",") if list_word.strip())
 
 
-SLURM_SETTINGS = Fact("Slurm's settings", command, parse, timeout_s=60)
+SLURM_SETTINGS = FactQuery("Slurm's settings", build_command, parse, timeout_s=60)

@@ -13,9 +13,9 @@ def parse_pairs(line: str) -> dict[str, str]:
     return dict(_PAIR_PATTERN.findall(line))
 
 
-def is_name(text: str) -> bool:
+def is_name(name_text: str) -> bool:
     """Whether the text can be the name of a partition, an account, a QOS, a GPU type or a feature in a cluster file."""
-    return _NAME_PATTERN.match(text) is not None
+    return _NAME_PATTERN.match(name_text) is not None
 
 
 def parse_names(names_text: str) -> tuple[str, ...] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 from shardlab.files.decoders import get_decoder
 
 DESCRIBE_SYSTEM = """\
@@ -57,7 +57,7 @@ class System(msgspec.Struct, frozen=True):
 get_decoder(System)  # msgspec prepares the type here, before several threads call `parse`
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that describes the system. It needs only a shell."""
     return ["sh", "-c", DESCRIBE_SYSTEM]
 
@@ -71,4 +71,4 @@ def parse(stdout: str) -> System:
         raise ValueError(str(error)) from None
 
 
-SYSTEM = Fact("system", command, parse, timeout_s=30, root=True)
+SYSTEM = FactQuery("system", build_command, parse, timeout_s=30, root=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 # For each Debian package, a shell command that succeeds if the tool of this package is installed.
 PROBE_BY_TOOL = {
@@ -24,7 +24,7 @@ PROBE_BY_TOOL = {
 }
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints the names of PROBE_BY_TOOL whose tools are installed. It needs only a shell."""
     probe_lines = [f"if ({probe}) > /dev/null 2>&1; then echo {tool}; fi" for tool, probe in PROBE_BY_TOOL.items()]
     return ["sh", "-c", "\n".join(["PATH=$PATH:/usr/sbin:/sbin", *probe_lines])]
@@ -35,4 +35,4 @@ def parse(stdout: str) -> frozenset[str]:
     return frozenset(stdout.split()) & frozenset(PROBE_BY_TOOL)
 
 
-TOOLS = Fact("tools", command, parse, timeout_s=60)
+TOOLS = FactQuery("tools", build_command, parse, timeout_s=60)

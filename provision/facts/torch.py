@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact, decode_last_line
+from provision.fact import FactQuery, decode_last_line
 
 
 class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,17 +23,19 @@ class Torch(msgspec.Struct, frozen=True, omit_defaults=True):
     backends: list[str] = []
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints the properties of torch. It needs the environment of shardlab on the node."""
     return [python, "-m", "provision.facts._torch"]
 
 
 def parse(stdout: str) -> Torch:
     """The properties of torch that the command printed as JSON. Raises ValueError."""
-    torch = decode_last_line(stdout, Torch)
-    if (torch.version is None) == (torch.why_absent is None):
+    torch_properties = decode_last_line(stdout, Torch)
+    if (torch_properties.version is None) == (torch_properties.why_absent is None):
         raise ValueError("it names neither a version nor why there is none.")
-    return torch
+    return torch_properties
 
 
-TORCH = Fact("torch", command, parse, timeout_s=120)  # importing torch takes 4 s from a local disk, and up to a minute from NFS
+TORCH = FactQuery(
+    "torch", build_command, parse, timeout_s=120
+)  # importing torch takes 4 s from a local disk, and up to a minute from NFS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 PRINT_USERS = """\
 login=${SUDO_USER:-$(id -un)}
@@ -29,7 +29,7 @@ class Users(msgspec.Struct, frozen=True):
     """The users that exist, by name."""
 
 
-def command(python: str) -> list[str]:
+def build_command(python: str) -> list[str]:
     """The command that prints the users slurm and munge, and the user who logs in."""
     return ["sh", "-c", PRINT_USERS]
 
@@ -43,4 +43,4 @@ def parse(stdout: str) -> Users:
     return Users(login_line.removeprefix("login="), {entry[0]: User(int(entry[2]), int(entry[3])) for entry in passwd_entries})
 
 
-USERS = Fact("users", command, parse, timeout_s=30, root=True)
+USERS = FactQuery("users", build_command, parse, timeout_s=30, root=True)

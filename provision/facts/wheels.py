@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision import gpu_generations
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 _TORCH_WHEEL = re.compile(r"^torch-[0-9.]+(?:\+([a-z]+)([0-9]*))?-", re.MULTILINE)
 
@@ -21,6 +21,6 @@ def parse(stdout: str) -> str | None:
     return f"{cuda_digits[:-1]}.{cuda_digits[-1]}" if build_kind == "cu" and len(cuda_digits) > 1 else None
 
 
-def torch_build_fact(folder: str) -> Fact[str | None]:
-    """The fact for a node on which pip installs all packages from `folder`."""
-    return Fact(f"torch in {folder}", lambda python: ["ls", "-1", "--", folder], parse, timeout_s=30)
+def make_torch_build_query(wheel_folder: str) -> FactQuery[str | None]:
+    """The fact for a node on which pip installs all packages from `wheel_folder`."""
+    return FactQuery(f"torch in {wheel_folder}", lambda python: ["ls", "-1", "--", wheel_folder], parse, timeout_s=30)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from provision.fact import Fact
+from provision.fact import FactQuery
 
 TEST_BYTES = 1 << 16
 # If the folder does not exist, its nearest existing parent is tested, because the folder will be created there.
@@ -31,9 +31,9 @@ class WriteTest(msgspec.Struct, frozen=True):
     """The error of the node; '' if the test succeeded."""
 
 
-def write_test_fact(path: str) -> Fact[WriteTest]:
+def make_write_test_query(path: str) -> FactQuery[WriteTest]:
     """The write test of one folder, as a fact."""
-    return Fact(f"write test {path}", lambda python: ["sh", "-c", WRITE_TEST_SCRIPT, "write", path], parse, timeout_s=30)
+    return FactQuery(f"write test {path}", lambda python: ["sh", "-c", WRITE_TEST_SCRIPT, "write", path], parse, timeout_s=30)
 
 
 def parse(stdout: str) -> WriteTest:

@@ -15,7 +15,7 @@ import psutil
 
 from provision.interruption import IS_STOPPING
 from provision.node import Node, RunOptions
-from shardlab.remote.remote import CommandOutput, Unreachable, put_command, shorten_command
+from shardlab.remote.remote import CommandOutput, Unreachable, make_put_command, shorten_command
 
 GRACE_S = 5.0  # torchrun ends its ranks within this time after a SIGTERM
 
@@ -38,14 +38,14 @@ class LocalNode(Node, eq=False):
         """
         argv = ["sudo", "-n", "--", *argv] if options.get("root") and os.geteuid() != 0 else argv
         # LC_ALL: parsers need untranslated text. PYTHONSAFEPATH: Python must not import a folder `jobs` of the current folder.
-        environment = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **self.variables, **(options.get("env") or {})}
+        command_variables = {**os.environ, "LC_ALL": "C", "PYTHONSAFEPATH": "1", **self.variables, **(options.get("env") or {})}
         try:
             command_process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=environment,
+                env=command_variables,
                 start_new_session=True,
             )
         except OSError as error:
@@ -74,7 +74,7 @@ class LocalNode(Node, eq=False):
         """The beginnings of the commands that run on this machine now."""
         return tuple(shorten_command(process.args) for process in list(_RUNNING_PROCESSES.values()))
 
-    def end(self, limit_s: float) -> None:
+    def end_commands(self, limit_s: float) -> None:
         """End the running commands, as `Node.end` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
 
         Between the signals, programs such as torchrun can end the processes that they started.
@@ -98,7 +98,7 @@ class LocalNode(Node, eq=False):
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Write a file on this machine, as `Node.put` describes."""
-        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
+        return self.run(make_put_command(content, path, mode=mode, owner=owner), timeout_s=60, stdin=content, root=bool(owner))
 
 
 def _decode_text(output_bytes: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar, Unpack, get_type_hints
 
 import msgspec
 
-from provision.fact import Fact, Facts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.node import Node, RunOptions
 from shardlab.errors import InputError
@@ -44,46 +44,46 @@ class PretendedNode(Node, eq=False):
 
     running: tuple[str, ...] = ()
 
-    def end(self, limit_s: float) -> None:
+    def end_commands(self, limit_s: float) -> None:
         """Does nothing, because no command runs on this node."""
 
     def run(self, argv: Sequence[str], **options: Unpack[RunOptions]) -> CommandOutput:
         """Always raises Unreachable: no command runs on a pretended node."""
-        raise self._unreachable()
+        raise self._make_unreachable_error()
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:
         """Always raises Unreachable: no file is written on a pretended node."""
-        raise self._unreachable()
+        raise self._make_unreachable_error()
 
-    def _unreachable(self) -> Unreachable:
+    def _make_unreachable_error(self) -> Unreachable:
         unreachable_error = Unreachable(f"{self.name}: with --pretend, no command is run on this machine.")
         unreachable_error.node = self.name
         return unreachable_error
 
 
-class PretendedFacts(Facts):
+class PretendedFacts(FactAnswers):
     """The answers of a node, taken from a file. An answer in the file that has the wrong type raises InputError."""
 
-    def __init__(self, node: Node, path: Path, described_machine: DescribedMachine) -> None:
+    def __init__(self, node: Node, facts_path: Path, described_machine: DescribedMachine) -> None:
         super().__init__(node)
-        self._path = path
+        self._facts_path = facts_path
         self._described_answers = dict(described_machine.facts)
         if described_machine.addresses != NULL_JSON:
             self._described_answers.setdefault(ADDRESSES.name, described_machine.addresses)
 
-    def _ask(self, fact: Fact[T]) -> T | Unanswered:
-        name = self.node.name
+    def _ask(self, fact: FactQuery[T]) -> T | Unanswered:
+        node_name = self.node.name
         if fact.name not in self._described_answers:
-            missing_reason = f"{name}: {self._path} does not have the fact {fact.name!r}"
-            return Unanswered(missing_reason, {name: missing_reason})
+            missing_reason = f"{node_name}: {self._facts_path} does not have the fact {fact.name!r}"
+            return Unanswered(missing_reason, {node_name: missing_reason})
         answer_type: type[T] = get_type_hints(fact.parse)["return"]
         try:
             return get_decoder(answer_type).decode(self._described_answers[fact.name])
         except DECODE_FAULTS as error:
-            raise InputError(f"{self._path}: node {name}: the fact {fact.name!r}: {error}.") from None
+            raise InputError(f"{self._facts_path}: node {node_name}: the fact {fact.name!r}: {error}.") from None
 
 
-def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[Facts]:
+def read_pretended_facts(path: Path, nodes: Sequence[Node]) -> list[FactAnswers]:
     """The answers of each node of the cluster, as the file describes them. Raises InputError."""
     try:
         described_machines = get_decoder(DescribedMachines).decode(files.read(path)).nodes

@@ -9,7 +9,7 @@ import msgspec
 
 from provision.datasets.stage import DataSetState, StageRequest
 from provision.fact import Unanswered, decode_last_line
-from provision.node import last_line
+from provision.node import find_error_line
 from provision.operation import Change, LocalCall, Nothing, Operation, Site, Target, Write
 from provision.site import jobs, requests
 from shardlab import url
@@ -31,7 +31,7 @@ class NoEnvironment(Unanswered):
 
 def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Stage each data set that is missing, and verify existing data sets once. Raises Unanswered."""
-    data_sets = site.cluster.data.all_data_sets()
+    data_sets = site.cluster.data.list_data_sets()
     if not data_sets:
         return Nothing("cluster.yaml names no data sets under data.sets")
     changes: list[Change] = []
@@ -49,19 +49,19 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         if not state.can:
             raise Unanswered(f"{target.node.name}: {state.says}.")
         if state.makes and site.cluster.provider == "slurm":
-            changes += _stage_in_job(site, target, data_set, stage_request, state)
+            changes += _plan_staging_job(site, target, data_set, stage_request, state)
         elif not state.ready:
             changes.append(LocalCall(state.says, functools.partial(_ask_node, target, "stage", stage_request, STAGE_S)))
     return changes or Nothing(f"{', '.join(data_set.name for data_set in data_sets)}: staged and unchanged")
 
 
-def _stage_in_job(site: Site, target: Target, data_set: DataSet, request_json: str, state: DataSetState) -> list[Change]:
+def _plan_staging_job(site: Site, target: Target, data_set: DataSet, request_json: str, state: DataSetState) -> list[Change]:
     """The changes that stage a data set in a job, as login nodes of a Slurm site must not unpack archives or copy folders.
 
     Raises Unanswered if a job of an earlier command that stages this data set has not ended yet.
     """
-    folder = f"{site.cluster.storage.shared}/datasets"
-    script_path, log_path, request_path = (f"{folder}/{data_set.name}.{suffix}" for suffix in ("sh", "log", "request"))
+    staging_folder = f"{site.cluster.storage.shared}/datasets"
+    script_path, log_path, request_path = (f"{staging_folder}/{data_set.name}.{suffix}" for suffix in ("sh", "log", "request"))
     jobs.check_no_waiting_job(target.node, script_path, f"stages the data set {data_set.name}")
     changes: list[Change] = []
     if data_set.is_url and site.cluster.environment.build != "job":  # at most sites, only the login node can download
@@ -70,13 +70,13 @@ def _stage_in_job(site: Site, target: Target, data_set: DataSet, request_json: s
     sbatch_options = [
         f"--job-name={jobs.JOB_NAME}",
         f"--output={log_path}",
-        *requests.sbatch_options(site.cluster, node_count=1, minutes=JOB_MINUTES),
+        *requests.list_sbatch_options(site.cluster, node_count=1, minutes=JOB_MINUTES),
     ]
     script_text = render(
         "site/dataset.sh.j2",
         options=sbatch_options,
         data_set=data_set.name,
-        data_path=_data_path(site),
+        data_path=_find_data_path(site),
         python=target.node.python,
         request=request_path,
     )
@@ -89,10 +89,10 @@ def _make_request(site: Site, data_set: DataSet) -> str:
     archive_source = data_set.archive
     if archive_source is not None and not data_set.is_url:
         archive_source = str(site.workspace.resolve_path(archive_source))
-    return msgspec.json.encode(StageRequest(_data_path(site), data_set.name, archive_source, data_set.sha256)).decode()
+    return msgspec.json.encode(StageRequest(_find_data_path(site), data_set.name, archive_source, data_set.sha256)).decode()
 
 
-def _data_path(site: Site) -> str:
+def _find_data_path(site: Site) -> str:
     """The folder from which runs read data sets.
 
     A relative path, or the default path, is inside the workspace that stores the runs: this workspace, or, if commands about
@@ -105,7 +105,7 @@ def _data_path(site: Site) -> str:
     else:
         is_here = cluster.provider == "local" or first_node.is_on_first_node(cluster)
     run_workspace = workspace if is_here else remote_workspace.find_twin_workspace(workspace, cluster)
-    return str(run_workspace.data_folder(cluster.data.path))
+    return str(run_workspace.find_data_folder(cluster.data.path))
 
 
 def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) -> DataSetState:
@@ -118,7 +118,7 @@ def _ask_node(target: Target, verb: str, request_json: str, timeout_s: float) ->
     if stage_output.code in NOT_FOUND or any(text in stage_output.stderr for text in NO_ENVIRONMENT):
         raise NoEnvironment(f"{name}: its Python environment is not made yet; run the same command without --only and --skip.")
     if stage_output.code != 0:
-        raise Unanswered(f"{name}: {last_line(stage_output)}")
+        raise Unanswered(f"{name}: {find_error_line(stage_output)}")
     try:
         return decode_last_line(stage_output.stdout, DataSetState)
     except ValueError as error:

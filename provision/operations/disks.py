@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.fact import Unanswered
-from provision.facts.disk import FILE_SYSTEM_LABEL, Disk, disk_fact
+from provision.facts.disk import FILE_SYSTEM_LABEL, Disk, make_disk_query
 from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
 from provision.operations import fstab
 
@@ -35,20 +35,20 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
                 f"{name}: /etc/fstab already lists {mount_place.fstab.source} for {storage.mount}: mount it, or choose another "
                 "storage.mount"
             )
-        return fstab.mount_folder(storage.mount)
-    disk_state = target.facts[disk_fact(storage.disk)]
+        return fstab.make_mount_changes(storage.mount)
+    disk_state = target.facts[make_disk_query(storage.disk)]
     if mount_place.mount is not None:
         if mount_place.mount.source != disk_state.path:
             raise Unanswered(
                 f"{name}: {mount_place.mount.source} is mounted at {storage.mount}, but storage.disk is {storage.disk}: choose "
                 "another storage.mount, or, if the mounted disk is the one you want, remove storage.disk and storage.mount"
             )
-        return [_add_to_fstab(storage.disk, storage.mount)]
-    fstab_change = _add_to_fstab(storage.disk, storage.mount)
-    return [*_format_disk(name, storage.disk, disk_state), fstab_change, *fstab.mount_folder(storage.mount)]
+        return [_make_fstab_change(storage.disk, storage.mount)]
+    fstab_change = _make_fstab_change(storage.disk, storage.mount)
+    return [*_plan_disk_format(name, storage.disk, disk_state), fstab_change, *fstab.make_mount_changes(storage.mount)]
 
 
-def _format_disk(name: str, path: str, disk_state: Disk) -> list[Change]:
+def _plan_disk_format(name: str, path: str, disk_state: Disk) -> list[Change]:
     """The change that makes a file system on an empty disk; none if `provision` has already made the file system.
 
     name: the name of the node. Raises Unanswered if the disk does not exist or is not empty.
@@ -66,10 +66,10 @@ def _format_disk(name: str, path: str, disk_state: Disk) -> list[Change]:
     return [shell_change(f"make an ext4 file system on {path}, which is empty", make_script, timeout_s=MAKE_S)]
 
 
-def _add_to_fstab(disk_path: str, mountpoint: str) -> Change:
+def _make_fstab_change(disk_path: str, mountpoint: str) -> Change:
     """The change that adds the disk to /etc/fstab. Without the option nofail, a node with a broken disk would not boot."""
     uuid_option = f"UUID=$(blkid --probe --match-tag UUID --output value -- {disk_path})"
-    return fstab.add_line(
+    return fstab.plan_line(
         f"mount {disk_path} at {mountpoint} at every boot (/etc/fstab)", f"{uuid_option} {mountpoint} ext4 defaults,nofail 0 2"
     )
 

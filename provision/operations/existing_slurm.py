@@ -20,12 +20,12 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
     """
     if site.cluster.slurm is None or site.cluster.provider != "ssh":
         return None
-    slurm_answers = site.answers(SLURM_HERE)
+    slurm_answers = site.collect_answers(SLURM_HERE)
     if any(slurm.is_ours and target.node.may_sudo for target, slurm in slurm_answers):
         return None
     for target, slurm in slurm_answers:
         if slurm.answers and not slurm.is_in_path:
-            raise _node_error(
+            raise _make_error(
                 target,
                 f"Slurm's commands are in {slurm.commands}, which only a login shell has in its PATH, so jobs could not use "
                 f"them. Add this line at the beginning of ~/.bashrc there: export PATH=$PATH:{shlex.quote(slurm.commands)}",
@@ -34,7 +34,7 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
         return answering_slurm
     for target, slurm in slurm_answers:
         if slurm.conf and not slurm.is_ours:
-            raise _node_error(
+            raise _make_error(
                 target,
                 f"{slurm.conf} was not written by shardlab, and Slurm's controller does not answer. Nothing of this Slurm "
                 "was changed. Start it, to use it as it is; or remove this Slurm, to have shardlab install one",
@@ -42,7 +42,7 @@ def find_existing_slurm(site: Site) -> SlurmHere | None:
     for target in site.active_targets:
         if not HOST_NAME.match(target.node.name):
             allowed = "at most 31 small letters, digits and hyphens"
-            raise _node_error(target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed}")
+            raise _make_error(target, f"no Slurm is installed that uses this name. Allowed for a Slurm of shardlab: {allowed}")
     return None
 
 
@@ -64,43 +64,43 @@ def check_existing_slurm(site: Site, running: SlurmHere) -> Nothing:
             f"{name} has no partition {partition}. It has: {', '.join(running.partitions) or 'none that this user may see'}. "
             f"Set slurm.partition to one of them, or tell its administrator: the partition {partition} is missing."
         )
-    workers = [target for target in site.with_role("worker") if target.node.name not in site.skipped]
-    faults = {target.node.name: fault for target in workers if (fault := _find_worker_fault(target, running, partition))}
-    if faults:
-        raise Unanswered("; ".join(faults.values()), faults)
+    workers = [target for target in site.list_with_role("worker") if target.node.name not in site.skipped]
+    fault_by_node = {target.node.name: fault for target in workers if (fault := _find_worker_fault(target, running, partition))}
+    if fault_by_node:
+        raise Unanswered("; ".join(fault_by_node.values()), fault_by_node)
     return Nothing(f"{name} knows {len(workers)} workers, in the partition {partition}")
 
 
-def _find_worker_fault(target: Target, running_slurm: SlurmHere, partition: str) -> str | None:
+def _find_worker_fault(target: Target, existing_slurm: SlurmHere, partition: str) -> str | None:
     """Why the existing Slurm cannot run jobs on a worker, in a sentence; None if it can."""
-    name, slurm = target.node.name, f"the Slurm that is there (cluster {running_slurm.cluster})"
-    node = next((node for node in running_slurm.nodes if node.name == name), None)
-    if node is None:
-        if (other_node := _find_other_name(target, running_slurm)) is not None:
+    name, slurm = target.node.name, f"the Slurm that is there (cluster {existing_slurm.cluster})"
+    known_node = next((known_node for known_node in existing_slurm.nodes if known_node.name == name), None)
+    if known_node is None:
+        if (other_node := _find_other_name(target, existing_slurm)) is not None:
             return f"{name}: {slurm} calls this node {other_node.name}: write `name: {other_node.name}` for it in cluster.yaml"
         line = f"NodeName={name} NodeAddr={target.node.host}"
         return (
             f"{name}: {slurm} does not know this node. Tell its administrator: add the node to slurm.conf ({line}, and what "
             f"slurmd -C prints there), to the partition {partition}, and start slurmd on it"
         )
-    if partition not in node.partitions:
-        partition_names = ", ".join(node.partitions) or "no partition"
+    if partition not in known_node.partitions:
+        partition_names = ", ".join(known_node.partitions) or "no partition"
         return (
             f"{name}: {slurm} has this node in {partition_names}, not in {partition}. Tell its administrator: add {name} to "
             f"the partition {partition}; or set slurm.partition"
         )
     # Slurm appends * to the state of a node that does not answer.
-    if UNUSABLE_STATES & set(node.state.rstrip("*").split("+")) or node.state.endswith("*"):
+    if UNUSABLE_STATES & set(known_node.state.rstrip("*").split("+")) or known_node.state.endswith("*"):
         reason_clause = f"the reason is shown by: scontrol show node {name}"
-        return f"{name}: {slurm} reports the state {node.state}. Tell its administrator; {reason_clause}"
+        return f"{name}: {slurm} reports the state {known_node.state}. Tell its administrator; {reason_clause}"
     return None
 
 
-def _find_other_name(target: Target, present_slurm: SlurmHere) -> KnownNode | None:
+def _find_other_name(target: Target, existing_slurm: SlurmHere) -> KnownNode | None:
     node_names = {target.node.name, target.node.host}
-    return next((node for node in present_slurm.nodes if {node.hostname, node.address} & node_names), None)
+    return next((node for node in existing_slurm.nodes if {node.hostname, node.address} & node_names), None)
 
 
-def _node_error(target: Target, fault_text: str) -> Unanswered:
+def _make_error(target: Target, fault_text: str) -> Unanswered:
     message = f"{target.node.name}: {fault_text}."
     return Unanswered(message, {target.node.name: message})

@@ -21,13 +21,13 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if site.cluster.storage.mount == EXTRA_DISK:
         return Nothing(f"storage.disk is mounted at {EXTRA_DISK}")
     folders = [path for path in (site.cluster.storage.shared, site.cluster.data.path) if path is not None]
-    if not any(EXTRA_DISK in fstab.required_mounts(site, target, folder) for folder in folders):
+    if not any(EXTRA_DISK in fstab.list_required_mounts(site, target, folder) for folder in folders):
         return Nothing(f"cluster.yaml names no folder of this node in {EXTRA_DISK}")
     mount_place = fstab.inspect_mount(target, EXTRA_DISK)
     if mount_place.mount is not None:
         return Nothing(f"{mount_place.mount.source} is mounted at {EXTRA_DISK}")
     if mount_place.fstab is not None:
-        return fstab.mount_folder(EXTRA_DISK)
+        return fstab.make_mount_changes(EXTRA_DISK)
     if not target.facts[MKEXTRAFS]:
         raise Unanswered(
             f"{node_name}: nothing is mounted at {EXTRA_DISK}, and {MKEXTRAFS_PATH} does not exist: request the experiment "

@@ -38,4 +38,4 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     return changes or Nothing("all nodes are known by name")
 
 
-HOSTS = Operation("hosts", plan, files=(HOSTS_PATH,))
+HOSTS = Operation("hosts", plan, written_paths=(HOSTS_PATH,))

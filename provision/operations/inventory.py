@@ -27,7 +27,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Write WORKSPACE/.shardlab/inventory.json if it differs from the nodes' facts. Raises Unanswered."""
     path = inventory_path(site.workspace)
     old_text = inventory_file.read_inventory(site.workspace)
-    if absent_names := site.absent_names():
+    if absent_names := site.list_absent_names():
         absent_reason = f"not changed: the inventory describes all nodes, and {', '.join(absent_names)} cannot be asked"
         lease_changes = _plan_lease_only(site, old_text)
         return [*lease_changes] if lease_changes else Nothing(absent_reason)
@@ -40,14 +40,14 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     return [LocalCall(f"{write_verb} {path} ({len(text)} bytes)", lambda: _write_inventory(path, text))]
 
 
-def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | None:
+def _plan_lease_only(site: Site, old_inventory_bytes: bytes | None) -> list[LocalCall] | None:
     """The change that writes only the lease into the inventory, for the case that a node of the cluster does not answer.
 
     `jobs` needs the new end of the lease in this case, too. None if the inventory has this lease already, or describes another
     cluster.
     """
     latest = find_lease(site)
-    inventory = inventory_file.decode_inventory(old_text)
+    inventory = inventory_file.decode_inventory(old_inventory_bytes)
     if latest is None or inventory.get("cluster") != site.cluster.name or inventory.get("lease") == msgspec.to_builtins(latest):
         return None
     inventory_bytes = inventory_file.encode_inventory({**inventory, "lease": latest})
@@ -58,7 +58,7 @@ def _plan_lease_only(site: Site, old_text: bytes | None) -> list[LocalCall] | No
 def store_lease(site: Site) -> None:
     """Write the last known lease into the inventory, if the inventory describes this cluster. Raises ShardlabError."""
     for change in _plan_lease_only(site, inventory_file.read_inventory(site.workspace)) or []:
-        change.do()
+        change.call()
 
 
 def find_lease(site: Site) -> Lease | None:
@@ -66,7 +66,7 @@ def find_lease(site: Site) -> Lease | None:
     cloudlab_keys = site.cluster.cloudlab
     if cloudlab_keys is None:
         return None
-    return lease.read_newest_lease(site.workspace.shardlab_folder, [Path(name) for name in cloudlab_keys.manifests])
+    return lease.read_newest_lease(site.workspace.shardlab_folder, [Path(file_name) for file_name in cloudlab_keys.manifests])
 
 
 def _write_inventory(inventory_path: Path, inventory_bytes: bytes) -> None:
@@ -83,18 +83,18 @@ def render_inventory(site: Site, node_types: list[Any] | None = None, all_reduce
         "schema": SCHEMA,
         "cluster": site.cluster.name,
         "provider": site.cluster.provider,
-        "nodes": [_node_entry(target, site.cluster.provider) for target in site.targets],
+        "nodes": [_make_node_entry(target, site.cluster.provider) for target in site.targets],
         **({"node_types": node_types} if node_types is not None else {}),
         **({"environments": environments} if (environments := _list_environments(site)) else {}),
     }
     if (cluster_lease := find_lease(site)) is not None:
         inventory["lease"] = cluster_lease
-    if (present_slurm := find_existing_slurm(site)) is not None:
+    if (existing_slurm := find_existing_slurm(site)) is not None:
         assert site.cluster.slurm is not None
         inventory["slurm"] = {
-            "cluster": present_slurm.cluster,
-            "version": present_slurm.version,
-            "conf": present_slurm.conf,
+            "cluster": existing_slurm.cluster,
+            "version": existing_slurm.version,
+            "conf": existing_slurm.conf,
             "partition": site.cluster.slurm.partition,
             "installed_by_shardlab": False,
         }
@@ -111,10 +111,10 @@ def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
         installed_environments = [target.facts[ENVIRONMENT] for target in targets]
         is_local = site.cluster.provider == "local"  # the user makes the environments of this machine
         if all(entry.version is not None and (is_local or entry.source is not None) for entry in installed_environments):
-            interpreter, first_environment = targets[0].node.python, installed_environments[0]
+            python_path, first_environment = targets[0].node.python, installed_environments[0]
             environments[environment_name] = ProvisionedEnvironment(
-                interpreter,
-                environment_keys.digest(),
+                python_path,
+                environment_keys.compute_digest(),
                 first_environment.version or "",
                 first_environment.packages,
                 first_environment.source,
@@ -122,7 +122,7 @@ def _list_environments(site: Site) -> dict[str, ProvisionedEnvironment]:
     return environments
 
 
-def _node_entry(target: Target, provider: str) -> dict[str, Any]:
+def _make_node_entry(target: Target, provider: str) -> dict[str, Any]:
     node = target.node
     node_facts = inventory_file.select_stable_facts(target.facts[HOST])
     addresses = target.facts[ADDRESSES]
@@ -137,7 +137,7 @@ def _node_entry(target: Target, provider: str) -> dict[str, Any]:
         "user": node.user,
         "identity": str(node.identity) if node.identity is not None else None,
         "python": node.python,
-        "roles": target.entry.roles if target.entry is not None else ["controller"] if provider == "slurm" else [],
+        "roles": target.node_entry.roles if target.node_entry is not None else ["controller"] if provider == "slurm" else [],
         "addresses": addresses,
         **({"networks": msgspec.to_builtins(node_interfaces)} if node_interfaces is not None else {}),
         "facts": node_facts,

@@ -50,9 +50,9 @@ def plan_ssh_key(site: Site, target: Target) -> list[Change] | Nothing:
         )
     if keys.key is not None:
         return Nothing(f"{keys.login} has a key")
-    as_user = ["runuser", "-u", keys.login, "--"] if target.node.may_sudo else []
-    make_key = [*as_user, "env", f"HOME={keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{keys.login}@{target.node.name}"]
-    return [RunCommand(f"make an SSH key of {keys.login}", make_key, root=target.node.may_sudo)]
+    user_prefix = ["runuser", "-u", keys.login, "--"] if target.node.may_sudo else []
+    key_command = [*user_prefix, "env", f"HOME={keys.home}", "sh", "-euc", MAKE_KEY, "make", f"{keys.login}@{target.node.name}"]
+    return [RunCommand(f"make an SSH key of {keys.login}", key_command, root=target.node.may_sudo)]
 
 
 def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
@@ -60,8 +60,8 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
     if not site.cluster.ssh.between_nodes:
         return Nothing(NOT_SET)
     user_keys = target.facts[KEYS]
-    begin_line, end_line = (f"# {word} shardlab {site.cluster.name}" for word in ("begin", "end"))
-    key_answers = site.answers(KEYS)
+    begin_line, end_line = (f"# {marker_word} shardlab {site.cluster.name}" for marker_word in ("begin", "end"))
+    key_answers = site.collect_answers(KEYS)
     absent_names = [member.node.name for member in site.targets if member not in [answering for answering, _ in key_answers]]
     if absent_names and begin_line in user_keys.authorized:  # the keys of nodes that do not answer must stay in the files
         return Nothing(f"not changed: {', '.join(absent_names)} cannot be asked")
@@ -69,25 +69,25 @@ def plan_ssh_trust(site: Site, target: Target) -> list[Change] | Nothing:
         return [
             LocalCall("accept the keys of all nodes, once all nodes have a key", functools.partial(_raise_keyless, keyless))
         ]
-    lines_by_path = {
+    key_lines_by_path = {
         f"{user_keys.home}/.ssh/authorized_keys": (
             user_keys.authorized,
-            authorized_keys_lines(key_answers),
+            make_authorized_keys_lines(key_answers),
             f"{user_keys.login}:",
             "600",
         )
     }
     if target.node.may_sudo:
-        lines_by_path[KNOWN_HOSTS] = (user_keys.known, known_hosts_lines(key_answers), "root:root", "644")
+        key_lines_by_path[KNOWN_HOSTS] = (user_keys.known, make_known_hosts_lines(key_answers), "root:root", "644")
     else:
-        lines_by_path[f"{user_keys.home}/.ssh/known_hosts"] = (
+        key_lines_by_path[f"{user_keys.home}/.ssh/known_hosts"] = (
             user_keys.known_by_user,
-            known_hosts_lines(key_answers),
+            make_known_hosts_lines(key_answers),
             f"{user_keys.login}:",
             "600",
         )
     changes: list[Change] = []
-    for path, (present_lines, wanted_lines, owner, mode) in lines_by_path.items():
+    for path, (present_lines, wanted_lines, owner, mode) in key_lines_by_path.items():
         block_lines = [begin_line, *wanted_lines, end_line]
         if _find_block(target, path, present_lines, begin_line, end_line) != block_lines:
             command = ["sh", "-euc", REPLACE_BLOCK, "block", path, begin_line, end_line, owner, mode]
@@ -104,22 +104,22 @@ def _raise_keyless(keyless_names: Sequence[str]) -> None:
     raise Unanswered(f"{', '.join(keyless_names)}: the user who logs in has no SSH key: run the operation keys first")
 
 
-def authorized_keys_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
+def make_authorized_keys_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of authorized_keys: the user's key of each node. A key that nodes share is listed once. Raises Unanswered."""
     comment_by_key: dict[str, str] = {}
-    for target, keys in key_answers:
-        comment_by_key.setdefault(_check_public_key(target, keys.key or ""), f"{keys.login}@{target.node.name}")
+    for target, node_keys in key_answers:
+        comment_by_key.setdefault(_check_public_key(target, node_keys.key or ""), f"{node_keys.login}@{target.node.name}")
     return [f"{public_key} {comment}" for public_key, comment in comment_by_key.items()]
 
 
-def known_hosts_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
+def make_known_hosts_lines(key_answers: Sequence[tuple[Target, Keys]]) -> list[str]:
     """The lines of known_hosts: the host keys of each node, under its names and addresses. Raises Unanswered."""
     host_lines = []
-    for target, keys in key_answers:
+    for target, node_keys in key_answers:
         host_names = list(dict.fromkeys((target.node.name, target.node.host, target.node.address)))
         if target.node.port not in (None, 22):
             host_names += [f"[{host_name}]:{target.node.port}" for host_name in host_names]
-        host_lines += [f"{','.join(host_names)} {_check_public_key(target, host_key)}" for host_key in keys.hosts]
+        host_lines += [f"{','.join(host_names)} {_check_public_key(target, host_key)}" for host_key in node_keys.hosts]
     return host_lines
 
 

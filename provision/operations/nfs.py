@@ -7,7 +7,7 @@ import re
 from provision.fact import Unanswered
 from provision.facts.exports import EXPORTED_BY_US, EXPORTS, EXPORTS_FILE
 from provision.facts.files import FILES
-from provision.facts.mounts import NFS_MOUNTS, mount_fact
+from provision.facts.mounts import NFS_MOUNTS, make_mount_query
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
@@ -36,9 +36,9 @@ def plan_nfs_server(site: Site, target: Target) -> list[Change] | Nothing:
     if folder is None or server is not target:
         return _end_export(site, target) or Nothing(_explain_no_export(site, "it is not storage.server"))
     changes: list[Change] = []
-    if not target.facts[mount_fact(folder)].there:
+    if not target.facts[make_mount_query(folder)].there:
         owner = target.facts[SYSTEM].user
-        changes += fstab.mount_guards(site, target)
+        changes += fstab.make_mount_checks(site, target)
         changes.append(RunCommand(f"make the folder {folder}", ["install", "-d", "-o", owner, "--", folder]))
     if len(site.targets) == 1:  # a line of exports without a client would export the folder to every machine
         return [*changes, *_end_export(site, target)] or Nothing(f"{folder} exists, and there is no other node to export it to")
@@ -70,16 +70,16 @@ def _end_export(site: Site, target: Target) -> list[Change]:
         return []
     folders = target.facts[EXPORTED_BY_US]
     nfs_sources = {f"{name}:{folder}" for name in (target.node.name, target.node.address) for folder in folders}
-    users = [
-        f"{other.node.name} at {mountpoint}"
-        for other, mounts in site.answers(NFS_MOUNTS)
+    clients = [
+        f"{other_target.node.name} at {mountpoint}"
+        for other_target, mounts in site.collect_answers(NFS_MOUNTS)
         for mountpoint, source in mounts.items()
         if source in nfs_sources
     ]
-    if users:  # without the server, every program that uses these hard mounts would hang
+    if clients:  # without the server, every program that uses these hard mounts would hang
         raise Unanswered(
             f"{target.node.name}: it exports {', '.join(folders)}, which the cluster file no longer names, but which is still "
-            f"mounted on {', '.join(users)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
+            f"mounted on {', '.join(clients)}: unmount it there, remove its line in /etc/fstab, and run the same command again"
         )
     script = f"rm -f -- {EXPORTS_FILE}; if command -v exportfs >/dev/null; then exportfs -ra; fi"
     return [shell_change(f"withdraw the export of {', '.join(folders)}, which the cluster file no longer names", script)]
@@ -105,10 +105,10 @@ def plan_nfs_mount(site: Site, target: Target) -> list[Change] | Nothing:
     changes: list[Change] = []
     if mount_place.fstab is None:
         changes.append(
-            fstab.add_line(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
+            fstab.plan_line(f"mount {nfs_source} at every boot (/etc/fstab)", f"{nfs_source} {folder} nfs {MOUNT_OPTIONS} 0 0")
         )
     if mount_place.mount is None:
-        changes += fstab.mount_folder(folder)
+        changes += fstab.make_mount_changes(folder)
     elif not {"hard", "vers=4.2"} <= set(mount_place.mount.options):
         raise Unanswered(
             f"{node_name}: {folder} is mounted with {','.join(mount_place.mount.options)}, not {MOUNT_OPTIONS}: first unmount "
@@ -122,7 +122,7 @@ def _check_folder_exists(site: Site, target: Target) -> Nothing:
     folder = site.cluster.storage.shared
     if folder is None or site.is_practice:
         return Nothing(_explain_no_export(site, ""))
-    mount_place = target.facts[mount_fact(folder)]
+    mount_place = target.facts[make_mount_query(folder)]
     if mount_place.hangs or not mount_place.there:
         fault = "does not answer" if mount_place.hangs else "does not exist"
         raise Unanswered(
@@ -138,5 +138,5 @@ def _explain_no_export(site: Site, other_reason: str) -> str:
     return "practice nodes share the folder of this machine" if site.is_practice else other_reason
 
 
-NFS_SERVER = Operation("nfs-server", plan_nfs_server, files=(EXPORTS_FILE,))
+NFS_SERVER = Operation("nfs-server", plan_nfs_server, written_paths=(EXPORTS_FILE,))
 NFS = Operation("nfs", plan_nfs_mount)

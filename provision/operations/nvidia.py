@@ -15,12 +15,12 @@ from provision.facts.nodes import NODES
 from provision.facts.nvidia import NVIDIA, Nvidia
 from provision.facts.packages import PACKAGES
 from provision.facts.system import SYSTEM
-from provision.facts.wheels import torch_build_fact
-from provision.gpu_generations import Generation
+from provision.facts.wheels import make_torch_build_query
+from provision.gpu_generations import GpuGeneration
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
-from provision.operations.packages import install_packages
+from provision.operations.packages import make_install_changes
 from provision.operations.reboot import Reboot
-from provision.operations.service import ensure_running
+from provision.operations.service import plan_running_service
 from templates import render
 
 NOUVEAU_CONF = "/etc/modprobe.d/shardlab-nouveau.conf"
@@ -53,39 +53,39 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     if nvidia.faults:
         gpu_advice = "No run should use it: the kernel's reason is in `sudo dmesg | grep -i xid`; reset or replace the GPU"
         raise Unanswered(f"{name}: a GPU does not answer nvidia-smi: {'; '.join(nvidia.faults)}. {gpu_advice}")
-    cuda = _find_torch_cuda(target)
+    cuda_release = _find_torch_cuda(target)
     generations = _find_generations(name, nvidia)
-    if (why := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda)) is not None:
-        raise Unanswered(f"{name}: {why}")
+    if (unsupported := gpu_generations.explain_unsupported(generations, target.facts[SYSTEM].arch, cuda_release)) is not None:
+        raise Unanswered(f"{name}: {unsupported}")
     if divided_gpus := sum(gpu.mig is True for gpu in nvidia.seen):
         raise Unanswered(
             f"{name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
-    is_sufficient = nvidia.works and _driver_branch(nvidia) >= gpu_generations.oldest_driver_branch(cuda)
+    is_sufficient = nvidia.works and _parse_driver_branch(nvidia) >= gpu_generations.find_oldest_driver_branch(cuda_release)
     remark_clauses = "".join(f"; nvidia-smi warns: {remark_clauses}" for remark_clauses in nvidia.remarks)
     works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs{remark_clauses}"
     if is_sufficient and not target.node.may_sudo:
         return Nothing(f"{works_text}; without root, it is not changed")
     if is_sufficient and _find_ubuntu_driver(target) is None:
         return Nothing(f"{works_text}; it came from another source and is not changed")
-    changes = _install_fabric_manager(target, nvidia) if is_sufficient else _install_driver(target, nvidia, generations, cuda)
+    changes = _plan_fabric_manager(target, nvidia) if is_sufficient else _plan_driver(target, nvidia, generations, cuda_release)
     if changes or any(re.match(HELD_PACKAGES, name) and name not in nvidia.held for name in target.facts[PACKAGES].versions):
         changes.append(shell_change("keep the driver and the kernel at their versions (apt-mark hold)", HOLD_PACKAGES))
-    changes += _block_nouveau(target, nvidia)
-    changes += _set_up_services(target, nvidia) if is_sufficient else [Reboot(_explain_reboot(site, name, nvidia))]
+    changes += _plan_nouveau_block(target, nvidia)
+    changes += _plan_services(target, nvidia) if is_sufficient else [Reboot(_explain_reboot(site, name, nvidia))]
     return changes or Nothing(works_text)
 
 
 def _find_torch_cuda(target: Target) -> str:
     """The CUDA release of the torch that this node will get. Raises Unanswered."""
     folder = target.node.wheelhouse
-    cuda_release = target.facts[torch_build_fact(folder)] if folder else gpu_generations.USUAL_CUDA
+    cuda_release = target.facts[make_torch_build_query(folder)] if folder else gpu_generations.USUAL_CUDA
     if cuda_release is None:
         raise Unanswered(f"{target.node.name}: the torch in {folder} is built without CUDA; replace it by a build with CUDA")
     return cuda_release
 
 
-def _find_generations(node_name: str, nvidia: Nvidia) -> list[Generation]:
+def _find_generations(node_name: str, nvidia: Nvidia) -> list[GpuGeneration]:
     generation_by_device = {gpu.device: gpu_generations.find_generation(gpu.device) for gpu in nvidia.gpus}
     unknown = ", ".join(f"10de:{device:04x}" for device, generation in generation_by_device.items() if generation is None)
     if unknown:
@@ -98,25 +98,25 @@ def _find_ubuntu_driver(target: Target) -> str | None:
     return next((package_name for package_name in target.facts[PACKAGES].versions if _UBUNTU_DRIVER.match(package_name)), None)
 
 
-def _driver_branch(nvidia: Nvidia) -> int:
+def _parse_driver_branch(nvidia: Nvidia) -> int:
     return int(nvidia.nvml.partition(".")[0]) if nvidia.nvml else 0
 
 
-def _install_fabric_manager(target: Target, nvidia: Nvidia) -> list[Change]:
+def _plan_fabric_manager(target: Target, nvidia: Nvidia) -> list[Change]:
     """Install the fabric manager in the driver's version if the GPUs are connected by NVSwitches: without it, no GPU works."""
-    package_name = f"nvidia-fabricmanager-{_driver_branch(nvidia)}"
+    package_name = f"nvidia-fabricmanager-{_parse_driver_branch(nvidia)}"
     installed_version = target.facts[PACKAGES].versions.get(package_name, "")
     if not nvidia.switches or installed_version.startswith(f"{nvidia.nvml}-"):
         return []
-    return install_packages([f"{package_name}={nvidia.nvml}-*"], "--allow-change-held-packages")
+    return make_install_changes([f"{package_name}={nvidia.nvml}-*"], "--allow-change-held-packages")
 
 
-def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation], cuda_release: str) -> list[Change]:
-    name, version_by_package, system = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
+def _plan_driver(target: Target, nvidia: Nvidia, generations: list[GpuGeneration], cuda_release: str) -> list[Change]:
+    name, version_by_package, system_facts = target.node.name, target.facts[PACKAGES].versions, target.facts[SYSTEM]
     driver_package = _find_ubuntu_driver(target)
     state_text = f"its driver does not work with torch for CUDA {cuda_release} ({nvidia.versions})"
-    if system.id != "ubuntu":
-        lacking_driver = f"{system.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
+    if system_facts.id != "ubuntu":
+        lacking_driver = f"{system_facts.pretty} has no driver of branch {gpu_generations.LONG_SUPPORT_BRANCH}"
         why = f"shardlab installs drivers on Ubuntu only, and {lacking_driver}"
         raise Unanswered(f"{name}: {state_text}; {why}: install NVIDIA's driver by hand and try again")
     foreign_packages = ", ".join(sorted(package for package in version_by_package if _FOREIGN_DRIVER.match(package)))
@@ -129,22 +129,22 @@ def _install_driver(target: Target, nvidia: Nvidia, generations: list[Generation
         secure_boot_text = "Secure Boot is on" if nvidia.secure_boot else "it is not known whether Secure Boot is on"
         why = "the kernel does not load a driver built here until its key is enrolled at the console"
         raise Unanswered(f"{name}: {secure_boot_text}: {why}. Disable Secure Boot, or install Ubuntu's signed modules by hand")
-    package_suffix = "-open" if gpu_generations.kernel_module_kind(generations) == "open" else ""
+    package_suffix = "-open" if gpu_generations.choose_kernel_module_kind(generations) == "open" else ""
     driver_branch = gpu_generations.choose_driver_branch(
         generations, cuda_release, int(_UBUNTU_DRIVER.sub(r"\1", driver_package)) if driver_package else None
     )
     needed_packages = [f"nvidia-headless-{driver_branch}-server{package_suffix}", f"nvidia-utils-{driver_branch}-server"]
-    needed_packages += [f"nvidia-compute-utils-{driver_branch}-server", f"linux-headers-{system.kernel}"]
+    needed_packages += [f"nvidia-compute-utils-{driver_branch}-server", f"linux-headers-{system_facts.kernel}"]
     needed_packages += [f"nvidia-fabricmanager-{driver_branch}"] if nvidia.switches else []
     if not all(package in version_by_package for package in needed_packages):
-        return install_packages(needed_packages, "--allow-change-held-packages")
+        return make_install_changes(needed_packages, "--allow-change-held-packages")
     if nvidia.module is None:  # the kernel was upgraded after the module was built, or the build was interrupted
-        build_command = f"dkms autoinstall -k {system.kernel}; modinfo -F version nvidia"
-        return [shell_change(f"build the driver for kernel {system.kernel}", build_command, timeout_s=1800)]
+        build_command = f"dkms autoinstall -k {system_facts.kernel}; modinfo -F version nvidia"
+        return [shell_change(f"build the driver for kernel {system_facts.kernel}", build_command, timeout_s=1800)]
     return []
 
 
-def _block_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
+def _plan_nouveau_block(target: Target, nvidia: Nvidia) -> list[Change]:
     conf_bytes = render("node/nouveau.conf.j2").encode()
     changes: list[Change] = []
     if _file_differs(target, NOUVEAU_CONF, conf_bytes):
@@ -159,9 +159,9 @@ def _block_nouveau(target: Target, nvidia: Nvidia) -> list[Change]:
 def _explain_reboot(site: Site, node_name: str, nvidia: Nvidia) -> str:
     """Why a node has to reboot. Raises Unanswered if the reboot would end jobs of Slurm. node_name: the node."""
     if site.cluster.slurm is not None:
-        (controller,) = site.with_role("controller")
-        state_by_node = {} if controller.node.name in site.skipped else controller.facts[NODES]
-        if node_name in state_by_node and state_by_node[node_name].state in BUSY_STATES:
+        (controller,) = site.list_with_role("controller")
+        slurm_node_by_name = {} if controller.node.name in site.skipped else controller.facts[NODES]
+        if node_name in slurm_node_by_name and slurm_node_by_name[node_name].state in BUSY_STATES:
             # The operation `slurm-nodes` resumes a node with this reason.
             drain_command = f"sudo scontrol update NodeName={node_name} State=DRAIN Reason=shardlab:driver"
             raise Unanswered(f"{node_name}: its driver needs a reboot, but jobs run on it; drain it first: {drain_command}")
@@ -170,7 +170,7 @@ def _explain_reboot(site: Site, node_name: str, nvidia: Nvidia) -> str:
     return f"the loaded driver is not the required one ({nvidia.versions})"
 
 
-def _set_up_services(target: Target, nvidia: Nvidia) -> list[Change]:
+def _plan_services(target: Target, nvidia: Nvidia) -> list[Change]:
     conf_bytes = render("node/persistence.conf.j2").encode()
     changes: list[Change] = []
     if _file_differs(target, PERSISTENCE_CONF, conf_bytes):
@@ -178,8 +178,8 @@ def _set_up_services(target: Target, nvidia: Nvidia) -> list[Change]:
         changes.append(RunCommand("make a folder for our settings of nvidia-persistenced", ["mkdir", "-p", folder]))
         changes.append(Write(f"write {PERSISTENCE_CONF}", PERSISTENCE_CONF, conf_bytes))
         changes.append(RunCommand("make systemd read this file", ["systemctl", "daemon-reload"]))
-    changes += ensure_running(target, "nvidia-persistenced", [PERSISTENCE_CONF], config_changed=bool(changes))
-    return [*changes, *(ensure_running(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]
+    changes += plan_running_service(target, "nvidia-persistenced", [PERSISTENCE_CONF], config_changed=bool(changes))
+    return [*changes, *(plan_running_service(target, "nvidia-fabricmanager", []) if nvidia.switches else [])]
 
 
 def _file_differs(target: Target, path: str, content: bytes) -> bool:
@@ -187,4 +187,4 @@ def _file_differs(target: Target, path: str, content: bytes) -> bool:
     return present_file is None or not present_file.holds(content)
 
 
-DRIVER = Operation("nvidia", plan, files=(NOUVEAU_CONF, PERSISTENCE_CONF))
+DRIVER = Operation("nvidia", plan, written_paths=(NOUVEAU_CONF, PERSISTENCE_CONF))

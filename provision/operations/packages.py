@@ -66,17 +66,17 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     """Install the missing packages of a node. Raises Unanswered."""
     if not target.node.may_sudo:
         missing_packages = find_missing_packages(site, target, list_needed_packages(site, target))
-        return install_packages(missing_packages) if missing_packages else Nothing("it has all tools that are needed")
+        return make_install_changes(missing_packages) if missing_packages else Nothing("it has all tools that are needed")
     installed_packages = target.facts[PACKAGES]
     missing_packages = [name for name in list_needed_packages(site, target) if name not in installed_packages.versions]
     changes: list[Change] = []
     if installed_packages.interrupted:
         # If a package was only partly unpacked, dpkg cannot configure the packages that depend on it. Then apt repairs it.
-        configure = "dpkg --force-confdef --force-confold --configure -a"
-        repair = f"{QUIET_VARIABLES}; {configure} || {APT_COMMAND} {INSTALL_OPTIONS} --fix-broken install"
-        changes.append(shell_change("finish the installation that was interrupted", repair, timeout_s=LOCK_S))
+        configure_command = "dpkg --force-confdef --force-confold --configure -a"
+        repair_script = f"{QUIET_VARIABLES}; {configure_command} || {APT_COMMAND} {INSTALL_OPTIONS} --fix-broken install"
+        changes.append(shell_change("finish the installation that was interrupted", repair_script, timeout_s=LOCK_S))
     if missing_packages:
-        changes += install_packages(missing_packages)
+        changes += make_install_changes(missing_packages)
     return changes or Nothing("all packages are installed")
 
 
@@ -87,7 +87,7 @@ def find_missing_packages(site: Site, target: Target, package_names: Sequence[st
     return [package_name for package_name in package_names if package_name not in installed_names]
 
 
-def install_packages(package_names: Sequence[str], apt_options: str = "") -> list[Change]:
+def make_install_changes(package_names: Sequence[str], apt_options: str = "") -> list[Change]:
     """The changes that install these packages. apt_options: further options of apt-get."""
     lists = f"{QUIET_VARIABLES}; {APT_COMMAND} -qq update || true"  # if no archive can be reached, the cached lists are used
     install_words = " ".join([INSTALL_OPTIONS, *([apt_options] if apt_options else []), "install", *package_names])

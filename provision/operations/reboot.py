@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from provision.fact import Unanswered
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from shardlab.remote.remote import Unreachable
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -17,7 +17,7 @@ STARTS_S = 120.0  # the most seconds for the services of a node to start after a
 class Reboot(msgspec.Struct, frozen=True):
     """A change that reboots the node. It is the last change of a plan; further changes are planned when the node is back."""
 
-    why: str
+    reason: str
     """The reason, as a clause."""
     limit_s: float = 600.0
     """The most seconds that the reboot may take; a server with much memory tests its memory for minutes."""
@@ -26,7 +26,7 @@ class Reboot(msgspec.Struct, frozen=True):
 
     @property
     def description(self) -> str:
-        return f"reboot it, because {self.why}; further changes are planned after the reboot"
+        return f"reboot it, because {self.reason}; further changes are planned after the reboot"
 
     @property
     def command(self) -> str:
@@ -67,7 +67,7 @@ def _order_reboot(node: Node) -> None:
     except Unreachable:
         return  # the node went down before it could answer the command
     if answer.code is not None and 0 < answer.code < 128:  # above 128: the shutdown ended ssh by a signal, which is no failure
-        raise Unanswered(f"{node.name}: it does not reboot: {last_line(answer)}")
+        raise Unanswered(f"{node.name}: it does not reboot: {find_error_line(answer)}")
 
 
 def _wait_for_services(node: Node) -> None:

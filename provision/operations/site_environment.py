@@ -60,42 +60,42 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
     folder = PurePosixPath(target.node.python).parent.parent
     environment = site.cluster.environment
     installed = target.facts[ENVIRONMENT]
-    source, changes = software.source_digest(), list[Change]()
-    packages_digest = python.packages_digest(site.cluster)
-    script_changes = python.write_scripts(site.cluster, folder, source)
+    source, changes = software.digest_source(), list[Change]()
+    packages_digest = python.digest_packages(site.cluster)
+    script_changes = python.make_script_changes(site.cluster, folder, source)
     is_damaged = installed.incomplete is not None or (installed.source is not None and installed.version is None)
     if installed.packages != packages_digest or is_damaged:
         if environment.use or environment.container:
-            changes += [*script_changes, _check_packages(site, target, folder)]
-        changes += [_mark_packages(folder, packages_digest)] if environment.use else _install_packages(site, target, folder)
+            changes += [*script_changes, _make_package_check(site, target, folder)]
+        changes += [_make_mark(folder, packages_digest)] if environment.use else _plan_installation(site, target, folder)
     if changes or installed.source != source:
         archive_path = f"{folder}/source-{source}.tar"
-        changes.append(Write(f"send shardlab's own source ({source})", archive_path, software.source_archive(), 0o644, ""))
-        changes.append(_user_command("unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(folder), source]))
-        changes += [starter for starter in script_changes if starter not in changes]
+        changes.append(Write(f"send shardlab's own source ({source})", archive_path, software.make_source_archive(), 0o644, ""))
+        changes.append(_make_user_command("unpack this source", ["sh", "-c", UNPACK_SCRIPT, "unpack", str(folder), source]))
+        changes += [script_change for script_change in script_changes if script_change not in changes]
         changes.append(Write("mark this source as complete", f"{folder}/source.made", f"{source}\n".encode(), 0o644, ""))
-    difference_text = f"; {_packages_setting(environment)}: {installed.differences}" if installed.differences else ""
+    difference_text = f"; {_describe_packages(environment)}: {installed.differences}" if installed.differences else ""
     return changes or Nothing(f"{folder}: packages {packages_digest}, source {source}{difference_text}")
 
 
-def _packages_setting(environment: Environment) -> str:
+def _describe_packages(environment_keys: Environment) -> str:
     """A text KEY: VALUE, the entry of the cluster file for the packages that `provision` did not install."""
-    if environment.container is not None:
-        return f"environment.container: {environment.container}"
-    return f"environment.use: {environment.use}"
+    if environment_keys.container is not None:
+        return f"environment.container: {environment_keys.container}"
+    return f"environment.use: {environment_keys.use}"
 
 
-def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
+def _make_package_check(site: Site, target: Target, folder: PurePosixPath) -> PackageCheck:
     """The change that checks packages which `provision` did not install: on the login node if possible, otherwise in a job."""
-    environment = site.cluster.environment
-    rank_python = container.rank_python(site.cluster, target.node.python)
-    packages_entry, mounted_folders = _packages_setting(environment), " ".join(container.mounted_folders(site.cluster))
+    environment_keys = site.cluster.environment
+    rank_python = container.find_rank_python(site.cluster, target.node.python)
+    packages_entry, mounted_folders = _describe_packages(environment_keys), " ".join(container.list_mounts(site.cluster))
     folder_advice = "Is this the folder of a virtual or conda environment?"
-    if environment.container is not None:
-        folder_advice = f"Does {environment.runtime} start this image there?"
-    if environment.runtime == "charliecloud":
+    if environment_keys.container is not None:
+        folder_advice = f"Does {environment_keys.runtime} start this image there?"
+    if environment_keys.runtime == "charliecloud":
         folder_advice += f" The image must contain folders for what is mounted: {mounted_folders}"
-    if environment.container is None or (environment.runtime != "pyxis" and environment.build != "job"):
+    if environment_keys.container is None or (environment_keys.runtime != "pyxis" and environment_keys.build != "job"):
         return PackageCheck(
             packages_entry,
             ["env", f"--chdir={folder}", rank_python, "-c", software.LISTING_PROGRAM],
@@ -106,13 +106,13 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
     sbatch_options = [
         f"--job-name={jobs.LISTING_NAME}",
         f"--output={folder}/packages.log",
-        *requests.sbatch_options(site.cluster, node_count=1, minutes=LIST_MINUTES),
+        *requests.list_sbatch_options(site.cluster, node_count=1, minutes=LIST_MINUTES),
     ]
     job_script = templates.render(
         "site/list_packages.sh.j2",
         options=sbatch_options,
         folder=str(folder),
-        container=container.srun_options(site.cluster, str(folder)),
+        container=container.list_srun_options(site.cluster, str(folder)),
         python=rank_python,
         program=software.LISTING_PROGRAM,
     )
@@ -120,36 +120,36 @@ def _check_packages(site: Site, target: Target, folder: PurePosixPath) -> Packag
     return PackageCheck(packages_entry, submit_argv, folder, INSTALL_S, folder_advice, job_script=f"{folder}/list_packages.sh")
 
 
-def _mark_packages(folder: PurePosixPath, packages_digest: str) -> Write:
+def _make_mark(folder: PurePosixPath, packages_digest: str) -> Write:
     return Write("mark these packages as checked", f"{folder}/packages.made", f"{packages_digest}\n".encode(), 0o644, "")
 
 
-def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
+def _plan_installation(site: Site, target: Target, folder: PurePosixPath) -> list[Change]:
     """The changes that make the virtual environment and install the packages.
 
     Raises Unanswered if there is too little space, or if a job of an earlier command still installs the packages.
     """
-    environment = site.cluster.environment
-    space.check_environment_fits(target, from_index=environment.wheelhouse is None)
-    if environment.build != "login":
+    environment_keys = site.cluster.environment
+    space.check_environment_fits(target, from_index=environment_keys.wheelhouse is None)
+    if environment_keys.build != "login":
         jobs.check_no_waiting_job(target.node, f"{folder}/install.sh", "installs the packages")
-    interpreter = environment.python or "python3"
-    constraints_bytes = software.read_constraints(tuple(environment.packages))
-    make_venv = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(folder), interpreter])
+    python_path = environment_keys.python or "python3"
+    constraints_bytes = software.read_constraints(tuple(environment_keys.packages))
+    venv_command = python.wrap_with_modules(site.cluster, ["sh", "-c", MAKE_VENV, "venv", str(folder), python_path])
     changes: list[Change] = [
-        _user_command(f"make a Python environment at {folder}", make_venv),
+        _make_user_command(f"make a Python environment at {folder}", venv_command),
         Write("send the tested package versions", f"{folder}/constraints.txt", constraints_bytes, 0o644, ""),
     ]
-    wheel_folder = environment.wheelhouse
-    if wheel_folder is None and environment.build == "auto":
+    wheel_folder = environment_keys.wheelhouse
+    if wheel_folder is None and environment_keys.build == "auto":
         wheel_folder = f"{folder}/wheels"
-        changes.append(_download_wheels(site, target, folder, wheel_folder))
+        changes.append(_make_wheel_download(site, target, folder, wheel_folder))
     script_path = f"{folder}/install.sh"
     changes.append(
-        Write("send the script that installs the packages", script_path, _render_script(site, folder, wheel_folder), 0o755, "")
+        Write("send the script that installs the packages", script_path, _make_script(site, folder, wheel_folder), 0o755, "")
     )
-    if environment.build == "login":
-        changes.append(_user_command("install the packages on the login node", ["bash", script_path], INSTALL_S))
+    if environment_keys.build == "login":
+        changes.append(_make_user_command("install the packages on the login node", ["bash", script_path], INSTALL_S))
     else:
         changes.append(
             jobs.make_script_submission("install the packages in a job", script_path, f"{folder}/install.log", INSTALL_S)
@@ -157,14 +157,14 @@ def _install_packages(site: Site, target: Target, folder: PurePosixPath) -> list
     return changes
 
 
-def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheel_folder: str) -> WheelDownload:
+def _make_wheel_download(site: Site, target: Target, folder: PurePosixPath, wheel_folder: str) -> WheelDownload:
     """The change that downloads all packages as wheels into the folder `wheel_folder`.
 
     If the package index has no wheel of a package, pip builds the wheel: the job that installs it cannot get build tools.
     """
-    requirements = python.required_packages(site.cluster)
-    interpreter = f"{folder}/venv/bin/python"
-    variables = [*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
+    requirements = python.list_requirements(site.cluster)
+    python_path = f"{folder}/venv/bin/python"
+    pip_variables = [*python.list_cache_variables(folder), ("TMPDIR", f"{folder}/tmp")]  # pip must not use /tmp, which is small
     pip_words = [
         "-I",
         *PIP_WORDS,
@@ -176,35 +176,35 @@ def _download_wheels(site: Site, target: Target, folder: PurePosixPath, wheel_fo
         *requirements,
     ]
     return WheelDownload(
-        on_node=python.wrap_with_modules(site.cluster, [interpreter, *pip_words], variables),
-        interpreter=python.wrap_with_modules(site.cluster, [interpreter]),
+        download_words=python.wrap_with_modules(site.cluster, [python_path, *pip_words], pip_variables),
+        interpreter_words=python.wrap_with_modules(site.cluster, [python_path]),
         folder=PurePosixPath(wheel_folder),
         requirements=requirements,
         local_folder=None if site.cluster.login is None else site.workspace.shardlab_folder,
     )
 
 
-def _render_script(site: Site, folder: PurePosixPath, wheel_folder: str | None) -> bytes:
-    slurm = site.cluster.slurm
+def _make_script(site: Site, environment_folder: PurePosixPath, wheel_folder: str | None) -> bytes:
+    slurm_keys = site.cluster.slurm
     sbatch_options = [
         f"--job-name={jobs.JOB_NAME}",
-        f"--output={folder}/install.log",
-        *requests.sbatch_options(site.cluster, node_count=1, minutes=INSTALL_MINUTES),
+        f"--output={environment_folder}/install.log",
+        *requests.list_sbatch_options(site.cluster, node_count=1, minutes=INSTALL_MINUTES),
     ]
     return templates.render(
         "site/install.sh.j2",
         options=sbatch_options,
-        folder=str(folder),
+        folder=str(environment_folder),
         modules=site.cluster.environment.modules,
-        setup=slurm.setup if slurm is not None else [],
-        caches=[*python.cache_variables(folder), ("TMPDIR", f"{folder}/tmp")],
+        setup=slurm_keys.setup if slurm_keys is not None else [],
+        caches=[*python.list_cache_variables(environment_folder), ("TMPDIR", f"{environment_folder}/tmp")],
         wheels=wheel_folder,
-        requirements=python.required_packages(site.cluster),
-        digest=python.packages_digest(site.cluster),
+        requirements=python.list_requirements(site.cluster),
+        digest=python.digest_packages(site.cluster),
     ).encode()
 
 
-def _user_command(description: str, command_words: list[str], limit_s: float = MAKE_S) -> RunCommand:
+def _make_user_command(description: str, command_words: list[str], limit_s: float = MAKE_S) -> RunCommand:
     return RunCommand(description, command_words, limit_s, root=False)
 
 

@@ -9,10 +9,10 @@ from provision.facts.files import FILES
 from provision.facts.nodes import NODES, SINFO_FORMAT, SlurmNode
 from provision.facts.nodes import parse as parse_nodes
 from provision.facts.services import SERVICES
-from provision.node import Node, last_line
-from provision.operation import Change, Nothing, OnNode, Operation, RunCommand, Site, Target, Write, shell_change
+from provision.node import Node, find_error_line
+from provision.operation import Change, ChangeOnNode, Nothing, Operation, RunCommand, Site, Target, Write, shell_change
 from provision.operations.existing_slurm import check_existing_slurm, find_existing_slurm, report_existing_slurm
-from provision.operations.service import ensure_running
+from provision.operations.service import plan_running_service
 from provision.operations.slurm_files import CGROUP_CONF, GRES_CONF, SLURM_CONF, render_slurm_files, render_slurmdbd_conf
 from templates import render
 
@@ -37,9 +37,9 @@ def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up accounting on the controller: MariaDB and slurmdbd. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("controller"):
         return Nothing("it does no accounting")
-    if (present_slurm := find_existing_slurm(site)) is not None:
-        return report_existing_slurm(present_slurm)
-    changes = ensure_running(target, "mariadb", [])
+    if (existing_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(existing_slurm)
+    changes = plan_running_service(target, "mariadb", [])
     conf_content = render_slurmdbd_conf(site)
     if _file_differs(target, DBD_CONF, conf_content, 0o600, "slurm:slurm"):
         changes.append(
@@ -47,7 +47,7 @@ def plan_accounts(site: Site, target: Target) -> list[Change] | Nothing:
         )
         # this file is written after the database was made: if it exists, the database exists
         changes.append(Write(f"write {DBD_CONF}", DBD_CONF, conf_content, 0o600, "slurm:slurm"))
-    changes += ensure_running(target, "slurmdbd", [DBD_CONF], config_changed=bool(changes))
+    changes += plan_running_service(target, "slurmdbd", [DBD_CONF], config_changed=bool(changes))
     return changes or Nothing("slurmdbd runs with MariaDB")
 
 
@@ -55,12 +55,12 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up slurmctld on the controller, with its configuration files. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("controller"):
         return Nothing("it is not the controller")
-    if (present_slurm := find_existing_slurm(site)) is not None:
-        return report_existing_slurm(present_slurm)
-    absent_names = site.absent_names("worker")
+    if (existing_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(existing_slurm)
+    absent_names = site.list_absent_names("worker")
     # The facts for the line of an absent worker are missing, and a slurm.conf without this line would end the worker's jobs
     if absent_names and SLURM_CONF in target.facts[FILES]:
-        return ensure_running(target, "slurmctld", [SLURM_CONF]) or Nothing(
+        return plan_running_service(target, "slurmctld", [SLURM_CONF]) or Nothing(
             f"slurm.conf not changed: {', '.join(absent_names)} cannot be asked"
         )
     changes: list[Change] = []
@@ -74,7 +74,7 @@ def plan_controller(site: Site, target: Target) -> list[Change] | Nothing:
             "for n in $(seq 60); do sacctmgr -nP show user >/dev/null 2>&1 && exit 0; sleep 0.5; done; sacctmgr -nP show user"
         )
         changes.append(shell_change("wait until slurmdbd answers", wait_script, timeout_s=60))
-    changes += ensure_running(target, "slurmctld", [*content_by_path], config_changed=bool(changes))
+    changes += plan_running_service(target, "slurmctld", [*content_by_path], config_changed=bool(changes))
     return changes or Nothing("slurmctld runs with the right configuration")
 
 
@@ -82,9 +82,9 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     """Set up slurmd on a worker. Raises Unanswered."""
     if site.cluster.slurm is None or not target.has_role("worker"):
         return Nothing("it is not a worker")
-    if (present_slurm := find_existing_slurm(site)) is not None:
-        return report_existing_slurm(present_slurm)
-    (controller,) = site.with_role("controller")
+    if (existing_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(existing_slurm)
+    (controller,) = site.list_with_role("controller")
     if controller.node.name in site.skipped:
         return Nothing(f"{controller.node.name}, which has the configuration, cannot be asked")
     changes: list[Change] = []
@@ -97,7 +97,7 @@ def plan_worker(site: Site, target: Target) -> list[Change] | Nothing:
     if _file_differs(target, WORKER_OPTIONS, worker_options):
         changes.append(Write(f"write {WORKER_OPTIONS}", WORKER_OPTIONS, worker_options))
     conf_file = controller.facts[FILES].get(SLURM_CONF)
-    changes += ensure_running(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], config_changed=bool(changes))
+    changes += plan_running_service(target, "slurmd", [WORKER_UNIT, WORKER_OPTIONS], config_changed=bool(changes))
     if not changes and conf_file is not None and _started_before(target, conf_file.written_s):
         changes.append(
             RunCommand(
@@ -115,42 +115,42 @@ def plan_nodes(site: Site, target: Target) -> list[Change] | Nothing:
     """
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
-    if (present_slurm := find_existing_slurm(site)) is not None:
-        return check_existing_slurm(site, present_slurm)
-    (controller,) = site.with_role("controller")
+    if (existing_slurm := find_existing_slurm(site)) is not None:
+        return check_existing_slurm(site, existing_slurm)
+    (controller,) = site.list_with_role("controller")
     if controller.node.name in site.skipped:
         return Nothing("the controller cannot be asked")
-    workers = {worker.node.name: worker for worker in site.with_role("worker") if worker.node.name not in site.skipped}
-    reported_nodes = controller.facts[NODES]
-    node_states = {name: reported_nodes.get(name, SlurmNode("not registered")) for name in workers}
-    unready_nodes = {name: node for name, node in node_states.items() if node.state not in HEALTHY_STATES}
-    if not unready_nodes:
+    workers = {worker.node.name: worker for worker in site.list_with_role("worker") if worker.node.name not in site.skipped}
+    reported_by_name = controller.facts[NODES]
+    slurm_node_by_name = {name: reported_by_name.get(name, SlurmNode("not registered")) for name in workers}
+    unready = {name: node for name, node in slurm_node_by_name.items() if node.state not in HEALTHY_STATES}
+    if not unready:
         return Nothing(f"{len(workers)} workers are ready")
     resumed_names = [
-        name for name, node in unready_nodes.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)
+        name for name, node in unready.items() if node.state in DRAINED_STATES and _may_resume(site, workers[name], node)
     ]
     reason_by_node = {
-        name: _why_idle(controller, name, node)
-        for name, node in unready_nodes.items()
+        name: _explain_idle_worker(controller, name, node)
+        for name, node in unready.items()
         if _is_unrecoverable(node) and name not in resumed_names
     }
     if reason_by_node:
         raise Unanswered("; ".join(reason_by_node.values()), reason_by_node)
     changes: list[Change] = []
     for name in resumed_names:
-        description = f"resume {name}, whose state in Slurm is {unready_nodes[name].state} ({unready_nodes[name].reason})"
-        changes.append(OnNode(controller.node, shell_change(description, _resume_script(name))))
+        description = f"resume {name}, whose state in Slurm is {unready[name].state} ({unready[name].reason})"
+        changes.append(ChangeOnNode(controller.node, shell_change(description, _make_resume_script(name))))
     return [
         *changes,
-        Registration(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready_nodes.items())),
+        WaitForWorkers(controller, tuple(workers), ", ".join(f"{name}: {node.state}" for name, node in unready.items())),
     ]
 
 
-class Registration(msgspec.Struct, frozen=True):
+class WaitForWorkers(msgspec.Struct, frozen=True):
     """A change that waits until all workers can get jobs."""
 
     controller: Target
-    workers: tuple[str, ...]
+    worker_names: tuple[str, ...]
     worker_states: str
     """The states of the workers that could not get jobs, as text."""
 
@@ -160,11 +160,11 @@ class Registration(msgspec.Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        worker_names = ",".join(self.workers)
+        worker_names = ",".join(self.worker_names)
         return f"""\
 for n in $(seq {2 * READY_S:.0f}); do
     ready=$(sinfo -hN -n {worker_names} -o '%N %t' | sort -u | grep -cE ' ({"|".join(sorted(HEALTHY_STATES))})$')
-    test "$ready" = {len(self.workers)} && exit 0
+    test "$ready" = {len(self.worker_names)} && exit 0
     sleep 0.5
 done
 sinfo -hN -n {worker_names} -o '{SINFO_FORMAT}'
@@ -180,17 +180,17 @@ exit 1"""
         if wait_output.code == 0:
             return
         try:
-            reported_nodes = parse_nodes(wait_output.stdout)
+            reported_by_name = parse_nodes(wait_output.stdout)
         except ValueError:  # the output is not a list of nodes
-            reported_nodes = {}
+            reported_by_name = {}
         reasons_by_node = {
-            worker_name: _why_idle(self.controller, worker_name, state)
-            for worker_name in self.workers
-            if (state := reported_nodes.get(worker_name, SlurmNode("not registered"))).state not in HEALTHY_STATES
+            worker_name: _explain_idle_worker(self.controller, worker_name, slurm_node)
+            for worker_name in self.worker_names
+            if (slurm_node := reported_by_name.get(worker_name, SlurmNode("not registered"))).state not in HEALTHY_STATES
         }
-        if not reported_nodes:
+        if not reported_by_name:
             reasons_by_node = {
-                self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {last_line(wait_output)}"
+                self.controller.node.name: f"{self.controller.node.name}: Slurm does not answer: {find_error_line(wait_output)}"
             }
         raise Unanswered("; ".join(reasons_by_node.values()), reasons_by_node)
 
@@ -207,7 +207,7 @@ def _may_resume(site: Site, worker: Target, drained_node: SlurmNode) -> bool:
     if drained_node.reason.startswith(AWAY_REASONS):
         return True
     # the reason no longer holds if slurm.conf is up to date; an earlier operation restarted slurmd after slurm.conf was written
-    (controller,) = site.with_role("controller")
+    (controller,) = site.list_with_role("controller")
     return drained_node.reason.startswith(SMALLER_REASONS) and not any(
         _file_differs(controller, path, content) for path, content in render_slurm_files(site).items()
     )
@@ -218,22 +218,22 @@ def _is_unrecoverable(slurm_node: SlurmNode) -> bool:
     return slurm_node.state in DRAINED_STATES or (slurm_node.state in DOWN_STATES and slurm_node.user not in ("", SLURM_USER))
 
 
-def _why_idle(controller: Target, name: str, state: SlurmNode) -> str:
+def _explain_idle_worker(controller: Target, name: str, state: SlurmNode) -> str:
     """A sentence that says why a worker gets no jobs, with the command that makes it available again. name: the worker."""
     if not state.reason:
         return f"{name}: Slurm reports the state {state.state} and gives no reason; on {name}, run: journalctl -u slurmd"
     author = "Slurm itself" if state.user == SLURM_USER else f"the user {state.user}"
     return (
         f"{name}: Slurm reports the state {state.state}; the reason, given by {author}, is: {state.reason}. The state was not "
-        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_resume_command(name)}"
+        f"changed; when the cause is fixed, run on {controller.node.name}: sudo {_make_resume_command(name)}"
     )
 
 
-def _resume_command(worker_name: str) -> str:
+def _make_resume_command(worker_name: str) -> str:
     return f"scontrol update nodename={worker_name} state=resume"
 
 
-def _resume_script(worker_name: str) -> str:
+def _make_resume_script(worker_name: str) -> str:
     """A shell script that resumes a drained worker in Slurm. The script fails if the worker is still drained afterwards.
 
     Slurm refuses to resume a worker that is no longer drained: Slurm may have resumed the worker itself when slurmd registered,
@@ -242,15 +242,15 @@ def _resume_script(worker_name: str) -> str:
     """
     drained_patterns = " | ".join(f"{state}*" for state in sorted(DRAINED_STATES))
     return f"""\
-said=$({_resume_command(worker_name)} 2>&1) && exit 0
+said=$({_make_resume_command(worker_name)} 2>&1) && exit 0
 case "$(sinfo -h -N -n {worker_name} -o %t | sort -u)" in '' | {drained_patterns}) ;; *) exit 0 ;; esac
 echo "$said" >&2
 exit 1"""
 
 
-def _started_before(target: Target, moment_s: float) -> bool:
+def _started_before(target: Target, written_s: float) -> bool:
     started_s = target.facts[SERVICES]["slurmd"].since_s
-    return started_s is not None and started_s < moment_s
+    return started_s is not None and started_s < written_s
 
 
 def _file_differs(target: Target, path: str, content: bytes, mode: int = 0o644, owner: str = "root:root") -> bool:
@@ -258,7 +258,7 @@ def _file_differs(target: Target, path: str, content: bytes, mode: int = 0o644, 
     return present_file is None or not present_file.holds(content) or (present_file.mode, present_file.owner) != (mode, owner)
 
 
-ACCOUNTS = Operation("slurm-accounts", plan_accounts, files=(DBD_CONF,))
-CONTROLLER = Operation("slurm-controller", plan_controller, files=(SLURM_CONF, GRES_CONF, CGROUP_CONF))
-WORKERS = Operation("slurm-workers", plan_worker, files=(WORKER_OPTIONS, WORKER_UNIT))
+ACCOUNTS = Operation("slurm-accounts", plan_accounts, written_paths=(DBD_CONF,))
+CONTROLLER = Operation("slurm-controller", plan_controller, written_paths=(SLURM_CONF, GRES_CONF, CGROUP_CONF))
+WORKERS = Operation("slurm-workers", plan_worker, written_paths=(WORKER_OPTIONS, WORKER_UNIT))
 REGISTERED = Operation("slurm-nodes", plan_nodes, once=True)

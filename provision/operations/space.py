@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 from provision import software
 from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT
-from provision.facts.mounts import mount_fact
-from provision.facts.room import FreeSpace, room_fact
+from provision.facts.mounts import make_mount_query
+from provision.facts.room import FreeSpace, make_free_space_query
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target
-from provision.operations.fstab import required_mounts
+from provision.operations.fstab import list_required_mounts
 from provision.operations.packages import find_missing_packages, find_nfs_server, list_needed_packages
 
 GIB = 2**30
@@ -33,7 +33,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{target.node.name}: {system.pretty} has Python {OLD_PYTHONS[system.codename]}, and shardlab needs 3.11 or newer; "
             "nothing was installed. Use Ubuntu 24.04, Debian 12, or a newer release of them"
         )
-    root_space = target.facts[room_fact("/")]
+    root_space = target.facts[make_free_space_query("/")]
     purposes: dict[str, list[tuple[str, int, int]]] = {}
     if find_missing_packages(site, target, list_needed_packages(site, target)):
         purposes["/"] = [("packages", PACKAGES_BYTES, PACKAGES_INODES)]
@@ -43,7 +43,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
         environment_purpose = "the Python environment" if len(sizes) == 1 else f"{len(sizes)} Python environments"
         purposes.setdefault(other_space.mount, []).append((environment_purpose, sum(sizes), len(sizes) * ENVIRONMENT_INODES))
     space_sentences = [
-        _check_fits(target.node.name, root_space if other_space is None or mount == root_space.mount else other_space, needs)
+        _check_space(target.node.name, root_space if other_space is None or mount == root_space.mount else other_space, needs)
         for mount, needs in purposes.items()
     ]
     return Nothing("; ".join(space_sentences) or "nothing large will be installed on it")
@@ -57,17 +57,17 @@ def _find_environment_space(site: Site, target: Target) -> tuple[FreeSpace | Non
         nfs_server = find_nfs_server(site)
         if target is not (nfs_server or site.targets[0]):  # another node, whose folder this node mounts later, checks the space
             return None, []
-        if any(not target.facts[mount_fact(disk)].mount for disk in required_mounts(site, target, storage.shared)):
+        if any(not target.facts[make_mount_query(disk)].mount for disk in list_required_mounts(site, target, storage.shared)):
             return None, []  # the disk has no file system yet: all of it will be free
     missing_environments = [
         environment_target
-        for environment_site, environment_target in site.environments_of(target)
+        for environment_site, environment_target in site.list_environments(target)
         if environment_target.facts[ENVIRONMENT].packages
-        != software.packages_digest(own_packages=tuple(environment_site.cluster.environment.packages))
+        != software.compute_packages_digest(own_packages=tuple(environment_site.cluster.environment.packages))
     ]
     if not missing_environments:
         return None, []
-    return target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent))], missing_environments
+    return target.facts[make_free_space_query(str(PurePosixPath(target.node.python).parent.parent))], missing_environments
 
 
 def check_environment_fits(target: Target, *, from_index: bool) -> None:
@@ -76,28 +76,28 @@ def check_environment_fits(target: Target, *, from_index: bool) -> None:
     from_index: whether pip installs from a package index, whose torch needs more space.
     """
     needed_bytes = INDEX_BYTES if from_index else WHEELHOUSE_BYTES
-    free_space = target.facts[room_fact(str(PurePosixPath(target.node.python).parent.parent), root=False)]
-    _check_fits(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
+    free_space = target.facts[make_free_space_query(str(PurePosixPath(target.node.python).parent.parent), root=False)]
+    _check_space(target.node.name, free_space, [("the Python environment", needed_bytes, ENVIRONMENT_INODES)])
 
 
-def _check_fits(name: str, room: FreeSpace, space_needs: list[tuple[str, int, int]]) -> str:
+def _check_space(name: str, space: FreeSpace, space_needs: list[tuple[str, int, int]]) -> str:
     """A sentence about the free space on the node `name`. Raises Unanswered if the space is not enough for all purposes.
 
     space_needs: for each purpose its name, the bytes that it needs, and the number of files that it needs.
     """
     text = " and ".join(purpose for purpose, _, _ in space_needs)
     needed_bytes, needed_inodes = (sum(size for _, size, _ in space_needs), sum(count for _, _, count in space_needs))
-    if room.free_bytes < needed_bytes:
+    if space.free_bytes < needed_bytes:
         raise Unanswered(
-            f"{name}: {room.free_bytes / GIB:.1f} GiB are free on {room.mount}, and {text} may take {needed_bytes / GIB:.0f} "
+            f"{name}: {space.free_bytes / GIB:.1f} GiB are free on {space.mount}, and {text} may take {needed_bytes / GIB:.0f} "
             "GiB; nothing was installed. Free some space there, or put storage.shared on a larger disk."
         )
-    if 0 < room.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
+    if 0 < space.free_inodes < needed_inodes:  # 0 free inodes: the file system does not count inodes, such as btrfs
         raise Unanswered(
-            f"{name}: {room.free_inodes} inodes are free on {room.mount}, and {text} may take {needed_inodes}; nothing was "
+            f"{name}: {space.free_inodes} inodes are free on {space.mount}, and {text} may take {needed_inodes}; nothing was "
             "installed. Remove small files there, or put storage.shared on another disk."
         )
-    return f"{room.free_bytes / GIB:.1f} GiB are free on {room.mount}, and {text} may take {needed_bytes / GIB:.0f} GiB"
+    return f"{space.free_bytes / GIB:.1f} GiB are free on {space.mount}, and {text} may take {needed_bytes / GIB:.0f} GiB"
 
 
 SPACE = Operation("space", plan)

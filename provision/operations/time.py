@@ -10,7 +10,7 @@ from provision.facts.services import SERVICES, TIME_SERVICES
 from provision.facts.system import SYSTEM
 from provision.node import Node
 from provision.operation import Change, LocalCall, Nothing, Operation, RunCommand, Site, Target, shell_change
-from provision.operations.service import ensure_running
+from provision.operations.service import plan_running_service
 
 HOST_CLOCK = "it is a container, which uses the clock of its host"
 WAIT_S = 30  # the most seconds to wait for chrony's first measurements, which take some seconds after its start
@@ -33,13 +33,13 @@ def plan_chrony(site: Site, target: Target) -> list[Change] | Nothing:
         for name in TIME_SERVICES
         if name in service_by_name and (service_by_name[name].enabled or service_by_name[name].state == "active")
     ]
-    changes += ensure_running(target, "chrony", [])
+    changes += plan_running_service(target, "chrony", [])
     return changes or Nothing("only chrony sets its clock")
 
 
 def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
     """Set the clock of a node once if it is wrong. Raises Unanswered if the clock is still wrong afterwards."""
-    clock_offset = clock.measure_offset(target.node)
+    clock_offset = clock.measure_clock_offset(target.node)
     if clock_offset.agrees:
         return Nothing(str(clock_offset))
     if target.facts[SYSTEM].is_container:
@@ -53,7 +53,7 @@ def plan_clock_offset(site: Site, target: Target) -> list[Change] | Nothing:
 
 
 def _check_clock(node: Node) -> None:
-    offset = clock.measure_offset(node)
+    offset = clock.measure_clock_offset(node)
     if not offset.agrees:
         raise Unanswered(
             f"{node.name}: its clock is {offset}, also after chronyc makestep, so munge and Slurm would refuse it. Check that "

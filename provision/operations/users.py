@@ -17,11 +17,11 @@ def plan_munge_user(site: Site, target: Target) -> list[Change] | Nothing:
     """Make the user munge with one UID on all nodes, before the package of MUNGE makes it with any UID. Raises Unanswered."""
     if site.cluster.slurm is None:
         return Nothing("the cluster has no Slurm")
-    if (present_slurm := find_existing_slurm(site)) is not None:
-        return report_existing_slurm(present_slurm)
+    if (existing_slurm := find_existing_slurm(site)) is not None:
+        return report_existing_slurm(existing_slurm)
     if "munge" in target.facts[USERS].known:
         return Nothing("the user munge exists")
-    munge_users = [users.known["munge"] for _, users in site.answers(USERS) if "munge" in users.known]
+    munge_users = [users.known["munge"] for _, users in site.collect_answers(USERS) if "munge" in users.known]
     munge_user = munge_users[0] if munge_users else User(MUNGE_ID, MUNGE_ID)
     make_script = (
         f"getent group munge >/dev/null || groupadd --system --gid {munge_user.gid} munge\n"
@@ -36,14 +36,14 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
 
     Raises Unanswered if they differ and Slurm or shared storage needs equal numbers.
     """
-    users = target.facts[USERS]
-    first, first_users = site.answers(USERS)[0]
+    node_users = target.facts[USERS]
+    first, first_users = site.collect_answers(USERS)[0]
     if first is target:
         return Nothing("the other nodes are compared with this node")
     node_name = target.node.name
     if site.cluster.slurm is not None and find_existing_slurm(site) is None:
         for name in SYSTEM_USERS:
-            node_user, first_user = users.known.get(name), first_users.known.get(name)
+            node_user, first_user = node_users.known.get(name), first_users.known.get(name)
             if node_user is not None and first_user is not None and node_user != first_user:
                 raise Unanswered(
                     f"{node_name}: the user {name} is {node_user.uid}:{node_user.gid} there and "
@@ -52,7 +52,7 @@ def plan_same_users(site: Site, target: Target) -> list[Change] | Nothing:
                     f"{first_user.gid} {name}; then chown its files"
                 )
     difference = _compare_user(
-        first_users.login, first_users.known.get(first_users.login), users.known.get(first_users.login), first.node.name
+        first_users.login, first_users.known.get(first_users.login), node_users.known.get(first_users.login), first.node.name
     )
     if difference is None:
         return Nothing(f"its users have the same numbers as on {first.node.name}")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from provision.fact import Unanswered
-from provision.facts.mounts import mount_fact
+from provision.facts.mounts import make_mount_query
 from provision.facts.system import SYSTEM
-from provision.facts.write_test import WriteTest, write_test_fact
+from provision.facts.write_test import WriteTest, make_write_test_query
 from provision.operation import Change, Nothing, Operation, RunCommand, Site, Target
 from provision.operations import fstab
 
@@ -23,37 +23,37 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
 
     Raises Unanswered, for example if the user cannot write into the folder.
     """
-    storage, is_separate = site.cluster.storage, site.cluster.has_separate_folders
-    folder = str(site.cluster.workspaces) if is_separate else storage.shared
+    storage_keys, is_separate = site.cluster.storage, site.cluster.has_separate_folders
+    folder = str(site.cluster.workspaces) if is_separate else storage_keys.shared
     if folder is None:
         return Nothing("cluster.yaml names no storage.shared")
     if not is_separate and _is_made_later(site, target, folder):
         return Nothing(f"{folder} is made by another operation, and tested then")
     login_user = target.facts[SYSTEM].user
-    if is_separate and not target.facts[mount_fact(folder)].there:
+    if is_separate and not target.facts[make_mount_query(folder)].there:
         make_folder = RunCommand(f"make the folder {folder}", ["install", "-d", "-o", login_user, "--", folder])
-        return [*fstab.mount_guards(site, target, folder), make_folder]
-    write_result = target.facts[write_test_fact(folder)]
+        return [*fstab.make_mount_checks(site, target, folder), make_folder]
+    write_result = target.facts[make_write_test_query(folder)]
     if write_result.why_not:
-        raise Unanswered(_refusal_text(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared"))
+        raise Unanswered(_make_refusal(target, login_user, write_result, "storage.mount" if is_separate else "storage.shared"))
     return Nothing(f"{login_user} can write to {write_result.folder}")
 
 
 def _is_made_later(site: Site, target: Target, folder: str) -> bool:
     """Whether an earlier operation of the same plan makes or mounts the shared folder, so that the folder is missing only
     because this is a dry run."""
-    mountpoints = fstab.required_mounts(site, target, folder)
+    mountpoints = fstab.list_required_mounts(site, target, folder)
     nfs_server = site.cluster.storage.server
     if nfs_server is not None:
         if nfs_server != target.node.name:
             mountpoints.append(folder)
-        elif not target.facts[mount_fact(folder)].there:
+        elif not target.facts[make_mount_query(folder)].there:
             return True
-    return any(target.facts[mount_fact(mountpoint)].mount is None for mountpoint in mountpoints)
+    return any(target.facts[make_mount_query(mountpoint)].mount is None for mountpoint in mountpoints)
 
 
-def _refusal_text(target: Target, user: str, write_test: WriteTest, key: str) -> str:
-    advice = next(text for words, text in ADVICE_BY_ERROR.items() if words.lower() in write_test.why_not.lower())
+def _make_refusal(target: Target, user: str, write_test: WriteTest, key: str) -> str:
+    advice = next(advice_text for words, advice_text in ADVICE_BY_ERROR.items() if words.lower() in write_test.why_not.lower())
     return f"{target.node.name}: {user} cannot write to {write_test.folder}: {write_test.why_not}; {advice.format(key=key)}."
 
 

@@ -36,29 +36,29 @@ class PracticeNodeError(ShardlabError):
     """Raised if practice nodes are not possible on this machine, or if work on them failed. The message says why."""
 
 
-def base_folder(packages: Sequence[str], release: str | None = None) -> Path:
+def find_base_folder(packages: Sequence[str], release: str | None = None) -> Path:
     """The folder of the base with these packages, below the user's cache folder. The folder may not exist yet.
 
     release: the codename of a release of Debian; None: the release of this machine.
     """
-    digest_words = [str(RECIPE_VERSION), release or own_release(), platform.machine(), *SYSTEM_PACKAGES, *sorted(packages)]
+    digest_words = [str(RECIPE_VERSION), release or read_own_release(), platform.machine(), *SYSTEM_PACKAGES, *sorted(packages)]
     if is_other_release(release):  # the base of another Debian release contains libraries of this machine's Python
         digest_words += [sys.version, sys.base_prefix]
     base_digest = hashlib.sha256("\n".join(digest_words).encode()).hexdigest()[:12]
-    return cache_folder() / f"base-{base_digest}"
+    return find_practice_cache() / f"base-{base_digest}"
 
 
-def cache_folder() -> Path:
+def find_practice_cache() -> Path:
     """The folder in the user's cache for files that all clusters of practice nodes share."""
-    return own_folder.cache_path("practice")
+    return own_folder.make_cache_path("practice")
 
 
 def hold_practice_lock() -> AbstractContextManager[int]:
     """A context manager that holds the lock for making and removing what all practice nodes share, such as the base."""
-    return files.hold_lock(cache_folder() / "lock")
+    return files.hold_lock(find_practice_cache() / "lock")
 
 
-def own_release() -> str:
+def read_own_release() -> str:
     """The codename of the release of Debian or Ubuntu on this machine, such as bookworm."""
     return read_os_release()["VERSION_CODENAME"]
 
@@ -70,8 +70,8 @@ def is_other_release(release: str | None) -> bool:
 
 def read_os_release() -> dict[str, str]:
     """The variables in /etc/os-release of this machine."""
-    lines = Path("/etc/os-release").read_text().splitlines()
-    name_value_pairs = (line.split("=", 1) for line in lines if "=" in line)
+    file_lines = Path("/etc/os-release").read_text().splitlines()
+    name_value_pairs = (line.split("=", 1) for line in file_lines if "=" in line)
     return {variable: variable_value.strip('"') for variable, variable_value in name_value_pairs}
 
 
@@ -93,17 +93,17 @@ def check_machine(release: str | None = None) -> None:
             "debootstrap iproute2 openssh-client"
         )
     if is_other_release(release):
-        _check_other_release(f"practice nodes of Debian {release}", release=read_os_release())
+        _check_other_release(f"practice nodes of Debian {release}", os_release=read_os_release())
 
 
-def _check_other_release(subject: str, release: dict[str, str]) -> None:
+def _check_other_release(subject: str, os_release: dict[str, str]) -> None:
     """Check that this machine can boot nodes of another Debian release than its own. Raises PracticeNodeError if it cannot.
 
-    subject: the subject of the error message. release: /etc/os-release of this machine.
+    subject: the subject of the error message. os_release: /etc/os-release of this machine.
     """
-    if release.get("ID") != "debian":
+    if os_release.get("ID") != "debian":
         raise PracticeNodeError(
-            f"{subject} need Debian on this machine, whose apt sources name the archive; this is {release['PRETTY_NAME']}."
+            f"{subject} need Debian on this machine, whose apt sources name the archive; this is {os_release['PRETTY_NAME']}."
         )
     if not any(mount_line.split(" ")[2] == "cgroup2" for mount_line in Path("/proc/self/mounts").read_text().splitlines()):
         raise PracticeNodeError(
@@ -112,29 +112,31 @@ def _check_other_release(subject: str, release: dict[str, str]) -> None:
         )
 
 
-def wheels_folder() -> Path:
+def find_wheels_folder() -> Path:
     """The folder with the wheels that practice nodes install, for this set of packages and this version of Python. The folder
     may not exist yet."""
-    return cache_folder() / f"wheels-{software.packages_digest()}-{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        find_practice_cache() / f"wheels-{software.compute_packages_digest()}-{sys.version_info.major}.{sys.version_info.minor}"
+    )
 
 
 def find_mirror() -> str:
     """The URL of the first package archive that apt on this machine uses for its Debian release. Raises PracticeNodeError if
     apt uses none."""
-    codename = own_release()
+    codename = read_own_release()
     index_targets = run_here(["apt-get", "indextargets", "--format", "$(CREATED_BY) $(RELEASE) $(REPO_URI)"])
-    for line in index_targets.splitlines():
-        made_by, suite, uri = line.split(" ", 2)
-        if made_by == "Packages" and suite == codename:
-            return uri
+    for index_line in index_targets.splitlines():
+        index_kind, suite, archive_url = index_line.split(" ", 2)
+        if index_kind == "Packages" and suite == codename:
+            return archive_url
     raise PracticeNodeError(f"the apt sources of this machine name no archive of {codename}, which practice nodes need.")
 
 
 def run_here(command_words: Sequence[str]) -> str:
     """Run a command on this machine and return its output. If it fails, raises PracticeNodeError with its last error line."""
-    environment = {**os.environ, "LC_ALL": "C"}
+    variables = {**os.environ, "LC_ALL": "C"}
     finished_process = subprocess.run(
-        command_words, check=False, capture_output=True, text=True, env=environment, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+        command_words, check=False, capture_output=True, text=True, env=variables, timeout=LIMIT_S, stdin=subprocess.DEVNULL
     )
     if finished_process.returncode:
         error_lines = [line for line in (finished_process.stderr + finished_process.stdout).splitlines() if line.strip()]

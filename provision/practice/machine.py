@@ -36,20 +36,20 @@ class PracticeMachine(msgspec.Struct, frozen=True):
     cluster: str
     name: str
     address: str
-    prefix: int
+    prefix_len: int
     """The prefix length of the subnet."""
     bridge: str
-    base: Path
+    base_folder: Path
     """The folder of the base, which is the lower layer of the overlay."""
-    authorized: str
+    authorized_key: str
     """The public SSH key that may log in to the node."""
-    shared: str | None = None
+    shared_folder: str | None = None
     wheelhouse: str | None = None
     python: str | None = None
     """The folder of this machine's Python, if the nodes use it."""
-    unified: bool = False
+    has_only_cgroup2: bool = False
     """Whether the node's systemd gets only control groups of version 2, whatever this machine uses."""
-    gpus: int = 0
+    gpu_count: int = 0
     mbps: int | None = None
 
     @property
@@ -58,22 +58,22 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         return STATE_FOLDER / self.cluster / self.name
 
     @property
-    def root(self) -> Path:
+    def root_folder(self) -> Path:
         """The folder at which the node's root file system is mounted on this machine."""
         return self.folder / "root"
 
     @property
-    def host_key(self) -> Path:
+    def host_key_path(self) -> Path:
         """The path of the file with the private SSH host key of the node."""
         return self.folder / "upper/etc/ssh/ssh_host_ed25519_key"
 
-    def pid(self) -> int | None:
+    def find_pid(self) -> int | None:
         """The PID on this machine of the node's process 1; None if the node does not run."""
         return find_init_pid(self.folder / "upper")
 
-    def age_s(self) -> float | None:
+    def measure_age_s(self) -> float | None:
         """The time since the node was started, in seconds; 0 while its process 1 is being started; None if it does not run."""
-        if (pid := self.pid()) is not None:
+        if (pid := self.find_pid()) is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 return time.time() - psutil.Process(pid).create_time()
         return None if self._find_boot_process() is None else 0.0
@@ -85,9 +85,9 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         for layer_name in ("upper", "work", "root"):
             (self.folder / layer_name).mkdir(parents=True, exist_ok=True)
         self._write_node_identity()
-        if not os.path.ismount(self.root):
-            overlay_options = f"lowerdir={self.base},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
-            run_here(["mount", "-t", "overlay", "overlay", "-o", overlay_options, str(self.root)])
+        if not os.path.ismount(self.root_folder):
+            overlay_options = f"lowerdir={self.base_folder},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
+            run_here(["mount", "-t", "overlay", "overlay", "-o", overlay_options, str(self.root_folder)])
         self.boot()
 
     def boot(self) -> None:
@@ -95,29 +95,29 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         if not os.path.ismount(NSPAWN_FOLDER):  # without this mount, nspawn fails: "Attempted to remove disk file system"
             NSPAWN_FOLDER.mkdir(parents=True, exist_ok=True)
             run_here(["mount", "-t", "tmpfs", MOUNT_SOURCE, str(NSPAWN_FOLDER)])
-        bind_mounts = [("--bind", str(self._make_devices()), GPU_DEVICES_FOLDER)] if self.gpus else []
-        if self.shared:
-            shared.protect_folder(STATE_FOLDER / self.cluster, Path(self.shared))
-            bind_mounts.append(("--bind", self.shared, self.shared))
+        bind_mounts = [("--bind", str(self._make_devices()), GPU_DEVICES_FOLDER)] if self.gpu_count else []
+        if self.shared_folder:
+            shared.protect_folder(STATE_FOLDER / self.cluster, Path(self.shared_folder))
+            bind_mounts.append(("--bind", self.shared_folder, self.shared_folder))
         if self.wheelhouse:
             bind_mounts.append(("--bind-ro", self.wheelhouse, WHEELS_FOLDER))
         if self.python:
             bind_mounts.append(("--bind-ro", self.python, python.PYTHON_PREFIX))
         boot_script = self.folder / "boot.sh"
         # nspawn names the node's network interface on this machine after `machine`; nodes of two clusters may have one name
-        machine_name = network.interface_name(f"{self.cluster}/{self.name}")
+        machine_name = network.make_interface_name(f"{self.cluster}/{self.name}")
         template_values: dict[str, Any] = {
-            "root": self.root,
+            "root": self.root_folder,
             "machine": machine_name,
             "hostname": self.name,
             "bridge": self.bridge,
             "binds": bind_mounts,
             "cgroups": make_cgroups(self.cluster, self.name),
-            "unified": self.unified,
+            "unified": self.has_only_cgroup2,
         }
         boot_script.write_text(render("practice/boot.sh.j2", **template_values), encoding="utf-8")
         with (self.folder / "boot.log").open("ab") as boot_log:
-            process = subprocess.Popen(
+            boot_process = subprocess.Popen(
                 ["sh", str(boot_script)],
                 stdin=subprocess.DEVNULL,
                 stdout=boot_log,
@@ -125,7 +125,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
                 start_new_session=True,
                 cwd="/",
             )
-        (self.folder / "boot.pid").write_text(str(process.pid))
+        (self.folder / "boot.pid").write_text(str(boot_process.pid))
 
     def crash(self) -> None:
         """End the node as a power cut does: kill all its processes, so that nothing more is written."""
@@ -133,7 +133,7 @@ class PracticeMachine(msgspec.Struct, frozen=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(boot_pid, signal.SIGKILL)
         deadline = time.monotonic() + LIMIT_S
-        while (pid := self.pid()) is not None or _is_group_alive(boot_pid):
+        while (pid := self.find_pid()) is not None or _is_group_alive(boot_pid):
             if time.monotonic() > deadline:
                 raise PracticeNodeError(f"{self.name}: processes of this practice node do not end.")
             if pid is not None:
@@ -146,10 +146,10 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         """End the node and remove all its files."""
         self.crash()
         deadline = time.monotonic() + LIMIT_S
-        while os.path.ismount(self.root):
-            umount_process = subprocess.run(["umount", str(self.root)], check=False, capture_output=True, text=True)
+        while os.path.ismount(self.root_folder):
+            umount_process = subprocess.run(["umount", str(self.root_folder)], check=False, capture_output=True, text=True)
             if umount_process.returncode and time.monotonic() > deadline:
-                raise PracticeNodeError(f"{self.root}: {umount_process.stderr.strip()}")
+                raise PracticeNodeError(f"{self.root_folder}: {umount_process.stderr.strip()}")
             time.sleep(0 if umount_process.returncode == 0 else 0.1)
         shutil.rmtree(self.folder)
 
@@ -159,8 +159,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         base_note = self.folder / "base"
         if not (self.folder / "upper").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            base_note.write_text(self.base.name, encoding="utf-8")
-        elif not base_note.exists() or base_note.read_text(encoding="utf-8") != self.base.name:
+            base_note.write_text(self.base_folder.name, encoding="utf-8")
+        elif not base_note.exists() or base_note.read_text(encoding="utf-8") != self.base_folder.name:
             raise PracticeNodeError(
                 f"{self.name}: this practice node was made by another version of shardlab, or for another release; remove the "
                 f"nodes of {self.cluster} with provision FILE down, and run the same command again."
@@ -170,15 +170,15 @@ class PracticeMachine(msgspec.Struct, frozen=True):
         upper_folder = self.folder / "upper"
         etc_folder = upper_folder / "etc"
         (etc_folder / "ssh").mkdir(parents=True, exist_ok=True)
-        if not self.host_key.exists():
-            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key)])
+        if not self.host_key_path.exists():
+            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.name, "-f", str(self.host_key_path)])
             (etc_folder / "hostname").write_text(f"{self.name}\n")
             (etc_folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
             # read before 80-container-host0.network, which would use DHCP
-            network_link = etc_folder / "systemd/network/10-host0.network"
-            network_link.parent.mkdir(parents=True)
+            network_path = etc_folder / "systemd/network/10-host0.network"
+            network_path.parent.mkdir(parents=True)
             rate_limit = f"\n[TokenBucketFilter]\nRate={self.mbps}M\nBurstBytes=256K\nLatencySec=50ms\n" if self.mbps else ""
-            network_link.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix}\n{rate_limit}")
+            network_path.write_text(f"[Match]\nName=host0\n\n[Network]\nAddress={self.address}/{self.prefix_len}\n{rate_limit}")
         user_home = upper_folder / "home" / PRACTICE_USER
         keys = user_home / ".ssh/authorized_keys"
         for path in (user_home, keys.parent, keys):
@@ -186,8 +186,8 @@ class PracticeMachine(msgspec.Struct, frozen=True):
                 path.unlink()
         keys.parent.mkdir(parents=True, exist_ok=True)
         authorized_lines = keys.read_text().splitlines() if keys.exists() else []  # the keys of other nodes stay in the file
-        if self.authorized not in authorized_lines:
-            keys.write_text("".join(f"{key_line}\n" for key_line in [*authorized_lines, self.authorized]))
+        if self.authorized_key not in authorized_lines:
+            keys.write_text("".join(f"{key_line}\n" for key_line in [*authorized_lines, self.authorized_key]))
         for path, file_mode in ((user_home, 0o755), (keys.parent, 0o700), (keys, 0o600)):
             os.chown(path, PRACTICE_UID, PRACTICE_UID)
             path.chmod(file_mode)
@@ -197,14 +197,14 @@ class PracticeMachine(msgspec.Struct, frozen=True):
 
         Returns the folder of the devices on this machine.
         """
-        folder = self.folder / "gpus"
-        folder.mkdir(exist_ok=True)
-        for device_number in range(self.gpus):
-            device_path = folder / f"nvidia{device_number}"
+        devices_folder = self.folder / "gpus"
+        devices_folder.mkdir(exist_ok=True)
+        for device_number in range(self.gpu_count):
+            device_path = devices_folder / f"nvidia{device_number}"
             if not device_path.exists():
                 os.mknod(device_path, 0o020666, os.makedev(1, 3))
                 device_path.chmod(0o666)
-        return folder
+        return devices_folder
 
     def _find_boot_process(self) -> int | None:
         """The PID of the process that starts nspawn again after each reboot of the node; None if it does not run.
@@ -270,12 +270,12 @@ def make_cgroups(cluster: str, node_name: str) -> Sequence[Path]:
     share it: the systemd of one node would remove the group of a service that ended while the other systemd puts a process into
     it, and this process would fail with 219/CGROUP.
     """
-    node_cgroups = [hierarchy / CGROUP_NAME / cluster / node_name for hierarchy in _list_cgroup_roots()]
-    for folder in node_cgroups:
+    node_cgroups = [cgroup_root / CGROUP_NAME / cluster / node_name for cgroup_root in _list_cgroup_roots()]
+    for cgroup in node_cgroups:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            cgroup.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PracticeNodeError(f"{folder}: cannot make the control group of a practice node: {error.strerror}.") from None
+            raise PracticeNodeError(f"{cgroup}: cannot make the control group of a practice node: {error.strerror}.") from None
     return node_cgroups
 
 
@@ -285,8 +285,8 @@ def remove_cgroups(cluster: str, node_name: str) -> None:
     Raises PracticeNodeError.
     """
     deadline = time.monotonic() + LIMIT_S
-    for hierarchy in _list_cgroup_roots():
-        node_group = hierarchy / CGROUP_NAME / cluster / node_name
+    for cgroup_root in _list_cgroup_roots():
+        node_group = cgroup_root / CGROUP_NAME / cluster / node_name
         while node_group.exists():
             for group_path, _, _ in os.walk(node_group, topdown=False):
                 with contextlib.suppress(OSError):  # fails while a process in the group is ending; the loop tries again
@@ -302,16 +302,16 @@ def _list_cgroup_roots() -> Sequence[Path]:
     """The folders at which control groups are mounted: version 2, and systemd's own hierarchy of version 1, if they exist."""
     root_by_kind: dict[str, Path] = {}
     for mount_line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        _, mount_folder, kind, mount_options, *_ = mount_line.split(" ")
-        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in mount_options.split(",")):
-            root_by_kind.setdefault(kind, Path(mount_folder))
+        _, mount_folder, file_system, mount_options, *_ = mount_line.split(" ")
+        if file_system == "cgroup2" or (file_system == "cgroup" and "name=systemd" in mount_options.split(",")):
+            root_by_kind.setdefault(file_system, Path(mount_folder))
     return list(root_by_kind.values())
 
 
 def list_machine_folders(cluster: str) -> Sequence[Path]:
     """The folders of all practice nodes of a cluster on this machine, whether they run or not."""
-    folder = STATE_FOLDER / cluster
-    return sorted(path for path in folder.iterdir() if (path / "upper").is_dir()) if folder.is_dir() else []
+    cluster_folder = STATE_FOLDER / cluster
+    return sorted(path for path in cluster_folder.iterdir() if (path / "upper").is_dir()) if cluster_folder.is_dir() else []
 
 
 def remove_unused_folders() -> None:

@@ -37,52 +37,52 @@ mount --bind -o ro "$1" "$2{PYTHON_PREFIX}" && mount -t tmpfs tmpfs "$2/tmp" && 
 /tmp/venv/bin/python -c "import ctypes, ssl, zlib"'"""
 
 
-def python_folder() -> Path:
+def find_python_folder() -> Path:
     """The folder of this machine's Python."""
     return Path(sys.base_prefix)
 
 
-def offer_python(base: Path) -> None:
+def offer_python(base_folder: Path) -> None:
     """Add a module to the base that loads this machine's Python. Raises PracticeNodeError if it does not work there."""
-    (base / PYTHON_PREFIX[1:]).mkdir(parents=True)
-    home_path = base / PYTHON_HOME[1:]
+    (base_folder / PYTHON_PREFIX[1:]).mkdir(parents=True)
+    home_path = base_folder / PYTHON_HOME[1:]
     home_path.mkdir(parents=True)
     for folder_name in ("include", "lib"):
         (home_path / folder_name).symlink_to(f"{PYTHON_PREFIX}/{folder_name}")
-    commands_path = base / PYTHON_COMMANDS[1:]
+    commands_path = base_folder / PYTHON_COMMANDS[1:]
     commands_path.mkdir()
     for folder_name in ("python3", f"python{PYTHON_VERSION}"):
         (commands_path / folder_name).symlink_to(f"{PYTHON_PREFIX}/bin/python{PYTHON_VERSION}")
-    module_path = base / PYTHON_MODULE
+    module_path = base_folder / PYTHON_MODULE
     module_path.parent.mkdir(parents=True, exist_ok=True)
     module_path.write_text(f'#%Module1.0\nmodule-whatis "Python {PYTHON_VERSION}"\nprepend-path PATH {PYTHON_COMMANDS}\n')
-    _copy_libraries(base)
+    _copy_libraries(base_folder)
     try:
-        run_here(["unshare", "--mount", "sh", "-c", PROOF_SCRIPT, "proof", str(python_folder()), str(base)])
+        run_here(["unshare", "--mount", "sh", "-c", PROOF_SCRIPT, "proof", str(find_python_folder()), str(base_folder)])
     except PracticeNodeError as error:
         raise PracticeNodeError(
             f"this machine's Python {PYTHON_VERSION} does not run on practice nodes of another release: {error}"
         ) from None
 
 
-def _copy_libraries(base: Path) -> None:
+def _copy_libraries(base_folder: Path) -> None:
     """Copy the shared libraries that this machine's interpreter and its modules load and that the base lacks into the base."""
-    present_names = {line.split(" ")[0] for line in run_here(["chroot", str(base), "ldconfig", "-p"]).split("\n\t")[1:]}
-    library_folder = base / PYTHON_LIBRARIES[1:]
+    present_names = {line.split(" ")[0] for line in run_here(["chroot", str(base_folder), "ldconfig", "-p"]).split("\n\t")[1:]}
+    library_folder = base_folder / PYTHON_LIBRARIES[1:]
     library_folder.mkdir()
-    for library_name, path in _find_libraries():
+    for library_name, library_path in _find_libraries():
         if library_name not in present_names:
-            shutil.copy(path, library_folder / library_name)
-    linker_path = base / LINKER_CONF
+            shutil.copy(library_path, library_folder / library_name)
+    linker_path = base_folder / LINKER_CONF
     linker_path.parent.mkdir(parents=True, exist_ok=True)
     linker_path.write_text(f"{PYTHON_LIBRARIES}\n")
-    run_here(["chroot", str(base), "ldconfig"])
+    run_here(["chroot", str(base_folder), "ldconfig"])
 
 
 def _find_libraries() -> Iterator[tuple[str, str]]:
     """The name and the path of each shared library that the interpreter and its modules load."""
     module_files = sorted(Path(sysconfig.get_path("stdlib"), "lib-dynload").glob("*.so"))
-    for binary_path in (python_folder() / "bin" / f"python{PYTHON_VERSION}", *module_files):
+    for binary_path in (find_python_folder() / "bin" / f"python{PYTHON_VERSION}", *module_files):
         ldd_process = subprocess.run(["ldd", str(binary_path)], check=False, capture_output=True, text=True)
         for ldd_line in ldd_process.stdout.splitlines():
             library_name, arrow, library_target = ldd_line.strip().partition(" => ")

@@ -37,7 +37,7 @@ def protect_folder(state_folder: Path, folder: Path) -> None:
         # the note is written before the mount: if the process is killed in between, a note without a mount is harmless
         (state_folder / SHARED_NOTE).write_text(f"{read_boot_id()} {folder}\n", encoding="utf-8")
         run_here(["mount", "--bind", "-o", "nosuid,nodev", str(folder), str(folder)])
-    elif not (state_folder / SHARED_NOTE).exists() and (other_state := _find_other_user(state_folder, folder)) is not None:
+    elif not (state_folder / SHARED_NOTE).exists() and (other_state := _find_other_cluster(state_folder, folder)) is not None:
         (state_folder / SHARED_NOTE).write_bytes((other_state / SHARED_NOTE).read_bytes())
 
 
@@ -50,11 +50,11 @@ def release_folder(state_folder: Path) -> None:
     note_path = state_folder / SHARED_NOTE
     if not note_path.exists():
         return
-    noted_boot_id, _, path = note_path.read_text(encoding="utf-8").rstrip("\n").partition(" ")
-    folder = Path(path)
+    noted_boot_id, _, folder_text = note_path.read_text(encoding="utf-8").rstrip("\n").partition(" ")
+    folder = Path(folder_text)
     if (
         noted_boot_id == read_boot_id()
-        and _find_other_user(state_folder, folder) is None
+        and _find_other_cluster(state_folder, folder) is None
         and _read_mount_options(folder) >= PROTECTING_OPTIONS
     ):
         disarm_folder(folder)
@@ -64,9 +64,9 @@ def release_folder(state_folder: Path) -> None:
 
 def disarm_folder(folder: Path) -> None:
     """Remove the setuid and setgid bits of files, and all devices, below a folder. Other file systems below it are skipped."""
-    device = folder.lstat().st_dev
+    device_id = folder.lstat().st_dev
     for parent_path, subfolders, file_names in os.walk(folder):
-        subfolders[:] = [subfolder for subfolder in subfolders if (Path(parent_path) / subfolder).lstat().st_dev == device]
+        subfolders[:] = [subfolder for subfolder in subfolders if (Path(parent_path) / subfolder).lstat().st_dev == device_id]
         for subfolder in file_names:
             path = Path(parent_path) / subfolder
             path_status = path.lstat()
@@ -81,7 +81,7 @@ def _read_mount_options(folder: Path) -> set[str]:
     return set(run_here(["findmnt", "--noheadings", "--output", "OPTIONS", "--target", str(folder)]).strip().split(","))
 
 
-def _find_other_user(state_folder: Path, folder: Path) -> Path | None:
+def _find_other_cluster(state_folder: Path, folder: Path) -> Path | None:
     """The state folder of another cluster that, by its note, mounted the same shared folder since this boot; None if none did.
 
     state_folder: the state folder of this cluster. folder: the shared folder.

@@ -21,31 +21,31 @@ from shardlab.terminal.console import Output
 from shardlab.workspace.workspace import Workspace
 
 
-def rspec(cluster: Cluster, workspace: Workspace) -> str:
+def render_rspec_request(cluster: Cluster, workspace: Workspace) -> str:
     """The request for the experiment that the cluster file describes, as an RSpec. Raises InputError."""
     return request.render_rspec(_plan_request(cluster))
 
 
-def profile(cluster: Cluster, workspace: Workspace) -> str:
+def render_profile_request(cluster: Cluster, workspace: Workspace) -> str:
     """The request for the experiment that the cluster file describes, as a profile. Raises InputError."""
     return request.render_profile(_plan_request(cluster))
 
 
 def _plan_request(cluster: Cluster) -> ExperimentRequest:
     experiment_request = request.plan_experiment(cluster)
-    for sentence in experiment_request.unknown:
+    for sentence in experiment_request.unchecked:
         Output().print_remark(f"warning: {sentence}.", style="yellow")
     return experiment_request
 
 
-def present(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreate:
+def find_present_cluster(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreate:
     """The cluster with the nodes of its experiment, or what would be requested if it has no experiment. Raises InputError."""
     note = _read_note(cluster, workspace)
     if cluster.nodes:
         return cluster
     portal_token = _read_stored_token(cluster)
-    if _takes_own_manifest(cluster, portal_token):
-        return cluster_file.with_manifests(
+    if _uses_own_manifest(cluster, portal_token):
+        return cluster_file.add_manifest_nodes(
             cluster, [(" ".join(own_manifest.MANIFEST_COMMAND), own_manifest.read_own_manifest())]
         )
     why = (
@@ -63,7 +63,7 @@ def present(cluster: Cluster, workspace: Workspace) -> Cluster | MachinesToCreat
     return _plan_creation(cluster, profile_request.plan_profile_request(cluster), note, why if portal_token is None else None)
 
 
-def obtain(cluster: Cluster, workspace: Workspace) -> None:
+def obtain_machines(cluster: Cluster, workspace: Workspace) -> None:
     """Create the experiment if there is none; otherwise read again when the experiment ends. Raises ShardlabError."""
     assert cluster.cloudlab is not None
     if cluster.nodes:
@@ -71,7 +71,7 @@ def obtain(cluster: Cluster, workspace: Workspace) -> None:
         if note is not None:
             _refresh_lease(cluster, workspace, note)
         return
-    if _takes_own_manifest(cluster, _read_stored_token(cluster)):
+    if _uses_own_manifest(cluster, _read_stored_token(cluster)):
         own_manifest.store_own_manifest(cluster, workspace)
         return
     output = Output()
@@ -93,7 +93,7 @@ def _read_note(cluster: Cluster, workspace: Workspace) -> ExperimentNote | None:
     return note
 
 
-def _takes_own_manifest(cluster: Cluster, portal_token: Token | None) -> bool:
+def _uses_own_manifest(cluster: Cluster, portal_token: Token | None) -> bool:
     """Whether the manifest of this machine is used: this machine is a node of an experiment, and none is to be created.
 
     No experiment is created without a token, or if the cluster file names no project.
@@ -105,23 +105,23 @@ def _takes_own_manifest(cluster: Cluster, portal_token: Token | None) -> bool:
 
 def extend(cluster: Cluster, workspace: Workspace, hours: int | None, reason: str | None) -> str:
     """Ask the portal for more hours. Returns a sentence that says how many hours were granted. Raises ShardlabError."""
-    hours_and_reason = extension.check_options(hours, reason)
+    hours_and_reason = extension.check_extend_options(hours, reason)
     _read_note(cluster, workspace)
     output = Output()
     with _open_portal(cluster, _require_token(cluster), output) as portal:
         return extension.extend_experiment(workspace, portal, *hours_and_reason)
 
 
-def confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
+def find_confirmation(cluster: Cluster, workspace: Workspace) -> Confirmation | None:
     """What the user has to confirm before `down`; None if this workspace created no experiment. Raises InputError."""
     note = _read_note(cluster, workspace)
     if note is None or not note.created_by_us:
         return None
     _require_token(cluster)  # a missing token raises an error before the user is asked
-    sentences = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
+    losses = [f"down terminates the experiment {note.name} of the project {note.project}; all data on its nodes is lost."]
     if (last_lease := lease.read_newest_lease(workspace.shardlab_folder, [])) is not None:
-        sentences.append(last_lease.describe(datetime.now(UTC)))
-    return Confirmation(note.name, [*sentences, *filter(None, [termination.unfetched_runs_warning(workspace)])])
+        losses.append(last_lease.describe(datetime.now(UTC)))
+    return Confirmation(note.name, [*losses, *filter(None, [termination.describe_unfetched_runs(workspace)])])
 
 
 def down(cluster: Cluster, workspace: Workspace) -> str:
@@ -145,8 +145,8 @@ def _plan_creation(cluster: Cluster, plan: ProfilePlan, note: ExperimentNote | N
         title = (
             f"continue with the experiment {note.name} of the project {note.project}, which was asked for at {note.asked_at}"
         )
-    bindings = [f"{name} = {value}" for name, value in request.bindings.items()]
-    return MachinesToCreate([title, f"profile {request.profile}", *bindings, *plan.warnings], request.body, blocked)
+    binding_lines = [f"{name} = {value}" for name, value in request.bindings.items()]
+    return MachinesToCreate([title, f"profile {request.profile}", *binding_lines, *plan.warnings], request.body, blocked)
 
 
 def _refresh_lease(cluster: Cluster, workspace: Workspace, note: ExperimentNote) -> None:
@@ -183,13 +183,13 @@ def _require_token(cluster: Cluster) -> Token:
 PROVIDER = Provider(
     "cloudlab",
     "CloudLab lends its machines",
-    ssh.nodes,
-    present=present,
-    obtain=obtain,
-    request=rspec,
-    profile=profile,
+    ssh.list_nodes,
+    present=find_present_cluster,
+    obtain=obtain_machines,
+    request=render_rspec_request,
+    profile=render_profile_request,
     extend=extend,
-    confirmation=confirmation,
+    confirmation=find_confirmation,
     down=down,
     additional=frozenset({"extra-disks", "experiment_network"}),
 )

@@ -8,16 +8,16 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.workspace.workspace import Workspace
 
 
-def nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
+def list_nodes(cluster: Cluster, workspace: Workspace) -> list[LocalNode]:
     """The nodes of a cluster whose provider is local: always this machine alone."""
-    folder = cluster.environment.use
-    return [LocalNode() if folder is None else LocalNode(python=f"{folder}/bin/python")]
+    environment_folder = cluster.environment.use
+    return [LocalNode() if environment_folder is None else LocalNode(python=f"{environment_folder}/bin/python")]
 
 
 PROVIDER = Provider(
     "local",
     "its only node is this machine",
-    nodes,
+    list_nodes,
     locks=lambda cluster: [],  # no lock of the cluster, because no machine is changed
     operations=frozenset({"datasets", "inventory"}),  # nothing is installed: this machine is used as it is
     checks=frozenset({"torch", "gpus", "all_reduce", "compile"}),

@@ -17,52 +17,52 @@ from shardlab.cluster.slurm_cluster import choose_slurm_cluster
 from shardlab.workspace.workspace import Workspace
 
 
-def nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LocalLoginNode]:
+def list_nodes(cluster: Cluster, workspace: Workspace) -> list[LoginNode] | list[LocalLoginNode]:
     """The nodes of the cluster: only the login node, because Slurm knows the compute nodes."""
-    python = f"{environment_folder(cluster)}/bin/python"
+    python_path = f"{find_environment_folder(cluster)}/bin/python"
     login = cluster.login
     if login is None:
-        variables = requests.cluster_variables(choose_slurm_cluster(cluster))
-        return [LocalLoginNode(name="login", python=python, variables=variables)]
-    identity = workspace.resolve_path(cluster.ssh.identity) if cluster.ssh.identity else None
+        slurm_variables = requests.list_cluster_variables(choose_slurm_cluster(cluster))
+        return [LocalLoginNode(name="login", python=python_path, variables=slurm_variables)]
+    identity_path = workspace.resolve_path(cluster.ssh.identity) if cluster.ssh.identity else None
     ssh_address = Address(
         login.host,
         login.port,
         login.user or cluster.ssh.user,
-        identity,
+        identity_path,
         workspace.shardlab_folder / "known_hosts",
         cluster.ssh.host_keys,
         shared=True,
     )
-    node = make_login_node(ssh_address, python)
-    node.variables = requests.cluster_variables(cluster.slurm.cluster if cluster.slurm is not None else None)
+    node = make_login_node(ssh_address, python_path)
+    node.variables = requests.list_cluster_variables(cluster.slurm.cluster if cluster.slurm is not None else None)
     return [node]
 
 
-def environment_folder(cluster: Cluster) -> PurePosixPath:
+def find_environment_folder(cluster: Cluster) -> PurePosixPath:
     """The folder of the Python environment. Its name has a digest of all values that decide its packages and its Python."""
     assert cluster.storage.shared is not None
     assert cluster.slurm is not None
     keys = cluster.environment
     digest_values: list[object] = [
-        site_python.packages_digest(cluster),
+        site_python.digest_packages(cluster),
         keys.modules,
         keys.python,
         keys.use,
         cluster.slurm.setup,
     ]
     if keys.container is not None:
-        digest_values += [keys.runtime, keys.container, container.mounted_folders(cluster), site_python.has_gpus(cluster)]
+        digest_values += [keys.runtime, keys.container, container.list_mounts(cluster), site_python.has_gpus(cluster)]
     if cluster.is_in_further_environment:
-        digest_values.append(keys.digest())
-    content = json.dumps(digest_values)
-    return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        digest_values.append(keys.compute_digest())
+    digest_text = json.dumps(digest_values)
+    return PurePosixPath(cluster.storage.shared) / f"python-{hashlib.sha256(digest_text.encode()).hexdigest()[:12]}"
 
 
 PROVIDER = Provider(
     "slurm",
     "the site has its machines",
-    nodes,
+    list_nodes,
     operations=frozenset({"workspaces", "site-environment", "datasets", "inventory"}),  # these operations need no root
     checks=frozenset({"node_types"}),
 )

@@ -28,21 +28,21 @@ INSTANCES_LIMIT_FILE = Path("/proc/sys/fs/inotify/max_user_instances")  # the li
 INSTANCES_PER_NODE, OTHER_INSTANCES = 7, 20  # inotify instances: of a node (measured with 20), and of this machine itself
 
 
-def nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
+def list_nodes(cluster: Cluster, workspace: Workspace) -> list[SshNode]:
     """The practice nodes that the cluster file lists, whether they run or not."""
     venv_python = python.PYTHON_INTERPRETER if base.is_other_release(cluster.release) else "python3"
     return [
         ssh.make_node(
             cluster,
             workspace,
-            entry,
-            host=network.node_address(cluster.lan.subnet, node_index),
-            identity=_identity_path(workspace),
+            node_entry,
+            host=network.choose_node_address(cluster.lan.subnet, node_index),
+            identity_path=_find_identity_path(workspace),
             user=PRACTICE_USER,
             wheelhouse=WHEELS_FOLDER,
             venv_python=venv_python,
         )
-        for node_index, entry in enumerate(cluster.nodes)
+        for node_index, node_entry in enumerate(cluster.nodes)
     ]
 
 
@@ -52,9 +52,9 @@ def bring_up(cluster: Cluster, workspace: Workspace, node: SshNode) -> list[Chan
     base.check_machine(cluster.release)
     _check_owner(cluster, workspace)
     _check_inotify_limit(cluster)
-    machine = _make_machine(cluster, workspace, node, base.base_folder(packages.ALL_PACKAGES, cluster.release))
+    machine = _make_machine(cluster, workspace, node, base.find_base_folder(packages.ALL_PACKAGES, cluster.release))
     protection_changes = _plan_protections(cluster)
-    if (age_s := machine.age_s()) is not None:
+    if (age_s := machine.measure_age_s()) is not None:
         if age_s < BOOTS_S:  # the node may still be booting, if an earlier command was interrupted
             with contextlib.suppress(Unreachable):  # later operations report a node that does not answer
                 _wait_for_node(node, BOOTS_S - age_s)
@@ -87,19 +87,19 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
     """Remove all nodes of the cluster and its bridge. The base and the shared folder are kept. Returns what was removed."""
     base.check_machine()
     machine_folders = list_machine_folders(cluster.name)
-    for folder in machine_folders:
-        _make_bare_machine(cluster, folder.name).remove()
-    state = STATE_FOLDER / cluster.name
+    for machine_folder in machine_folders:
+        _make_bare_machine(cluster, machine_folder.name).remove()
+    state_folder = STATE_FOLDER / cluster.name
     with base.hold_practice_lock():
-        network.delete_bridge(network.bridge_name(cluster.name))
-        shared.release_folder(state)
-        (state / "workspace").unlink(missing_ok=True)
-        if state.is_dir():
-            state.rmdir()
+        network.delete_bridge(network.make_bridge_name(cluster.name))
+        shared.release_folder(state_folder)
+        (state_folder / "workspace").unlink(missing_ok=True)
+        if state_folder.is_dir():
+            state_folder.rmdir()
         remove_unused_folders()
     if not machine_folders:
         return f"no practice nodes of {cluster.name} are on this machine."
-    return f"removed {', '.join(folder.name for folder in machine_folders)} and their network."
+    return f"removed {', '.join(machine_folder.name for machine_folder in machine_folders)} and their network."
 
 
 def warm(cluster: Cluster, workspace: Workspace) -> str:
@@ -115,17 +115,17 @@ def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
         base_folder = making.make_base(packages.ALL_PACKAGES, cluster.release, _print_remark)
         if cluster.environment.wheelhouse is None:
             making.make_wheels(_print_remark)
-        network.make_bridge(network.bridge_name(cluster.name), cluster.lan.subnet)
+        network.make_bridge(network.make_bridge_name(cluster.name), cluster.lan.subnet)
         _close_state_folder()
         files.make_folder(STATE_FOLDER / cluster.name)
         files.write_atomic(STATE_FOLDER / cluster.name / "workspace", f"{workspace.real_path}\n".encode())
-        identity = _identity_path(workspace)
-        if not identity.exists():
-            files.make_folder(identity.parent)
-            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(identity)])
+        key_path = _find_identity_path(workspace)
+        if not key_path.exists():
+            files.make_folder(key_path.parent)
+            run_here(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"shardlab {cluster.name}", "-f", str(key_path)])
         machine = _make_machine(cluster, workspace, node, base_folder)
         machine.create()
-        _add_known_host(workspace, node.host, files.read(machine.host_key.with_suffix(".pub")).decode())
+        _add_known_host(workspace, node.host, files.read(machine.host_key_path.with_suffix(".pub")).decode())
     _wait_for_node(node, BOOTS_S)
 
 
@@ -144,9 +144,9 @@ def _close_state_folder() -> None:
     """Make the folder of all nodes if it does not exist, and close it to other users. Raises PracticeNodeError if root does not
     own it."""
     files.make_folder(STATE_FOLDER)
-    if (owner := STATE_FOLDER.stat().st_uid) != 0:
+    if (owner_uid := STATE_FOLDER.stat().st_uid) != 0:
         raise PracticeNodeError(
-            f"{STATE_FOLDER}: owned by the user {owner}, who could change the files of practice nodes. "
+            f"{STATE_FOLDER}: owned by the user {owner_uid}, who could change the files of practice nodes. "
             f"Run: chown root {STATE_FOLDER}"
         )
     STATE_FOLDER.chmod(0o700)
@@ -176,7 +176,7 @@ def _print_remark(sentence: str) -> None:
     Output().print_remark(sentence)
 
 
-def _identity_path(workspace: Workspace) -> Path:
+def _find_identity_path(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "practice" / "id_ed25519"
 
 
@@ -192,9 +192,9 @@ def _check_owner(cluster: Cluster, workspace: Workspace) -> None:
     """Raises PracticeNodeError if another workspace has practice nodes with this cluster name: a name can be used once per
     machine."""
     owner_note = STATE_FOLDER / cluster.name / "workspace"
-    if owner_note.exists() and Path(other := files.read(owner_note).decode().strip()).resolve() != workspace.real_path:
+    if owner_note.exists() and Path(other_path := files.read(owner_note).decode().strip()).resolve() != workspace.real_path:
         raise PracticeNodeError(
-            f"the workspace {other} already has practice nodes of the name {cluster.name} on this machine; "
+            f"the workspace {other_path} already has practice nodes of the name {cluster.name} on this machine; "
             "choose another name for this cluster."
         )
 
@@ -215,21 +215,21 @@ def _check_inotify_limit(cluster: Cluster) -> None:
 
 
 def _make_machine(cluster: Cluster, workspace: Workspace, node: SshNode, base_folder: Path) -> PracticeMachine:
-    entry = next(entry for entry in cluster.nodes if entry.name == node.name)
-    public_path = _identity_path(workspace).with_suffix(".pub")
+    node_entry = next(node_entry for node_entry in cluster.nodes if node_entry.name == node.name)
+    public_path = _find_identity_path(workspace).with_suffix(".pub")
     return PracticeMachine(
         cluster=cluster.name,
         name=node.name,
         address=node.host,
-        prefix=int(cluster.lan.subnet.split("/")[1]),
-        bridge=network.bridge_name(cluster.name),
-        base=base_folder,
-        authorized=files.read(public_path).decode().strip() if public_path.exists() else "",
-        shared=cluster.storage.shared,
-        wheelhouse=cluster.environment.wheelhouse or str(base.wheels_folder()),
-        python=str(python.python_folder()) if base.is_other_release(cluster.release) else None,
-        unified=base.is_other_release(cluster.release),
-        gpus=cluster.gpus.per_node if cluster.gpus and "worker" in entry.roles else 0,
+        prefix_len=int(cluster.lan.subnet.split("/")[1]),
+        bridge=network.make_bridge_name(cluster.name),
+        base_folder=base_folder,
+        authorized_key=files.read(public_path).decode().strip() if public_path.exists() else "",
+        shared_folder=cluster.storage.shared,
+        wheelhouse=cluster.environment.wheelhouse or str(base.find_wheels_folder()),
+        python=str(python.find_python_folder()) if base.is_other_release(cluster.release) else None,
+        has_only_cgroup2=base.is_other_release(cluster.release),
+        gpu_count=cluster.gpus.per_node if cluster.gpus and "worker" in node_entry.roles else 0,
         mbps=cluster.lan.mbps,
     )
 
@@ -240,5 +240,5 @@ def _make_bare_machine(cluster: Cluster, name: str) -> PracticeMachine:
 
 
 PROVIDER = Provider(
-    "virtual", "it boots its nodes on this machine", nodes, locks=list_lock_paths, bring_up=bring_up, warm=warm, down=down
+    "virtual", "it boots its nodes on this machine", list_nodes, locks=list_lock_paths, bring_up=bring_up, warm=warm, down=down
 )

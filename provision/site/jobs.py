@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from provision.fact import Unanswered
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from provision.operation import RunCommand
 from provision.site import requests
 from shardlab.cluster import slurm_waiting
@@ -41,9 +41,9 @@ class SubmitScript(RunCommand, frozen=True):
     keys of the cluster file that decide its request."""
 
     def make(self, node: Node) -> None:
-        script = self.argv[-2]
+        script_path = self.argv[-2]
         try:
-            with say_why_job_waits(node, script, self.description):
+            with say_why_job_waits(node, script_path, self.description):
                 super().make(node)
         except Unanswered as error:
             rejection_advice = advise_on_rejection(str(error)) if "sbatch: error:" in str(error) else ""
@@ -59,7 +59,7 @@ def make_script_submission(description: str, script_path: str, log_path: str, li
 class _ScriptJob(msgspec.Struct, frozen=True):
     """A job that waits or runs."""
 
-    number: str
+    job_id: str
     state: str
     """The state in the words of Slurm."""
     waiting_reason: str
@@ -67,7 +67,7 @@ class _ScriptJob(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """The job in words, such as `7 (PENDING: Priority)`."""
-        return f"{self.number} ({self.state}{f': {self.waiting_reason}' if self.waiting_reason else ''})"
+        return f"{self.job_id} ({self.state}{f': {self.waiting_reason}' if self.waiting_reason else ''})"
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def say_why_job_waits(node: Node, script_path: str, work_phrase: str) -> Iterato
     """
     has_ended = threading.Event()
 
-    def ask() -> None:
+    def print_new_reasons() -> None:
         printed_job = None
         while not has_ended.wait(ASK_S):
             with contextlib.suppress(Unanswered, Unreachable):
@@ -87,7 +87,7 @@ def say_why_job_waits(node: Node, script_path: str, work_phrase: str) -> Iterato
                     Output().print_remark(f"{node.name}: {work_phrase}: waits for job {job.describe()}")
                     printed_job = job
 
-    asking_thread = threading.Thread(target=ask, daemon=True)
+    asking_thread = threading.Thread(target=print_new_reasons, daemon=True)
     asking_thread.start()
     try:
         yield
@@ -112,11 +112,11 @@ def _find_job(node: Node, script_path: str) -> _ScriptJob | None:
     """The job with this script that waits or runs; None if there is none. Raises Unanswered."""
     squeue_output = node.run(["sh", "-c", LIST_WAITING_JOBS, "waiting", script_path], timeout_s=60)
     if squeue_output.code != 0:
-        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {last_line(squeue_output)}")
-    if not (lines := squeue_output.stdout.splitlines()):
+        raise Unanswered(f"{node.name}: squeue does not say which jobs wait: {find_error_line(squeue_output)}")
+    if not (job_lines := squeue_output.stdout.splitlines()):
         return None
-    number, state, reason = lines[0].split("|", 2)
+    job_id, state, reason = job_lines[0].split("|", 2)
     # Slurm gives the reason None until it has looked at a new job.
     is_explained = state == "PENDING" and reason != "None"
-    why = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason
-    return _ScriptJob(number, state, why if is_explained else "")
+    waiting_reason = slurm_waiting.explain_waiting(reason, slurm_waiting.FOR_PROVISION) or reason
+    return _ScriptJob(job_id, state, waiting_reason if is_explained else "")

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from provision import software
 from provision.fact import Unanswered
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from provision.operation import failure_reason
 from provision.site import jobs
 
@@ -64,14 +64,14 @@ class PackageCheck:
                 f"{node.name}: {self.setting}: its packages cannot be listed: {failure_reason(listing_output)}. {self.advice}"
             )
         differences = software.compare_packages(listing_output.stdout)
-        if differences.missing:
+        if differences.missing_clauses:
             raise Unanswered(
-                f"{node.name}: {self.setting} lacks {', '.join(differences.missing)}. Install what is missing there."
+                f"{node.name}: {self.setting} lacks {', '.join(differences.missing_clauses)}. Install what is missing there."
             )
-        self._differences = summarize_versions(differences.other)
-        put_answer = node.put(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
-        if put_answer.code != 0:
-            raise Unanswered(f"{node.name}: {self.folder}: {last_line(put_answer)}")
+        self._differences = summarize_versions(differences.other_version_clauses)
+        write_output = node.put(f"{self._differences}\n".encode(), f"{self.folder}/differences.made", mode=0o644, owner="")
+        if write_output.code != 0:
+            raise Unanswered(f"{node.name}: {self.folder}: {find_error_line(write_output)}")
 
 
 def summarize_versions(version_clauses: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from provision.fact import Fact, Facts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.facts.associations import ASSOCIATIONS, Association
 from provision.facts.modules import MODULES
 from provision.facts.node_types import NODE_TYPES, NodeType
@@ -25,13 +25,13 @@ from provision.site import requests
 from shardlab.cluster.slurm_cluster import ALL, VARIABLE
 from shardlab.errors import InputError
 from shardlab.record_types import SLURM_CLUSTER_PATTERN
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 T = TypeVar("T")
-SURVEY_FACTS: list[Fact[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
+QUERIES: list[FactQuery[Any]] = [SLURM_SETTINGS, PARTITIONS, NODE_TYPES, ASSOCIATIONS, MODULES, SHARED_FOLDERS, PYTHONS, QUOTAS]
 TEST_S = 60.0
 SHOW_CLUSTERS = f"""\
-test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(login_shell_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
+test -n "${VARIABLE}" || {VARIABLE}=$({shlex.join(make_login_argv(f'echo "clusters=${VARIABLE}"'))} < /dev/null 2> /dev/null |
     sed -n 's/^clusters=//p')
 printf '%s\\n' "${VARIABLE}"
 """
@@ -74,32 +74,32 @@ def list_chosen_clusters(node: Node) -> tuple[str, ...]:
 def survey_site(node: Node) -> Survey:
     """Ask the login node of a site all questions, several at the same time. Raises Unreachable if the login fails."""
     node.run(["true"], timeout_s=30)  # log in once, before several threads use the connection
-    facts = Facts(node)
+    facts = FactAnswers(node)
     with ThreadPoolExecutor(4) as thread_pool:
-        list(thread_pool.map(lambda fact: _ask_fact(facts, fact), SURVEY_FACTS))
+        list(thread_pool.map(lambda fact: _ask_fact(facts, fact), QUERIES))
     unanswered_facts = {fact_name: str(answer) for fact_name, answer in facts.answers.items() if isinstance(answer, Unanswered)}
 
-    def answer_or(fact: Fact[T], default_answer: T) -> T:
+    def choose_answer(fact: FactQuery[T], default_answer: T) -> T:
         fact_answer: Any = facts.answers.get(fact.name)
         answer_value: T = default_answer if fact_answer is None or isinstance(fact_answer, Unanswered) else fact_answer
         return answer_value
 
     return Survey(
-        settings=answer_or(SLURM_SETTINGS, SlurmSettings()),
-        partitions=answer_or(PARTITIONS, ()),
-        node_types=answer_or(NODE_TYPES, ()),
-        associations=answer_or(ASSOCIATIONS, ()),
-        modules=answer_or(MODULES, ()),
-        folders=answer_or(SHARED_FOLDERS, ()),
-        pythons=answer_or(PYTHONS, {}),
-        quotas=answer_or(QUOTAS, Quotas()),
+        settings=choose_answer(SLURM_SETTINGS, SlurmSettings()),
+        partitions=choose_answer(PARTITIONS, ()),
+        node_types=choose_answer(NODE_TYPES, ()),
+        associations=choose_answer(ASSOCIATIONS, ()),
+        modules=choose_answer(MODULES, ()),
+        folders=choose_answer(SHARED_FOLDERS, ()),
+        pythons=choose_answer(PYTHONS, {}),
+        quotas=choose_answer(QUOTAS, Quotas()),
         unknown=unanswered_facts,
     )
 
 
-def _ask_fact(facts: Facts, fact: Fact[Any]) -> None:
+def _ask_fact(node_facts: FactAnswers, fact: FactQuery[Any]) -> None:
     try:
-        facts[fact]
+        node_facts[fact]
     except Unanswered:
         return  # `facts` has stored the error in place of an answer
 
@@ -120,21 +120,21 @@ def find_rejections(node: Node, options_by_request: Mapping[R, list[str]]) -> di
 
     options_by_request: the options of each request. `sbatch --test-only` submits nothing. Raises Unreachable.
     """
-    rejections: dict[R, str | None] = {}
-    for request, sbatch_options in options_by_request.items():
-        if request.is_fallback and any(why is None or _FINAL_ANSWER.search(why) for why in rejections.values()):
+    rejection_by_request: dict[R, str | None] = {}
+    for request_keys, sbatch_options in options_by_request.items():
+        if request_keys.is_fallback and any(why is None or _FINAL_ANSWER.search(why) for why in rejection_by_request.values()):
             break
-        rejections[request] = _find_rejection(node.run, sbatch_options)
-    return rejections
+        rejection_by_request[request_keys] = _find_rejection(node.run, sbatch_options)
+    return rejection_by_request
 
 
 def count_job_cpus(node: Node, node_names: str) -> int | None:
     """The smallest number of processors that a job may get on one of these nodes of Slurm, without the processors that Slurm
     reserves for the system; None if it is not known. node_names: in Slurm's short form, such as gpu[1-8]. Raises
     Unreachable."""
-    answer = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
+    output = node.run(["scontrol", "show", "node", "--oneliner", node_names], timeout_s=TEST_S) if node_names else None
     cpu_counts = []
-    for value_by_key in map(parse_pairs, answer.stdout.splitlines() if answer is not None and answer.code == 0 else []):
+    for value_by_key in map(parse_pairs, output.stdout.splitlines() if output is not None and output.code == 0 else []):
         total = parse_limit(value_by_key.get("CPUTot", ""))
         threads_per_core = parse_limit(value_by_key.get("ThreadsPerCore", "")) or 1
         effective_cpus = parse_limit(value_by_key.get("CPUEfctv", ""))  # from Slurm 22.05 on
@@ -147,8 +147,8 @@ def count_job_cpus(node: Node, node_names: str) -> int | None:
     return min(cpu_counts, default=None)
 
 
-def _find_rejection(run_command: Callable[..., Any], options: list[str]) -> str | None:
-    test_command = ["sbatch", "--test-only", *options, "--wrap=true"]
+def _find_rejection(run_command: Callable[..., Any], sbatch_options: list[str]) -> str | None:
+    test_command = ["sbatch", "--test-only", *sbatch_options, "--wrap=true"]
     test_words = ["sh", "-c", f'{requests.WITHOUT_VARIABLES} exec "$@"', "test", *test_command]
     test_output = run_command(test_words, timeout_s=TEST_S)
     if test_output.code == 0:
@@ -156,5 +156,5 @@ def _find_rejection(run_command: Callable[..., Any], options: list[str]) -> str 
     lines = [_ERROR_PREFIX.sub("", line).strip() for line in test_output.stderr.splitlines()]
     lines = [line for line in dict.fromkeys(lines) if any(char.isalnum() for char in line)]  # without the lines of drawn frames
     informative_lines = [line for line in lines if not line.endswith(UNSPECIFIED_ERROR)] or lines
-    text = "; ".join(informative_lines) or ("no answer" if test_output.code is None else f"exit code {test_output.code}")
-    return "".join(char if char.isprintable() else "?" for char in text)[:200]
+    rejection = "; ".join(informative_lines) or ("no answer" if test_output.code is None else f"exit code {test_output.code}")
+    return "".join(char if char.isprintable() else "?" for char in rejection)[:200]

@@ -17,7 +17,7 @@ import msgspec
 
 from provision import software
 from provision.fact import Unanswered, decode_last_line
-from provision.node import Node, last_line
+from provision.node import Node, find_error_line
 from provision.operation import failure_reason
 from shardlab.files import files
 from shardlab.remote.remote import CommandOutput
@@ -51,8 +51,8 @@ class InterpreterPlatform(msgspec.Struct, frozen=True):
 class WheelDownload:
     """A change that fills a folder of the site with the wheels of all required packages.
 
-    on_node: the command that downloads the wheels on the login node.
-    interpreter: the command that starts the site's interpreter.
+    download_words: the command that downloads the wheels on the login node.
+    interpreter_words: the command that starts the site's interpreter.
     folder: the folder of the site. requirements: the requirements.
     local_folder: an existing folder of this machine for a temporary copy of the wheels; None: this machine is the login node.
     """
@@ -61,33 +61,33 @@ class WheelDownload:
 
     def __init__(
         self,
-        on_node: Sequence[str],
-        interpreter: Sequence[str],
+        download_words: Sequence[str],
+        interpreter_words: Sequence[str],
         folder: PurePosixPath,
         requirements: Sequence[str],
         local_folder: Path | None,
     ) -> None:
-        self.on_node, self.interpreter, self.folder = on_node, interpreter, folder
+        self.download_words, self.interpreter_words, self.folder = download_words, interpreter_words, folder
         self.requirements, self.local_folder = requirements, local_folder
-        self._downloaded_where = ""
+        self._result_text = ""
 
     @property
     def description(self) -> str:
         """The sentence for this change, as `Change.description`. After the download, it says which machine downloaded."""
-        if self._downloaded_where:
-            return f"download the packages {self._downloaded_where}"
+        if self._result_text:
+            return f"download the packages {self._result_text}"
         return f"download the packages on the login node{', or here and send them' if self.local_folder is not None else ''}"
 
     @property
     def command(self) -> str:
         """The command that downloads the wheels on the login node, as `Change.command`."""
-        return shlex.join(self.on_node)
+        return shlex.join(self.download_words)
 
     def make(self, node: Node) -> None:
         """Download the wheels. Raises Unanswered if neither the login node nor this machine can download them."""
-        download_output = node.run(self.on_node, timeout_s=DOWNLOAD_S)
+        download_output = node.run(self.download_words, timeout_s=DOWNLOAD_S)
         if download_output.code == 0:
-            self._downloaded_where = "on the login node"
+            self._result_text = "on the login node"
             return
         failure_text = f"not ended within {DOWNLOAD_S:g} s" if download_output.code is None else failure_reason(download_output)
         if self.local_folder is None:
@@ -102,12 +102,12 @@ class WheelDownload:
                     f"{node.name}: the packages cannot be downloaded there ({failure_text}), nor here: {error} {WHEEL_ADVICE}"
                 ) from None
             self._send_wheels(node, wheel_paths)
-        self._downloaded_where = f"here, as the login node could not ({failure_text}), and send them"
+        self._result_text = f"here, as the login node could not ({failure_text}), and send them"
 
     def _read_platform(self, node: Node) -> InterpreterPlatform:
-        platform_output = node.run([*self.interpreter, "-I", "-c", PLATFORM_PROGRAM], timeout_s=ANSWER_S)
+        platform_output = node.run([*self.interpreter_words, "-I", "-c", PLATFORM_PROGRAM], timeout_s=ANSWER_S)
         if platform_output.code != 0:
-            raise Unanswered(f"{node.name}: its Python does not start: {last_line(platform_output)}.")
+            raise Unanswered(f"{node.name}: its Python does not start: {find_error_line(platform_output)}.")
         try:
             return decode_last_line(platform_output.stdout, InterpreterPlatform)
         except ValueError as error:
@@ -115,16 +115,16 @@ class WheelDownload:
 
     def _send_wheels(self, node: Node, wheel_paths: Sequence[Path]) -> None:
         """Send wheels from this machine to the site. Wheels that an interrupted command has sent before are skipped."""
-        list_output = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
-        arrived_digests = {line.partition("  ")[2]: line.partition("  ")[0] for line in list_output.stdout.splitlines()}
+        node_output = node.run(["sh", "-c", LIST_ARRIVED, "arrived", str(self.folder)], timeout_s=ANSWER_S)
+        arrived_digests = {line.partition("  ")[2]: line.partition("  ")[0] for line in node_output.stdout.splitlines()}
         for wheel_path in wheel_paths:
             wheel_bytes = wheel_path.read_bytes()
             if arrived_digests.get(wheel_path.name) == hashlib.sha256(wheel_bytes).hexdigest():
                 continue
-            list_output = node.put(wheel_bytes, f"{self.folder}/{wheel_path.name}", mode=0o644, owner="")
-            if list_output.code != 0:
-                why = "it took too long" if list_output.code is None else failure_reason(list_output)
-                raise Unanswered(f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.folder}: {why}.")
+            node_output = node.put(wheel_bytes, f"{self.folder}/{wheel_path.name}", mode=0o644, owner="")
+            if node_output.code != 0:
+                fault = "it took too long" if node_output.code is None else failure_reason(node_output)
+                raise Unanswered(f"{node.name}: {wheel_path.name} was downloaded here, but not sent to {self.folder}: {fault}.")
 
 
 WHEEL_ADVICE = "Set environment.wheelhouse to a folder of wheels at the site, or environment.use to an environment of yours."
@@ -148,9 +148,9 @@ def download_wheels(folder: Path, target: InterpreterPlatform, requirements: Seq
             f"may choose the wrong packages. Run `provision` with Python {target.python}, or let environment.modules or "
             f"environment.python name a Python {own_version} of the site."
         )
-    constraints = folder / "constraints.txt"
-    constraints.write_bytes(software.read_constraints(tuple(requirements)))
-    common_options = ["--constraint", str(constraints)]
+    constraints_path = folder / "constraints.txt"
+    constraints_path.write_bytes(software.read_constraints(tuple(requirements)))
+    common_options = ["--constraint", str(constraints_path)]
     source_requirements = [word for word in requirements if any(word.startswith(name) for name in FROM_SOURCE)]
     if source_requirements:
         _run_pip(["wheel", "--no-deps", "--wheel-dir", str(folder), *common_options, *source_requirements])

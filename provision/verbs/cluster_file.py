@@ -37,7 +37,7 @@ def read_cluster_again(invocation: Invocation) -> Cluster:
         raise ShardlabError(f"{error} Its machines exist. Correct the cluster file, and run the same command again.") from None
 
 
-def must_be_allowed(invocation: Invocation) -> None:
+def check_consent(invocation: Invocation) -> None:
     """Store the consent of --trust. Raises InputError if the user may not act with this cluster file in this workspace."""
     file, workspace = invocation.arguments.cluster, invocation.workspace
     named_files = [Path(file)] if file is not None and Path(file).resolve().is_relative_to(workspace.real_path) else []
@@ -52,7 +52,7 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
 
     named_cluster: as in `workspace_trust.unshown_powers`. Raises InputError if the user does not agree.
     """
-    unseen_powers = workspace_trust.unshown_powers(workspace, named_cluster)
+    unseen_powers = workspace_trust.list_unshown_powers(workspace, named_cluster)
     if not unseen_powers:
         return
     for power_sentence in unseen_powers:
@@ -64,5 +64,5 @@ def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Clust
 
 def list_locks(provider: Provider[Any], file_cluster: Cluster, workspace: Workspace) -> list[tuple[Path, str]]:
     """The locks of a command that may change nodes, as `lock.hold_locks` needs them."""
-    locks = [(path, f"the cluster {file_cluster.name}") for path in provider.locks(file_cluster)]
-    return [*locks, (workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}")]
+    lock_purposes = [(lock_path, f"the cluster {file_cluster.name}") for lock_path in provider.locks(file_cluster)]
+    return [*lock_purposes, (workspace.shardlab_folder / "provision.lock", f"the workspace {workspace.path}")]

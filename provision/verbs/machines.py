@@ -52,8 +52,8 @@ class HardwareVerb(Verb):
 
     def run(self, invocation: Invocation) -> int:
         output = invocation.out
-        output.print_table("", hardware.CATALOGUE_COLUMNS, hardware.catalogue_rows())
-        output.print_document(hardware.catalogue_document())
+        output.print_table("", hardware.CATALOGUE_COLUMNS, hardware.make_catalogue_rows())
+        output.print_document(hardware.make_catalogue_document())
         return 0
 
 
@@ -72,9 +72,9 @@ class RequestVerb(Verb):
         cluster = cluster_file.read_cluster_file(invocation)
         provider = find_provider(cluster.provider)
         if provider.request is None:
-            refusal = provider.carry_out("request", cluster, workspace)
+            refusal = provider.carry_out_verb("request", cluster, workspace)
             raise InputError(f"{arguments.cluster or workspace.path / 'cluster.yaml'}: {refusal}")
-        text = provider.carry_out("profile" if arguments.profile else "request", cluster, workspace)
+        text = provider.carry_out_verb("profile" if arguments.profile else "request", cluster, workspace)
         if not output.json:
             output.results.file.write(text)
         output.print_document({**display.result_document("request", Site(cluster, workspace, []), [], [], []), "request": text})
@@ -91,25 +91,25 @@ class MachinesVerb(Verb):
         output, workspace = invocation.out, invocation.workspace
         cluster = cluster_file.read_cluster_file(invocation)
         provider = find_provider(cluster.provider)
-        cluster_file.must_be_allowed(invocation)
+        cluster_file.check_consent(invocation)
         nodes = provider.nodes(cluster, workspace)
         lock_paths = cluster_file.list_locks(provider, cluster, workspace)
         workspace_trust.begin_workspace(workspace)
         site = Site(cluster, workspace, [])
         with lock.hold_locks(lock_paths, ["provision", *invocation.arguments.words]):
-            self.confirm(invocation, provider)
+            self.ask_confirmation(invocation, provider)
             with interruption.handle_interruption(nodes, lambda: None):
-                answer_text = self.carry_out(invocation, provider, site)
+                answer_text = self.carry_out_verb(invocation, provider, site)
         output.print_line(answer_text)
         output.print_document(display.result_document(self.name, site, [], [], [], find_lease(site)))
         return 0
 
-    def confirm(self, invocation: Invocation, provider: Provider[Any]) -> None:
+    def ask_confirmation(self, invocation: Invocation, provider: Provider[Any]) -> None:
         """Ask the user whether the verb may act, if it destroys something. Raises InputError if it may not."""
 
-    def carry_out(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
+    def carry_out_verb(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
         """Let the provider carry out the verb; return its answer for the user. Raises ShardlabError."""
-        return provider.carry_out(self.name, site.cluster, site.workspace)
+        return provider.carry_out_verb(self.name, site.cluster, site.workspace)
 
 
 class WarmVerb(MachinesVerb):
@@ -130,10 +130,10 @@ class ExtendVerb(MachinesVerb):
         parser.add_argument("--reason", metavar="TEXT", help="why, for the administrators of the provider")
         super().add_options(parser)
 
-    def carry_out(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
+    def carry_out_verb(self, invocation: Invocation, provider: Provider[Any], site: Site) -> str:
         arguments = invocation.arguments
         try:
-            return provider.carry_out("extend", site.cluster, site.workspace, arguments.hours, arguments.reason)
+            return provider.carry_out_verb("extend", site.cluster, site.workspace, arguments.hours, arguments.reason)
         finally:  # also after an error: the provider may have granted a part of the hours
             store_lease(site)
 
@@ -148,7 +148,7 @@ class DownVerb(MachinesVerb):
         parser.add_argument("--yes", action="store_true", help="do not ask before machines are given back")
         super().add_options(parser)
 
-    def confirm(self, invocation: Invocation, provider: Provider[Any]) -> None:
+    def ask_confirmation(self, invocation: Invocation, provider: Provider[Any]) -> None:
         if provider.confirmation is not None:
             confirmation = provider.confirmation(invocation.cluster, invocation.workspace)
             _confirm_down(invocation.out, confirmation, invocation.arguments.yes)
@@ -159,7 +159,7 @@ def _confirm_down(output: Output, confirmation: Confirmation | None, is_confirme
     text."""
     if confirmation is None:
         return
-    for sentence in confirmation.lines:
+    for sentence in confirmation.loss_sentences:
         output.print_remark(sentence, style="yellow")
     if is_confirmed:
         return

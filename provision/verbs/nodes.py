@@ -15,7 +15,7 @@ import msgspec
 from provision import interruption, inventory_file, lock, order
 from provision.check import Outcome, map_targets
 from provision.command import command_line, display, progress
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.interruption import IS_STOPPING
 from provision.node import Node
 from provision.nodes import pretend
@@ -65,11 +65,11 @@ class NodesVerb(Verb):
     """Whether the verb carries out operations, or plans them."""
 
     def add_options(self, parser: Parser) -> None:
-        names: dict[str, Any] = {"ends_list": command_line.may_be_file, "type": command_line.parse_names}
-        parser.add_list_option("--limit", metavar="NODE,...", help="work only on these nodes", **names)
+        list_settings: dict[str, Any] = {"ends_list": command_line.may_be_file, "type": command_line.parse_names}
+        parser.add_list_option("--limit", metavar="NODE,...", help="work only on these nodes", **list_settings)
         if self.has_operations:
-            parser.add_list_option("--only", metavar="OP,...", help="carry out only these operations", **names)
-            parser.add_list_option("--skip", metavar="OP,...", help="carry out all operations except these", **names)
+            parser.add_list_option("--only", metavar="OP,...", help="carry out only these operations", **list_settings)
+            parser.add_list_option("--skip", metavar="OP,...", help="carry out all operations except these", **list_settings)
             parallel_help = "number of nodes that an operation changes at the same time (default: all)"
             parser.add_argument("--parallel", type=command_line.parse_count, metavar="N", help=parallel_help)
         if self.starts_ranks:
@@ -77,7 +77,7 @@ class NodesVerb(Verb):
             parser.add_argument("--here", action="store_true", help=here_help)
         console.add_trust_option(parser)
 
-    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         """Carry out the verb on the nodes. Returns (the steps of the operations, the results of the checks)."""
         raise NotImplementedError
 
@@ -86,8 +86,8 @@ class NodesVerb(Verb):
         file_cluster = present_cluster = cluster_file.read_cluster_file(invocation)
         provider = find_provider(file_cluster.provider)
         if self.starts_ranks and provider.name == "local":
-            login_node.must_not_be_login_node(here_option=arguments.here)
-        cluster_file.must_be_allowed(invocation)
+            login_node.refuse_login_node(here_option=arguments.here)
+        cluster_file.check_consent(invocation)
         pretend_path: Path | None = getattr(arguments, "pretend", None)
         if provider.present is not None:
             cluster_or_request = provider.present(file_cluster, workspace)
@@ -116,7 +116,7 @@ class NodesVerb(Verb):
                 nodes = provider.nodes(present_cluster, workspace)
                 limited_names = _choose_names("node", [node.name for node in nodes], arguments.limit)
             site = _make_site(present_cluster, workspace, nodes, pretend_path)
-            if site.pretended:
+            if site.is_pretended:
                 output.print_remark(f"{pretend_path} describes the nodes; no machine is reached", style="dim")
             elif provider.operations is None or MACHINE_OPERATION in provider.operations:
                 bring_up = Operation(
@@ -124,13 +124,13 @@ class NodesVerb(Verb):
                 )
                 operations = [bring_up, *operations]
             targets = [target for target in site.targets if target.node.name in limited_names]
-            most_parallel = getattr(arguments, "parallel", None)
-            return self._carry_out_and_show(output, NodesVerbInput(site, targets, operations, chosen_names, most_parallel))
+            max_parallel = getattr(arguments, "parallel", None)
+            return self._carry_out_and_show(output, NodesVerbInput(site, targets, operations, chosen_names, max_parallel))
 
     def _carry_out_and_show(self, output: Output, work: NodesVerbInput) -> int:
         find_lease(work.site)  # an unreadable lease raises an error here, before anything is changed
         with interruption.handle_interruption([target.node for target in work.site.targets], lambda: len(BEGUN_CHANGES)):
-            steps, findings = self.carry_out(output, work)
+            steps, findings = self.carry_out_verb(output, work)
         failed_steps = [step for step in steps if step.state in ("failed", "administrator")]
         display.show_machines(output, work.targets)
         if findings:
@@ -150,7 +150,7 @@ class ApplyVerb(NodesVerb):
     example = "provision cluster.yaml --limit node0"
     starts_ranks = True
 
-    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         steps = _make_changes(output, work, is_dry_run=False)
         return steps, _run_checks(output, work, steps, replaces=False)
 
@@ -168,7 +168,7 @@ class PlanChangesVerb(NodesVerb):
         parser.add_argument("--pretend", type=Path, metavar="FACTS.json", help=pretend_help)
         parser.add_argument("--check", action="store_true", help="may be written in place of the verb plan")
 
-    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         return _make_changes(output, work, is_dry_run=True), []
 
 
@@ -179,7 +179,7 @@ class FactsVerb(NodesVerb):
     example = "provision cluster.yaml facts --json"
     may_change = has_operations = False
 
-    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         map_targets(work.targets, _ask_all_facts)
         return [], []
 
@@ -191,33 +191,33 @@ class VerifyVerb(NodesVerb):
     example = "provision cluster.yaml verify"
     starts_ranks = True
 
-    def carry_out(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
+    def carry_out_verb(self, output: Output, work: NodesVerbInput) -> tuple[list[OperationStep], list[Finding]]:
         steps: list[OperationStep] = []
         if not work.site.cluster.ssh.sudo:  # operations are only planned, to list the work for an administrator
-            targets, check_names = work.targets, work.chosen_names
+            targets, only_names = work.targets, work.chosen_names
             planned_steps = converge_site(
-                work.site, work.operations, targets=targets, only_names=check_names, is_dry_run=True, parallel=work.parallel
+                work.site, work.operations, targets=targets, only_names=only_names, is_dry_run=True, max_parallel=work.parallel
             )
             steps = [step for step in planned_steps if step.state == "administrator"]
             work.site.skipped.clear()
         return steps, _run_checks(output, work, steps, replaces=True)
 
 
-def _check_creation(file_cluster: Cluster, to_create: MachinesToCreate, verb: str, option: str | None) -> None:
+def _check_creation(file_cluster: Cluster, machines_to_create: MachinesToCreate, verb_name: str, option: str | None) -> None:
     """Check a command for a cluster whose machines do not exist yet. Raises InputError if its verb or an option needs nodes, or
     if the machines cannot be created now. option: the option that needs nodes, if it is given."""
-    if to_create.blocked is not None and verb != "plan":
-        raise InputError(to_create.blocked)
-    if verb not in ("apply", "plan") or option is not None:
+    if machines_to_create.blocked is not None and verb_name != "plan":
+        raise InputError(machines_to_create.blocked)
+    if verb_name not in ("apply", "plan") or option is not None:
         raise InputError(
-            f"{file_cluster.name}: {option or f'the verb {verb}'} needs nodes, and its machines do not exist yet. "
+            f"{file_cluster.name}: {option or f'the verb {verb_name}'} needs nodes, and its machines do not exist yet. "
             "Run first: provision CLUSTER.yaml"
         )
 
 
 def _print_creation_plan(output: Output, file_cluster: Cluster, workspace: Workspace, to_create: MachinesToCreate) -> int:
     """Print the plan for machines that do not exist yet. The changes on the machines can be planned only when they exist."""
-    for line in to_create.lines:
+    for line in to_create.request_lines:
         output.print_line(line)
     output.print_line("changes: 1 planned, none was made; the nodes can be planned for when they exist")
     if to_create.blocked is not None:
@@ -232,28 +232,28 @@ def _make_site(file_cluster: Cluster, workspace: Workspace, nodes: Sequence[Node
     targets = _make_targets(file_cluster, nodes, pretend_path)
     for environment_name in file_cluster.environments:
         described_nodes = find_provider(file_cluster.provider).nodes(file_cluster.for_environment(environment_name), workspace)
-        same_nodes = [copy.copy(node) for node in nodes]  # a copy has the same connection
-        for node, described_facts in zip(same_nodes, described_nodes, strict=True):
-            node.python, node.wheelhouse = described_facts.python, described_facts.wheelhouse
-        for target, environment_target in zip(targets, _make_targets(file_cluster, same_nodes, pretend_path), strict=True):
+        node_copies = [copy.copy(node) for node in nodes]  # a copy has the same connection
+        for node, described_node in zip(node_copies, described_nodes, strict=True):
+            node.python, node.wheelhouse = described_node.python, described_node.wheelhouse
+        for target, environment_target in zip(targets, _make_targets(file_cluster, node_copies, pretend_path), strict=True):
             target.environments[environment_name] = environment_target
-    return Site(file_cluster, workspace, targets, pretended=pretend_path is not None)
+    return Site(file_cluster, workspace, targets, is_pretended=pretend_path is not None)
 
 
 def _make_targets(file_cluster: Cluster, nodes: Sequence[Node], pretend_path: Path | None) -> list[Target]:
     node_facts = (
-        [Facts(node, order.list_operation_files()) for node in nodes]
+        [FactAnswers(node, order.list_operation_files()) for node in nodes]
         if pretend_path is None
         else pretend.read_pretended_facts(pretend_path, nodes)
     )
-    entry_by_name = {entry.name: entry for entry in file_cluster.nodes}
+    entry_by_name = {node_entry.name: node_entry for node_entry in file_cluster.nodes}
     return [Target(facts.node, facts, entry_by_name.get(facts.node.name)) for facts in node_facts]
 
 
 def _make_changes(output: Output, work: NodesVerbInput, *, is_dry_run: bool) -> list[OperationStep]:
     """Make the changes of the operations, or only plan them (dry), with a live table; print and return the steps."""
     site, targets = work.site, work.targets
-    if site.cluster.login is not None and not site.pretended:
+    if site.cluster.login is not None and not site.is_pretended:
         site.targets[0].node.run(["true"], timeout_s=LOGIN_S)  # logs in before the live table: SSH may ask for a password
     with progress.show_progress(output, [target.node.name for target in targets], len(work.operations)) as observer:
         steps = converge_site(
@@ -262,7 +262,7 @@ def _make_changes(output: Output, work: NodesVerbInput, *, is_dry_run: bool) -> 
             targets=targets,
             only_names=work.chosen_names,
             is_dry_run=is_dry_run,
-            parallel=work.parallel,
+            max_parallel=work.parallel,
             observer=observer,
         )
     if steps and not IS_STOPPING.is_set():
@@ -275,24 +275,24 @@ def _run_checks(output: Output, work: NodesVerbInput, steps: Sequence[OperationS
 
     replaces: whether the measured times of all-reduces replace all earlier times in the inventory.
     """
-    failed = {step.node: ": ".join([f"{step.operation} failed", *step.says[-1:]]) for step in steps if step.state == "failed"}
-    administrator_operations = display.administrator_operations(steps)
-    findings = [Finding(node, "operations", Outcome(False, why, RERUN_HINT)) for node, why in failed.items()]
+    faults = {step.node: ": ".join([f"{step.operation} failed", *step.says[-1:]]) for step in steps if step.state == "failed"}
+    operations_by_node = display.find_administrator_operations(steps)
+    findings = [Finding(node, "operations", Outcome(False, failure_text, RERUN_HINT)) for node, failure_text in faults.items()]
     findings += [
-        Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(names)}", ROOT_HINT))
-        for name, names in administrator_operations.items()
+        Finding(name, "administrator", Outcome(False, f"an administrator has to do: {', '.join(operation_names)}", ROOT_HINT))
+        for name, operation_names in operations_by_node.items()
     ]
-    ready_targets = [target for target in work.targets if target.node.name not in {**failed, **administrator_operations}]
+    ready_targets = [target for target in work.targets if target.node.name not in {**faults, **operations_by_node}]
     if ready_targets and not IS_STOPPING.is_set():
         print_dim_remark = functools.partial(output.print_remark, style="dim")
         check_stages = order.select_checks(find_provider(work.site.cluster.provider))
         findings += verify_targets(work.site, ready_targets, check_stages, print_dim_remark)
-        inventory_file.record_all_reduces(work.site, findings, replaces=replaces)
+        inventory_file.record_all_reduces(work.site, findings, replaces_earlier=replaces)
         environment_checks = [[check for check in stage if check in order.ENVIRONMENT_CHECKS] for stage in check_stages]
         for name in work.site.cluster.environments:
             targets = [target.environments[name] for target in ready_targets]
             output.print_remark(f"environment {name}:", style="dim")
-            further_findings = verify_targets(work.site.in_environment(name), targets, environment_checks, print_dim_remark)
+            further_findings = verify_targets(work.site.select_environment(name), targets, environment_checks, print_dim_remark)
             findings += [msgspec.structs.replace(finding, check=f"{finding.check} in {name}") for finding in further_findings]
     return findings
 

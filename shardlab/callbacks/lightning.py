@@ -20,9 +20,9 @@ class LightningStepCallback(Callback):  # type: ignore[misc]  # lightning is not
         """tokens: counts the tokens of a batch, which Lightning does not know. checksum_after: compare the weights before the
         first step and after this one; None: not at all."""
         self._count_tokens, self._checksum_after = tokens, checksum_after
-        self._last_step, self._loss, self._tokens = 0, None, 0
+        self._last_step, self._loss_sum, self._token_count = 0, None, 0
 
-    _loss: Any
+    _loss_sum: Any
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Write the first checksums, unless the training resumes from a checkpoint."""
@@ -34,13 +34,13 @@ class LightningStepCallback(Callback):  # type: ignore[misc]  # lightning is not
         """Report the step if the optimizer made one in this batch: with accumulation, it makes one after several batches."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if loss is not None:  # Lightning has divided it by the number of batches of a step
-            self._loss = loss if self._loss is None else self._loss + loss
-        self._tokens += self._count_tokens(batch) if self._count_tokens is not None else 0
+            self._loss_sum = loss if self._loss_sum is None else self._loss_sum + loss
+        self._token_count += self._count_tokens(batch) if self._count_tokens is not None else 0
         if trainer.global_step == self._last_step:
             return
         self._last_step = trainer.global_step
-        tokens = self._tokens if self._count_tokens is not None else None
-        steps.report(step=self._last_step, loss=self._loss, tokens=tokens)
-        self._loss, self._tokens = None, 0
+        tokens = self._token_count if self._count_tokens is not None else None
+        steps.report(step=self._last_step, loss=self._loss_sum, tokens=tokens)
+        self._loss_sum, self._token_count = None, 0
         if self._last_step == self._checksum_after:
             steps.checksum(trainer.model, optimizer=trainer.optimizers[0])

@@ -21,11 +21,11 @@ class TrainerStepCallback(TrainerCallback):  # type: ignore[misc]  # transformer
 
     def __init__(self, checksum_after: int | None = None) -> None:
         """checksum_after: compare the weights before the first step and after this one; None: not at all."""
-        self._checksum_after, self._tokens_before = checksum_after, 0
+        self._checksum_after, self._reported_tokens = checksum_after, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Write the first checksums, unless the training resumes from a checkpoint."""
-        self._tokens_before = state.num_input_tokens_seen
+        self._reported_tokens = state.num_input_tokens_seen
         if self._checksum_after is not None and state.global_step == 0:
             steps.checksum(objects["model"], optimizer=objects["optimizer"], step=0)
 
@@ -47,6 +47,6 @@ class TrainerStepCallback(TrainerCallback):  # type: ignore[misc]  # transformer
     def _report(self, args: Any, state: Any, loss: float | None) -> None:
         tokens = None
         if state.num_input_tokens_seen:
-            tokens = state.num_input_tokens_seen - self._tokens_before if args.process_index == 0 else 0
-            self._tokens_before = state.num_input_tokens_seen
+            tokens = state.num_input_tokens_seen - self._reported_tokens if args.process_index == 0 else 0
+            self._reported_tokens = state.num_input_tokens_seen
         steps.report(step=state.global_step, loss=loss, tokens=tokens)

@@ -46,7 +46,7 @@ class ExperimentNote(msgspec.Struct, frozen=True):
     """The address of the experiment's web page at the portal."""
 
 
-def note_path(shardlab_folder: Path) -> Path:
+def find_note_path(shardlab_folder: Path) -> Path:
     """The path of the note about the experiment."""
     return shardlab_folder / NOTE_FILE
 
@@ -54,37 +54,37 @@ def note_path(shardlab_folder: Path) -> Path:
 def read_note(shardlab_folder: Path) -> ExperimentNote | None:
     """The note, or None if the workspace has no note. Raises InputError for a damaged note."""
     fault_template = "is not a note of this version: {}. Allowed: the file as `provision` wrote it."
-    return json_file.read_json(note_path(shardlab_folder), ExperimentNote, fault_template)
+    return json_file.read_json(find_note_path(shardlab_folder), ExperimentNote, fault_template)
 
 
 def write_note(shardlab_folder: Path, note: ExperimentNote) -> ExperimentNote:
     """Store the note in the workspace, and return it. Raises WorkspaceError."""
     files.make_folder(shardlab_folder)
-    files.write_json(note_path(shardlab_folder), note)
+    files.write_json(find_note_path(shardlab_folder), note)
     return note
 
 
-def stored_manifests(shardlab_folder: Path) -> list[Path]:
+def list_stored_manifests(shardlab_folder: Path) -> list[Path]:
     """The paths of the stored manifests; empty if no manifest is stored."""
     return sorted((shardlab_folder / MANIFEST_FOLDER).glob("*.xml"))
 
 
-def store_manifests(shardlab_folder: Path, manifests_by_aggregate: Mapping[str, bytes]) -> None:
+def store_manifests(shardlab_folder: Path, manifest_by_aggregate: Mapping[str, bytes]) -> None:
     """Replace the stored manifests by these manifests of the experiment. Either all of them are stored, or nothing changes.
 
-    manifests_by_aggregate: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
+    manifest_by_aggregate: for each manifest, the name of its aggregate, which must be safe as a file name -> its content.
     Raises WorkspaceError.
     """
-    folder = shardlab_folder / MANIFEST_FOLDER
-    staging_folder = folder.with_suffix(".new")
+    manifest_folder = shardlab_folder / MANIFEST_FOLDER
+    staging_folder = manifest_folder.with_suffix(".new")
     with files.as_workspace_error("write"):
         shutil.rmtree(staging_folder, ignore_errors=True)
         files.make_folder(staging_folder)
-        for aggregate, manifest in manifests_by_aggregate.items():
-            files.write_atomic(staging_folder / f"{aggregate}.xml", manifest)
-        if folder.exists():
-            _rename_to_old(folder)
-        staging_folder.rename(folder)
+        for aggregate, manifest_bytes in manifest_by_aggregate.items():
+            files.write_atomic(staging_folder / f"{aggregate}.xml", manifest_bytes)
+        if manifest_folder.exists():
+            _rename_to_old(manifest_folder)
+        staging_folder.rename(manifest_folder)
         files.sync_folder(shardlab_folder)
 
 
@@ -94,7 +94,7 @@ def put_experiment_aside(shardlab_folder: Path) -> None:
     Raises WorkspaceError.
     """
     with files.as_workspace_error("write"):
-        for path in (shardlab_folder / MANIFEST_FOLDER, note_path(shardlab_folder)):
+        for path in (shardlab_folder / MANIFEST_FOLDER, find_note_path(shardlab_folder)):
             if path.exists():
                 _rename_to_old(path)
         files.sync_folder(shardlab_folder)

@@ -43,11 +43,11 @@ class ManifestInterface(msgspec.Struct, frozen=True):
 
     address: str
     """IPv4."""
-    prefix: int
+    prefix_length: int
     """Length of the network's prefix in bits."""
     mac: str | None
     """Lower case with colons; None: the manifest does not contain it."""
-    link: str | None
+    link_name: str | None
     """The client_id of the link or LAN of this interface."""
 
 
@@ -60,7 +60,7 @@ class ManifestNode(msgspec.Struct, frozen=True):
     """The aggregate, such as wisc.cloudlab.us."""
     hardware: str | None
     """The hardware type, such as d8545."""
-    logins: dict[str, tuple[str, int]]
+    login_by_user: dict[str, tuple[str, int]]
     """Host and port of the login, by the name of the project member."""
     control: str | None
     """The IPv4 address on the control network."""
@@ -78,28 +78,28 @@ class Experiment(msgspec.Struct, frozen=True):
     expires: str | None
     """ISO 8601, the earliest end of all aggregates; None: no manifest contains an end."""
 
-    def users(self) -> set[str]:
+    def find_common_users(self) -> set[str]:
         """The project members that can log in to every node."""
-        return set.intersection(*(set(node.logins) for node in self.nodes)) if self.nodes else set()
+        return set.intersection(*(set(node.login_by_user) for node in self.nodes)) if self.nodes else set()
 
 
 def read_manifest(path: Path) -> bytes:
     """Read the file of a manifest, at most MOST_BYTES + 1 bytes. Raises InputError."""
     try:
-        with files.open_regular(path, follow=True) as file:
-            return file.read(MOST_BYTES + 1)
+        with files.open_regular(path, follow_links=True) as manifest_file:
+            return manifest_file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}. Allowed: the file of a manifest.") from None
 
 
-def aggregate_name(name: str, urn: str) -> str:
+def aggregate_name(manifest_name: str, urn: str) -> str:
     """The name of the aggregate (site) in a URN: wisc.cloudlab.us for urn:publicid:IDN+wisc.cloudlab.us+authority+cm.
 
-    The name is safe as a file name. name: the name of the manifest for error messages. Raises InputError.
+    The name is safe as a file name. manifest_name: the name of the manifest for error messages. Raises InputError.
     """
     urn_parts = _URN_PATTERN.match(urn)
     if urn_parts is None or HOST_PATTERN.fullmatch(urn_parts[1]) is None:
-        raise InputError(f"{name}: is of no aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm.")
+        raise InputError(f"{manifest_name}: is of no aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm.")
     return urn_parts[1]
 
 
@@ -113,37 +113,37 @@ def parse_manifests(manifests: Iterable[tuple[str, bytes]]) -> Experiment:
 
     Raises InputError with the name of the manifest, and MissingExtra if defusedxml is not installed.
     """
-    nodes: dict[str, ManifestNode] = {}
-    passed_through: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
+    node_by_name: dict[str, ManifestNode] = {}
+    place_by_node: dict[str, str] = {}  # for each node without a login: its name -> `MANIFEST: NAME` for error messages
     expirations: list[tuple[datetime, str]] = []
     for name, manifest_bytes in manifests:
-        root = _parse_root(name, manifest_bytes)
-        if (expiry_text := root.get("expires")) is not None:
+        root_element = _parse_root(name, manifest_bytes)
+        if (expiry_text := root_element.get("expires")) is not None:
             expirations.append((_parse_expiry(name, expiry_text), expiry_text))
-        link_by_interface = _links_by_interface(root)
-        for node_element in _find_children(root, "node"):
+        link_by_interface = _map_interfaces_to_links(root_element)
+        for node_element in _find_children(root_element, "node"):
             node = _read_node(name, node_element, link_by_interface)
             if node is None:
                 continue
-            if not node.logins:
-                passed_through.setdefault(node.name, f"{name}: {node.name}")
+            if not node.login_by_user:
+                place_by_node.setdefault(node.name, f"{name}: {node.name}")
                 continue
-            if nodes.setdefault(node.name, node) != node:
+            if node_by_name.setdefault(node.name, node) != node:
                 raise InputError(f"{name}: two different nodes are called {node.name}. Allowed: each client_id once.")
-            if len(nodes) > MOST_NODES:
+            if len(node_by_name) > MOST_NODES:
                 raise InputError(f"{name}: more than {MOST_NODES:,} nodes. Allowed: the manifest of one experiment.")
-    for name, where in passed_through.items():
-        if name not in nodes:
+    for name, where in place_by_node.items():
+        if name not in node_by_name:
             raise InputError(
                 f"{where}: the manifest has no login. Allowed: the manifest of an experiment whose nodes are ready, and one of "
                 "each site."
             )
-    if not nodes:
+    if not node_by_name:
         raise InputError(
             "The manifest lists no machine (virtual machines and blockstores are none). Allowed: the manifest of an experiment "
             "whose nodes are ready."
         )
-    return Experiment(tuple(nodes.values()), min(expirations)[1] if expirations else None)
+    return Experiment(tuple(node_by_name.values()), min(expirations)[1] if expirations else None)
 
 
 def _parse_root(name: str, manifest_bytes: bytes) -> Element:
@@ -165,67 +165,67 @@ def _parse_root(name: str, manifest_bytes: bytes) -> Element:
     return root
 
 
-def _parse_expiry(name: str, expiry_text: str) -> datetime:
+def _parse_expiry(manifest_name: str, expiry_text: str) -> datetime:
     expiry = moments.parse_time(expiry_text)
     if expiry is None or expiry.tzinfo is None:
-        raise InputError(f"{name}: expires is {expiry_text[:40]!r}. Allowed: a moment such as 2031-05-02T18:00:00Z.")
+        raise InputError(f"{manifest_name}: expires is {expiry_text[:40]!r}. Allowed: a moment such as 2031-05-02T18:00:00Z.")
     return expiry
 
 
-def _links_by_interface(root: Element) -> dict[str, str]:
+def _map_interfaces_to_links(root_element: Element) -> dict[str, str]:
     """For each interface in a manifest: its client_id -> the client_id of its link."""
     return {
-        reference.get("client_id", ""): link.get("client_id", "")
-        for link in _find_children(root, "link")
-        for reference in _find_children(link, "interface_ref")
+        interface_reference.get("client_id", ""): link_element.get("client_id", "")
+        for link_element in _find_children(root_element, "link")
+        for interface_reference in _find_children(link_element, "interface_ref")
     }
 
 
-def _read_node(name: str, element: Element, link_by_interface: dict[str, str]) -> ManifestNode | None:
+def _read_node(manifest_name: str, node_element: Element, link_by_interface: dict[str, str]) -> ManifestNode | None:
     """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
 
-    name: the name of the manifest for error messages. link_by_interface: as `_links_by_interface` returns them.
+    manifest_name: the name of the manifest for error messages. link_by_interface: as `_links_by_interface` returns them.
     """
-    sliver = next((child.get("name", "") for child in _find_children(element, "sliver_type")), "")
-    if sliver not in MACHINE_SLIVER_TYPES:
+    sliver_type = next((child.get("name", "") for child in _find_children(node_element, "sliver_type")), "")
+    if sliver_type not in MACHINE_SLIVER_TYPES:
         return None
-    node_name = _check_pattern(name, "the client_id", element.get("client_id", ""), NODE_NAME)
-    where = f"{name}: {node_name}"
-    urn_parts = _URN_PATTERN.match(element.get("component_manager_id") or element.get("component_id") or "")
+    node_name = _check_pattern(manifest_name, "the client_id", node_element.get("client_id", ""), NODE_NAME)
+    place = f"{manifest_name}: {node_name}"
+    urn_parts = _URN_PATTERN.match(node_element.get("component_manager_id") or node_element.get("component_id") or "")
     if urn_parts is None:
         raise InputError(
-            f"{where}: component_manager_id is no URN of an aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm."
+            f"{place}: component_manager_id is no URN of an aggregate. Allowed: urn:publicid:IDN+SITE+authority+cm."
         )
-    logins: dict[str, tuple[str, int]] = {}
-    for services_element in _find_children(element, "services"):
+    login_by_user: dict[str, tuple[str, int]] = {}
+    for services_element in _find_children(node_element, "services"):
         for login_element in _find_children(services_element, "login"):
-            user = _check_pattern(where, "the user of a login", login_element.get("username", ""), LOGIN_PATTERN)
-            host = _check_pattern(where, "the host of a login", login_element.get("hostname", ""), HOST_PATTERN)
-            logins[user] = (host, _check_port(where, login_element.get("port") or "22"))
-    host_element = next(iter(_find_children(element, "host")), None)
+            user_name = _check_pattern(place, "the user of a login", login_element.get("username", ""), LOGIN_PATTERN)
+            host = _check_pattern(place, "the host of a login", login_element.get("hostname", ""), HOST_PATTERN)
+            login_by_user[user_name] = (host, _check_port(place, login_element.get("port") or "22"))
+    host_element = next(iter(_find_children(node_element, "host")), None)
     control_address = host_element.get("ipv4") if host_element is not None else None
     full_name = host_element.get("name") if host_element is not None else None
-    hardware_type = next((child.get("hardware_type") for child in _find_extensions(element, "vnode")), None) or next(
-        (child.get("name") for child in _find_children(element, "hardware_type")), None
+    hardware_type = next((child.get("hardware_type") for child in _find_extensions(node_element, "vnode")), None) or next(
+        (child.get("name") for child in _find_children(node_element, "hardware_type")), None
     )
     return ManifestNode(
         name=node_name,
         site=urn_parts[1],
-        hardware=_check_pattern(where, "the hardware type", hardware_type, NODE_NAME) if hardware_type is not None else None,
-        logins=logins,
-        control=_check_address(where, control_address) if control_address else None,
-        interfaces=tuple(_read_interfaces(where, element, link_by_interface)),
-        full_name=_check_pattern(where, "the name of the host", full_name, FULL_NAME) if full_name else None,
+        hardware=_check_pattern(place, "the hardware type", hardware_type, NODE_NAME) if hardware_type is not None else None,
+        login_by_user=login_by_user,
+        control=_check_address(place, control_address) if control_address else None,
+        interfaces=tuple(_read_interfaces(place, node_element, link_by_interface)),
+        full_name=_check_pattern(place, "the name of the host", full_name, FULL_NAME) if full_name else None,
         mounts=tuple(
-            _check_pattern(where, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT_PATTERN)
-            for blockstore in _find_extensions(element, "blockstore")
+            _check_pattern(place, "the mount point of a blockstore", blockstore.get("mountpoint", ""), MOUNT_PATTERN)
+            for blockstore in _find_extensions(node_element, "blockstore")
             if blockstore.get("mountpoint")
         ),
     )
 
 
-def _read_interfaces(node_place: str, element: Element, link_by_interface: dict[str, str]) -> Iterable[ManifestInterface]:
-    for interface_element in _find_children(element, "interface"):
+def _read_interfaces(node_place: str, node_element: Element, link_by_interface: dict[str, str]) -> Iterable[ManifestInterface]:
+    for interface_element in _find_children(node_element, "interface"):
         for ip_element in _find_children(interface_element, "ip"):
             address_text = ip_element.get("address", "")
             if ip_element.get("type", "ipv6" if ":" in address_text else "ipv4") != "ipv4":
@@ -267,10 +267,10 @@ def _check_port(node_place: str, port_text: str) -> int:
     return int(port_text)
 
 
-def _check_pattern(node_place: str, description: str, text: str, pattern: re.Pattern[str]) -> str:
-    if len(text) > 253 or pattern.fullmatch(text) is None:
-        raise InputError(f"{node_place}: {description} is {text[:40]!r}. Allowed: {pattern.pattern}")
-    return text
+def _check_pattern(node_place: str, value_phrase: str, checked_text: str, pattern: re.Pattern[str]) -> str:
+    if len(checked_text) > 253 or pattern.fullmatch(checked_text) is None:
+        raise InputError(f"{node_place}: {value_phrase} is {checked_text[:40]!r}. Allowed: {pattern.pattern}")
+    return checked_text
 
 
 def _tag(element: Element) -> str:
@@ -278,12 +278,12 @@ def _tag(element: Element) -> str:
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
 
 
-def _find_children(element: Element, name: str) -> Sequence[Element]:
+def _find_children(element: Element, element_name: str) -> Sequence[Element]:
     """The child elements with this name in the namespace of `element`, which differs between versions of RSpec."""
     namespace = element.tag.rpartition("}")[0]
-    return [child for child in _find_extensions(element, name) if child.tag.rpartition("}")[0] == namespace]
+    return [child for child in _find_extensions(element, element_name) if child.tag.rpartition("}")[0] == namespace]
 
 
-def _find_extensions(element: Element, name: str) -> Sequence[Element]:
+def _find_extensions(element: Element, element_name: str) -> Sequence[Element]:
     """The child elements with this name in any namespace, such as the namespace of emulab's extension of RSpec."""
-    return [child for child in element if _tag(child) == name]
+    return [child for child in element if _tag(child) == element_name]

@@ -38,9 +38,9 @@ class MeasuredAllReduce(msgspec.Struct, frozen=True):
     """The times of the all-reduces, from the smallest size to the largest."""
 
 
-def bus_bandwidth(group_size: int, size_bytes: int, time_s: float) -> float:
+def compute_bus_bandwidth(rank_count: int, tensor_bytes: int, time_s: float) -> float:
     """The bus bandwidth of an all-reduce in bytes per second. Values for different numbers of ranks can be compared.
 
-    size_bytes: the size of the tensor of one rank. time_s: the seconds of one all-reduce.
+    tensor_bytes: the size of the tensor of one rank. time_s: the seconds of one all-reduce.
     """
-    return 2 * (group_size - 1) / group_size * size_bytes / time_s
+    return 2 * (rank_count - 1) / rank_count * tensor_bytes / time_s

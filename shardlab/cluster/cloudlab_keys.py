@@ -82,51 +82,51 @@ class ExperimentNode(msgspec.Struct, frozen=True):
     """Interface on the network that all nodes share; None: a single node without a network."""
 
 
-def select_nodes(experiment: Experiment, user: str | None, manifest_names: str) -> list[ExperimentNode]:
+def select_nodes(experiment: Experiment, requested_user: str | None, manifest_names: str) -> list[ExperimentNode]:
     """The nodes of an experiment, each with a login and with its interface on the network that all nodes share.
 
-    user: the member of the CloudLab project whose login is used; None: the member whose name is that of this machine's user, or
-    else the only member. manifest_names: the names of the manifests for error messages. Raises InputError.
+    requested_user: the member of the CloudLab project whose login is used; None: the member whose name is that of this
+    machine's user, or else the only member. manifest_names: the names of the manifests for error messages. Raises InputError.
     """
-    member = _choose_member(experiment, user, manifest_names)
-    network = _common_network(experiment.nodes)
-    if network is None and len(experiment.nodes) > 1:
+    member_name = _choose_member(experiment, requested_user, manifest_names)
+    common_network = _find_common_network(experiment.nodes)
+    if common_network is None and len(experiment.nodes) > 1:
         isolated_nodes = [node.name for node in experiment.nodes if not node.interfaces]
         ellipsis = ", ..." if len(isolated_nodes) > MOST_NAMED_NODES else ""
         isolated_text = f" ({', '.join(isolated_nodes[:MOST_NAMED_NODES])}{ellipsis}: on none)" if isolated_nodes else ""
         raise InputError(
             f"{manifest_names}: its nodes share no experiment network{isolated_text}. Allowed: a LAN that all nodes are on."
         )
-    selected_nodes: dict[str, ExperimentNode] = {}
-    owners: dict[str, str] = {}  # the name of a node, by its address on the experiment network
+    node_by_name: dict[str, ExperimentNode] = {}
+    node_name_by_address: dict[str, str] = {}  # the name of a node, by its address on the experiment network
     for node in experiment.nodes:
         name = node.name.lower().replace("_", "-")[:31]
-        if name in selected_nodes:
+        if name in node_by_name:
             raise InputError(f"{manifest_names}: two nodes are called {name}, in lower case. Allowed: different names.")
-        host, port = node.logins[member]
+        host, port = node.login_by_user[member_name]
         interface = next(
-            (node_interface for node_interface in node.interfaces if _interface_network(node_interface) == network), None
+            (node_interface for node_interface in node.interfaces if _interface_network(node_interface) == common_network), None
         )
-        if interface is not None and (other_node_name := owners.setdefault(interface.address, name)) != name:
+        if interface is not None and (other_node_name := node_name_by_address.setdefault(interface.address, name)) != name:
             raise InputError(
                 f"{manifest_names}: {other_node_name} and {name} have the same address {interface.address} on the experiment "
                 "network. Allowed: the "
                 "manifests of one experiment, in which each node has its own address."
             )
-        selected_nodes[name] = ExperimentNode(name, host, port, member, node.hardware, node.site, node.control, interface)
-    return list(selected_nodes.values())
+        node_by_name[name] = ExperimentNode(name, host, port, member_name, node.hardware, node.site, node.control, interface)
+    return list(node_by_name.values())
 
 
-def _choose_member(experiment: Experiment, user: str | None, manifest_names: str) -> str:
-    members = experiment.users()
-    user_name = user or getpass.getuser()
+def _choose_member(experiment: Experiment, requested_user: str | None, manifest_names: str) -> str:
+    members = experiment.find_common_users()
+    user_name = requested_user or getpass.getuser()
     if user_name in members:
         return user_name
-    if user is None and len(members) == 1:
+    if requested_user is None and len(members) == 1:
         return next(iter(members))
     problem = (
         f"the user {user_name} has no login on every node"
-        if user
+        if requested_user
         else f"none of the logins is of the user {user_name} of this machine"
     )
     raise InputError(
@@ -135,10 +135,10 @@ def _choose_member(experiment: Experiment, user: str | None, manifest_names: str
 
 
 def _interface_network(interface: ManifestInterface) -> ipaddress.IPv4Network:
-    return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix}", strict=False)
+    return ipaddress.IPv4Network(f"{interface.address}/{interface.prefix_length}", strict=False)
 
 
-def _common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
+def _find_common_network(nodes: Sequence[ManifestNode]) -> ipaddress.IPv4Network | None:
     """The network to which all nodes are connected, or the first of them on the first node; None if there is none."""
     for interface in nodes[0].interfaces:
         network = _interface_network(interface)

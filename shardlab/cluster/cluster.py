@@ -90,14 +90,14 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price_per_gpu_hour: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """The price of a GPU for an hour, in any currency, from which `jobs plan` computes costs; null: not known."""
 
-    def with_role(self, role: Role) -> list[NodeEntry]:
+    def list_with_role(self, role: Role) -> list[NodeEntry]:
         """The nodes that have this role, in the order of the cluster file."""
         return [entry for entry in self.nodes if role in entry.roles]
 
     @property
     def controller(self) -> NodeEntry | None:
         """The node on which commands about runs are executed: the first node with the role controller, else the first node."""
-        return next(iter(self.with_role("controller") or self.nodes), None)
+        return next(iter(self.list_with_role("controller") or self.nodes), None)
 
     @property
     def workspaces(self) -> PurePosixPath:
@@ -119,7 +119,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return [partition.gpus.type for partition in self.slurm.partitions if partition.gpus.type is not None]
         return [self.gpus.type] if self.gpus is not None and self.gpus.type is not None else []
 
-    def for_gpu_type(self, gpu_type: str | None) -> Cluster:
+    def select_gpu_type(self, gpu_type: str | None) -> Cluster:
         """A copy of this cluster in which `slurm` and `gpus` describe the partition with this GPU type.
 
         gpu_type: the value in a cell: None, or one of `gpu_types`. If it is None, or if no partition has this GPU type, the
@@ -129,8 +129,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self
         for partition in self.slurm.partitions:
             if partition.gpus.type == gpu_type:
-                limits = {"max_time": partition.max_time, "max_nodes": partition.max_nodes}
-                partition_slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **limits)
+                partition_limits = {"max_time": partition.max_time, "max_nodes": partition.max_nodes}
+                partition_slurm = msgspec.structs.replace(self.slurm, partition=partition.name, **partition_limits)
                 return msgspec.structs.replace(self, gpus=partition.gpus, slurm=partition_slurm)
         return self
 
@@ -147,7 +147,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default stays the default if a further environment has equal keys."""
         return any(self.environment is other_environment for other_environment in self.environments.values())
 
-    def all_environments(self) -> dict[document.KeyPath, Environment]:
+    def map_environments(self) -> dict[document.KeyPath, Environment]:
         """All environments, each with its place in the cluster file; the default environment comes first."""
         environments: dict[document.KeyPath, Environment] = {("environment",): self.environment}
         return environments | {("environments", name): environment for name, environment in self.environments.items()}
@@ -164,13 +164,13 @@ def load_cluster(path: Path, created_manifests: Sequence[Path] = ()) -> Cluster:
     cluster file has provider cloudlab and lists neither nodes nor manifests."""
     if not path.exists() and not path.is_symlink():
         raise InputError(f"{path}: no such file. {INIT_HINT}")
-    cluster_document = document.load(path)
+    cluster_document = document.load_document(path)
     if cluster_document.data is None:
         raise InputError(f"{path}: the file has no keys. {INIT_HINT}")
     cluster = validation.convert_document(cluster_document, Cluster)
     if cluster.data.path is not None and not cluster.data.path.strip():
         raise cluster_document.error(("data", "path"), "found an empty path. Allowed: the path of a folder, or null.")
-    _check_data_sets(cluster_document, cluster.data.all_data_sets())
+    _check_data_sets(cluster_document, cluster.data.list_data_sets())
     if cluster.cloudlab is not None and cluster.cloudlab.manifests:
         manifest_paths = [(path.parent / manifest_name).absolute() for manifest_name in cluster.cloudlab.manifests]
         # The paths become absolute, because `provision` later reads the lease from the manifests and does not know the folder
@@ -178,28 +178,28 @@ def load_cluster(path: Path, created_manifests: Sequence[Path] = ()) -> Cluster:
         experiment = msgspec.structs.replace(cluster.cloudlab, manifest=[str(manifest) for manifest in manifest_paths])
         cluster = msgspec.structs.replace(cluster, cloudlab=experiment)
         if not cluster.nodes:
-            cluster = with_experiment(cluster, manifest_paths)
+            cluster = add_experiment_nodes(cluster, manifest_paths)
     elif cluster.provider == "cloudlab" and cluster.cloudlab is not None and not cluster.nodes and created_manifests:
-        cluster = with_experiment(cluster, created_manifests)
+        cluster = add_experiment_nodes(cluster, created_manifests)
     _check_nodes(cluster_document, cluster)
     return cluster
 
 
-def with_experiment(cluster: Cluster, manifests: Sequence[Path]) -> Cluster:
+def add_experiment_nodes(cluster: Cluster, manifest_paths: Sequence[Path]) -> Cluster:
     """The cluster with the nodes of a CloudLab experiment. The first node is also the controller. Raises InputError.
 
-    manifests: the paths of the manifests of the experiment.
+    manifest_paths: the paths of the manifests of the experiment.
     """
-    return with_manifests(cluster, [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifests])
+    return add_manifest_nodes(cluster, [(str(path), cloudlab_manifest.read_manifest(path)) for path in manifest_paths])
 
 
-def with_manifests(cluster: Cluster, manifests: Sequence[tuple[str, bytes]]) -> Cluster:
+def add_manifest_nodes(cluster: Cluster, named_manifests: Sequence[tuple[str, bytes]]) -> Cluster:
     """The cluster with the nodes of a CloudLab experiment. `with_experiment` calls it with the manifests that it has read.
 
-    manifests: for each manifest, (its name for error messages, its content).
+    named_manifests: for each manifest, (its name for error messages, its content).
     """
-    manifest_names = ", ".join(name for name, _ in manifests)
-    experiment = cloudlab_manifest.parse_manifests(manifests)
+    manifest_names = ", ".join(name for name, _ in named_manifests)
+    experiment = cloudlab_manifest.parse_manifests(named_manifests)
     nodes = [
         NodeEntry(
             name=node.name,
@@ -226,66 +226,66 @@ def encode_resolved_file(cluster: Cluster) -> bytes:
     return msgspec.json.format(cluster_json, indent=2) + b"\n"
 
 
-def _check_nodes(text: document.Document, cluster: Cluster) -> None:
+def _check_nodes(doc: document.Document, cluster: Cluster) -> None:
     if cluster.provider == "local":
         for key in REMOTE_KEYS:
             if getattr(cluster, key) != getattr(THIS_MACHINE, key):
-                raise text.error(
+                raise doc.error(
                     (key,), "not allowed with provider local, which uses only this machine. Remove it, or change the provider."
                 )
         for name, environment in cluster.environments.items():
-            environment_keys.check_local_environment(text, environment, ("environments", name))
+            environment_keys.check_local_environment(doc, environment, ("environments", name))
         return
     if cluster.provider == "slurm":
-        _check_slurm_site(text, cluster)
+        _check_slurm_site(doc, cluster)
         return
     if cluster.provider == "cloudlab" and cluster.cloudlab is None:
-        raise text.error(
+        raise doc.error(
             ("provider",), "provider cloudlab needs the key cloudlab. Allowed: a mapping such as `cloudlab: {manifest: FILE}`."
         )
     if cluster.provider != "cloudlab" and cluster.cloudlab is not None:
-        raise text.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
-    _check_installed_nodes(text, cluster)
+        raise doc.error(("cloudlab",), f"not allowed with provider {cluster.provider}. Allowed: only with provider cloudlab.")
+    _check_installed_nodes(doc, cluster)
 
 
-def _check_slurm_site(text: document.Document, cluster: Cluster) -> None:
+def _check_slurm_site(doc: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of a managed Slurm site, where Slurm knows the nodes and nothing is installed on them."""
     for key in ("nodes", "lan", "release"):
         if getattr(cluster, key) != getattr(THIS_MACHINE, key):
-            raise text.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
+            raise doc.error((key,), "not allowed with provider slurm, because Slurm itself knows the nodes. Remove it.")
     for key in ("server", "disk", "mount"):
         if getattr(cluster.storage, key) is not None:
-            raise text.error(("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared.")
+            raise doc.error(("storage", key), "not allowed with provider slurm, which changes no machine. Allowed: shared.")
     if cluster.ssh.between_nodes:
-        raise text.error(("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it.")
+        raise doc.error(("ssh", "between_nodes"), "not allowed with provider slurm, which starts ranks by Slurm. Remove it.")
     if cluster.slurm is None:
-        raise text.error(
+        raise doc.error(
             ("provider",), "provider slurm needs the key slurm. Allowed: a mapping such as `slurm: {partition: gpu}`."
         )
     if cluster.storage.shared is None:
-        raise text.error(
+        raise doc.error(
             ("provider",),
             "provider slurm needs storage.shared. Allowed: a folder of yours that the login node and all nodes share.",
         )
-    for path, environment in cluster.all_environments().items():
-        environment_keys.check_site(text, environment, path)
-    container_images = [environment.container for environment in cluster.all_environments().values() if environment.container]
+    for key_path, environment in cluster.map_environments().items():
+        environment_keys.check_site(doc, environment, key_path)
+    container_images = [environment.container for environment in cluster.map_environments().values() if environment.container]
     if container_images and not MOUNTABLE_PATH.match(cluster.data.path or ""):
-        raise text.error(
+        raise doc.error(
             ("data", "path"),
             f"found {cluster.data.path}. Allowed with a container, which mounts it: letters, digits and the signs . _ / + -",
         )
     if not cluster.ssh.sudo:
-        raise text.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
-    slurm_keys.check_slurm(text, cluster.slurm)
+        raise doc.error(("ssh", "sudo"), "not allowed with provider slurm, which never uses sudo. Remove it.")
+    slurm_keys.check_slurm(doc, cluster.slurm)
 
 
 def _check_installed_nodes(text: document.Document, cluster: Cluster) -> None:
     """Check the cluster file of nodes that `provision` sets up: all providers except local and slurm."""
     if cluster.login is not None:
         raise text.error(("login",), f"not allowed with provider {cluster.provider}. Allowed: only with provider slurm.")
-    for path, environment in cluster.all_environments().items():
-        environment_keys.check_installed_environment(text, environment, cluster.provider, path)
+    for key_path, environment in cluster.map_environments().items():
+        environment_keys.check_installed_environment(text, environment, cluster.provider, key_path)
     for key in ("release", "lan"):
         if cluster.provider != "virtual" and getattr(cluster, key) != getattr(THIS_MACHINE, key):
             raise text.error((key,), f"not allowed with provider {cluster.provider}, whose machines already exist. Remove it.")
@@ -317,9 +317,9 @@ def _check_installed_nodes(text: document.Document, cluster: Cluster) -> None:
     if not cluster.ssh.sudo:
         _check_without_root(text, cluster)
     _check_storage(text, cluster)
-    if cluster.slurm is not None and len(cluster.with_role("controller")) != 1:
-        raise text.error(("slurm",), f"{len(cluster.with_role('controller'))} nodes have the role controller. Allowed: 1.")
-    if cluster.slurm is not None and not cluster.with_role("worker"):
+    if cluster.slurm is not None and len(cluster.list_with_role("controller")) != 1:
+        raise text.error(("slurm",), f"{len(cluster.list_with_role('controller'))} nodes have the role controller. Allowed: 1.")
+    if cluster.slurm is not None and not cluster.list_with_role("worker"):
         raise text.error(("slurm",), "no node has the role worker. Allowed: one node or more with this role.")
     if cluster.slurm is not None:
         slurm_keys.check_installed_slurm(text, cluster.slurm, cluster.provider)
@@ -330,14 +330,14 @@ def _check_nfs_folders(cluster_document: document.Document, cluster: Cluster) ->
 
     The NFS servers are reached over the control network, and CloudLab allows only logins on this network.
     """
-    folders: dict[document.KeyPath, str | None] = {
+    folder_by_key: dict[document.KeyPath, str | None] = {
         ("storage", "shared"): cluster.storage.shared,
         ("storage", "mount"): cluster.storage.mount,
         ("data", "path"): cluster.data.path,
-        **{(*path, "wheelhouse"): environment.wheelhouse for path, environment in cluster.all_environments().items()},
+        **{(*path, "wheelhouse"): environment.wheelhouse for path, environment in cluster.map_environments().items()},
     }
-    for key, path in folders.items():
-        if path is not None and (path.startswith("~") or _top_folder(path) in cloudlab_keys.NFS_FOLDERS):
+    for key, path in folder_by_key.items():
+        if path is not None and (path.startswith("~") or _find_top_folder(path) in cloudlab_keys.NFS_FOLDERS):
             raise cluster_document.error(
                 key,
                 f"found {path}. On CloudLab, {' and '.join(cloudlab_keys.NFS_FOLDERS)}, where home folders are, are NFS over "
@@ -346,92 +346,92 @@ def _check_nfs_folders(cluster_document: document.Document, cluster: Cluster) ->
             )
 
 
-def _top_folder(path: str) -> str:
+def _find_top_folder(path: str) -> str:
     """The first folder of an absolute path, such as `/proj` for `/proj/a/b`; empty for a relative path."""
     return "/" + posixpath.normpath(path).lstrip("/").partition("/")[0] if path.startswith("/") else ""
 
 
-def _check_without_root(text: document.Document, cluster: Cluster) -> None:
+def _check_without_root(doc: document.Document, cluster: Cluster) -> None:
     if cluster.provider != "ssh":
-        raise text.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
+        raise doc.error(("ssh", "sudo"), f"not allowed with provider {cluster.provider}. Allowed: only with provider ssh.")
     if cluster.storage.shared is None:
-        raise text.error(
+        raise doc.error(
             ("ssh", "sudo"), "false needs storage.shared. Allowed: a folder that all nodes share, and which the user may write."
         )
     if cluster.storage.disk is not None:
-        raise text.error(
+        raise doc.error(
             ("storage", "disk"),
             "not allowed with ssh.sudo: false, because only root can see whether a disk is empty. Allowed: an administrator "
             "mounts the disk, and storage.shared names a folder on it.",
         )
 
 
-def _check_storage(text: document.Document, cluster: Cluster) -> None:
-    storage = cluster.storage
-    if (storage.disk is None) != (storage.mount is None):
-        raise text.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
-    if storage.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
-        raise text.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
-    if storage.server is not None and storage.shared is None:
-        raise text.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
-    if storage.server is not None and storage.server not in [entry.name for entry in cluster.nodes]:
-        raise text.error(("storage", "server"), f"no node is called {storage.server}. Allowed: a name under nodes.")
-    made_folders = {"mount": storage.mount, "shared": storage.shared if storage.server else None}
-    for key, path in made_folders.items():
+def _check_storage(doc: document.Document, cluster: Cluster) -> None:
+    storage_keys = cluster.storage
+    if (storage_keys.disk is None) != (storage_keys.mount is None):
+        raise doc.error(("storage",), "disk and mount belong together. Allowed: both, or neither.")
+    if storage_keys.disk is not None and cluster.provider not in ("ssh", "cloudlab"):
+        raise doc.error(("storage", "disk"), f"provider {cluster.provider} has no disks. Allowed: with ssh and cloudlab.")
+    if storage_keys.server is not None and storage_keys.shared is None:
+        raise doc.error(("storage", "server"), "a server without a folder to export. Allowed: together with storage.shared.")
+    if storage_keys.server is not None and storage_keys.server not in [entry.name for entry in cluster.nodes]:
+        raise doc.error(("storage", "server"), f"no node is called {storage_keys.server}. Allowed: a name under nodes.")
+    folder_by_key = {"mount": storage_keys.mount, "shared": storage_keys.shared if storage_keys.server else None}
+    for key, path in folder_by_key.items():
         if path is not None and (
             posixpath.normpath(path) != path or path.startswith("//") or path.split("/")[1] in SYSTEM_FOLDERS
         ):
-            raise text.error(
+            raise doc.error(
                 ("storage", key),
                 f"found {path}. Allowed: a path outside the system's folders, without `..` or a final slash, such as /mydata.",
             )
 
 
-def _check_practice(text: document.Document, cluster: Cluster) -> None:
-    for name, environment in cluster.environments.items():
+def _check_practice(doc: document.Document, cluster: Cluster) -> None:
+    for environment_name, environment in cluster.environments.items():
         if environment.wheelhouse is not None:
-            raise text.error(
-                ("environments", name, "wheelhouse"),
+            raise doc.error(
+                ("environments", environment_name, "wheelhouse"),
                 "not allowed with provider virtual, whose nodes have the wheels of environment.wheelhouse. Remove it.",
             )
     for key in ("user", "identity"):
         if getattr(cluster.ssh, key) is not None:
-            raise text.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
+            raise doc.error(("ssh", key), "not allowed with provider virtual, which makes the user and the key. Remove it.")
     try:
         lan_network = ipaddress.IPv4Network(cluster.lan.subnet)
     except ValueError as error:
-        raise text.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
+        raise doc.error(("lan", "subnet"), f"{error}. Allowed: a network such as 10.88.0.0/24.") from None
     if not lan_network.is_private or lan_network.num_addresses < len(cluster.nodes) + 3:
-        raise text.error(
+        raise doc.error(
             ("lan", "subnet"),
             f"found {lan_network}. Allowed: a private network with an address for each node and one for this machine.",
         )
 
 
-def _check_data_sets(text: document.Document, data_sets: list[DataSet]) -> None:
+def _check_data_sets(doc: document.Document, data_sets: list[DataSet]) -> None:
     for index, data_set in enumerate(data_sets):
         path = ("data", "sets", index)
         if data_set.name in [other_data_set.name for other_data_set in data_sets[:index]]:
-            raise text.error(path, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
+            raise doc.error(path, f"the data set {data_set.name} is listed twice. Allowed: each data set once.")
         if data_set.archive is None:
             if data_set.sha256 is not None:
-                raise text.error(
+                raise doc.error(
                     (*path, "sha256"), "a checksum without an archive. Allowed: both, an archive alone, or neither."
                 )
             continue
         if not data_set.archive.strip():
-            raise text.error((*path, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
+            raise doc.error((*path, "archive"), "found an empty path. Allowed: a URL, a path, or null.")
         if data_set.is_url:
             archive_url = urlsplit(data_set.archive)
             if archive_url.scheme not in ("http", "https") or not archive_url.hostname:
                 shown_address = remove_secrets(data_set.archive.partition("?")[0])
-                raise text.error((*path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path.")
+                raise doc.error((*path, "archive"), f"found {shown_address!r}. Allowed: http://, https://, or a path.")
             if not re.fullmatch(r"[!#-&(-;=?-~]+", data_set.archive):
-                raise text.error((*path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
+                raise doc.error((*path, "archive"), "found a space or a quote in a URL. Allowed: %20, %22 and %27 for these.")
             if archive_url.username or archive_url.password:
-                raise text.error((*path, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
+                raise doc.error((*path, "archive"), "a URL with a user or password in it. Allowed: a URL without them.")
             if data_set.sha256 is None:
-                raise text.error(path, "a URL without a checksum. Allowed: a URL together with the key sha256.")
+                raise doc.error(path, "a URL without a checksum. Allowed: a URL together with the key sha256.")
 
 
 def find_cluster(named_file: Path | None, workspace: Path) -> Cluster:
@@ -444,4 +444,4 @@ def find_cluster(named_file: Path | None, workspace: Path) -> Cluster:
         raise InputError(f"{workspace_file}: is a symlink to a file that does not exist.")
     if named_file is None and not workspace_file.exists():
         return THIS_MACHINE
-    return load_cluster(named_file or workspace_file, cloudlab_experiment.stored_manifests(workspace / ".shardlab"))
+    return load_cluster(named_file or workspace_file, cloudlab_experiment.list_stored_manifests(workspace / ".shardlab"))

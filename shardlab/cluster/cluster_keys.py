@@ -89,7 +89,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """node: when a run starts, it copies its data set to the local disk of each of its nodes ($TMPDIR), and reads this copy.
     null: a run reads from `path`."""
 
-    def all_data_sets(self) -> list[DataSet]:
+    def list_data_sets(self) -> list[DataSet]:
         """All data sets as `DataSet`, including the data sets that the file lists only by name."""
         return [DataSet(name=entry) if isinstance(entry, str) else entry for entry in self.sets]
 

@@ -19,44 +19,44 @@ RANK_PYTHON = "rank-python"
 NODE_DISK = "$SHARDLAB_NODE_DISK"
 
 
-def rank_python(cluster: Cluster, python: str) -> str:
-    """The Python that starts ranks. python: the Python of shardlab's commands, which also starts ranks if there is no
+def find_rank_python(cluster: Cluster, python_path: str) -> str:
+    """The Python that starts ranks. python_path: the Python of shardlab's commands, which also starts ranks if there is no
     container."""
     if cluster.environment.container is None:
-        return python
-    return str(PurePosixPath(python).with_name(RANK_PYTHON))
+        return python_path
+    return str(PurePosixPath(python_path).with_name(RANK_PYTHON))
 
 
-def srun_options(cluster: Cluster, folder: str, *, node_disk: bool = False) -> list[str]:
+def list_srun_options(cluster: Cluster, working_folder: str, *, copies_to_node_disk: bool = False) -> list[str]:
     """The options of srun that start each task in the container; empty if srun does not start the container.
 
-    folder: the working directory of the task.
-    node_disk: whether the task copies data to the disk of its node. The options then contain NODE_DISK, which
+    working_folder: the working directory of the task.
+    copies_to_node_disk: whether the task copies data to the disk of its node. The options then contain NODE_DISK, which
     `replace_node_disk` replaces later."""
     environment_keys = cluster.environment
     if environment_keys.runtime != "pyxis":
         return []
     # without this mount, /tmp of the container is in memory
-    mount_words = [*mounted_folders(cluster), *([NODE_DISK] if node_disk else [])]
+    mount_words = [*list_mounts(cluster), *([NODE_DISK] if copies_to_node_disk else [])]
     return [
         f"--container-image={environment_keys.container}",
         f"--container-mounts={','.join(f'{path}:{path}' for path in mount_words)}",
-        f"--container-workdir={folder}",
+        f"--container-workdir={working_folder}",
         # Without this option, every user is root (number 0) in the container. The folder with a copy of a data set has the
         # user's number in its name, so the folders of all users would have the same name.
-        *(["--no-container-remap-root"] if node_disk else []),
+        *(["--no-container-remap-root"] if copies_to_node_disk else []),
     ]
 
 
-def replace_node_disk(command: Sequence[str]) -> list[str]:
+def replace_node_disk(srun_words: Sequence[str]) -> list[str]:
     """An srun command in which NODE_DISK is replaced by this node's $TMPDIR, or by /tmp if $TMPDIR is not a folder.
 
-    command: the words of the command, which may contain NODE_DISK.
+    srun_words: the words of the command, which may contain NODE_DISK.
     """
-    return [word.replace(NODE_DISK, str(node_folder.choose_parent()[0])) for word in command]
+    return [word.replace(NODE_DISK, str(node_folder.choose_parent_folder()[0])) for word in srun_words]
 
 
-def mounted_folders(cluster: Cluster) -> list[str]:
+def list_mounts(cluster: Cluster) -> list[str]:
     """The folders that have the same path inside the container: the shared folder (environment, runs) and the data sets."""
     assert cluster.storage.shared is not None
     shared_folder = PurePosixPath(cluster.storage.shared)

@@ -17,9 +17,9 @@ def is_writable(data_path: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def cache_folder(data_path: Path) -> Path:
+def find_cache_folder(data_path: Path) -> Path:
     """The folder in this user's cache for shardlab's own files about the data sets in `data_path`. It may not exist yet.
 
     Two spellings of one data path, for example with and without a symlink, have the same folder in the cache.
     """
-    return own_folder.cache_path("data") / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]
+    return own_folder.make_cache_path("data") / hashlib.sha256(os.fsencode(data_path.resolve())).hexdigest()[:12]

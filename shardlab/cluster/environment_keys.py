@@ -56,7 +56,7 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaces the tested version of the same package. Not allowed with `use` and `container`, whose packages are used as they
     are."""
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """A digest of all keys: 12 hexadecimal digits. The inventory records it, so that `jobs` finds out whether the cluster
         file changed after `provision`."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:12]
@@ -103,7 +103,7 @@ def check_local_environment(cluster_document: document.Document, environment: En
 
 
 def check_installed_environment(
-    text: document.Document, environment: Environment, provider: str, key_path: document.KeyPath
+    doc: document.Document, environment: Environment, provider: str, key_path: document.KeyPath
 ) -> None:
     """Check that no key of the environment is only for provider slurm. Raises InputError with file:line:column.
 
@@ -111,11 +111,11 @@ def check_installed_environment(
     """
     for key in ("modules", "python", "use", "container", "runtime"):
         if getattr(environment, key):
-            raise text.error((*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+            raise doc.error((*key_path, key), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
     if environment.build != "auto":
-        raise text.error((*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
+        raise doc.error((*key_path, "build"), f"not allowed with provider {provider}. Allowed: only with provider slurm.")
 
 
-def is_image_path(container: str) -> bool:
+def is_image_path(container_image: str) -> bool:
     """Whether the container image is a file or folder at the site. False: it is the name of an image in a registry."""
-    return container.startswith("/")
+    return container_image.startswith("/")

@@ -38,7 +38,7 @@ class Lease(msgspec.Struct, frozen=True):
     source: Literal["manifest", "portal"]
     """From where the end was read."""
 
-    def left_s(self, current_time: datetime) -> float:
+    def compute_left_s(self, current_time: datetime) -> float:
         """The seconds until the end of the lease; negative after the end."""
         return (self.expires - current_time).total_seconds()
 
@@ -48,22 +48,22 @@ class Lease(msgspec.Struct, frozen=True):
 
     def is_stale(self, current_time: datetime) -> bool:
         """Whether the end of the lease was read so long ago that it may have changed, or at a time that cannot be correct."""
-        return current_time - self.read > STALE_AFTER or self.lies_ahead(current_time)
+        return current_time - self.read > STALE_AFTER or self.was_read_in_future(current_time)
 
-    def lies_ahead(self, current_time: datetime) -> bool:
+    def was_read_in_future(self, current_time: datetime) -> bool:
         """Whether `read`, the time at which the end of the lease was read, is in the future, so that some clock is wrong."""
         return self.read - current_time > ALLOWED_AHEAD
 
     def describe(self, current_time: datetime) -> str:
         """A sentence that says when the lease ends and when this time was read; a second sentence if the lease is stale."""
-        left_s = self.left_s(current_time)
-        how_long = f"in {moments.format_duration(left_s)}" if left_s > 0 else f"{moments.format_duration(-left_s)} ago"
-        age = f"{moments.format_duration(max((current_time - self.read).total_seconds(), 0))} ago"
-        if self.lies_ahead(current_time):
-            age = f"at {moments.format_time(self.read)}, which lies ahead, so a clock is wrong"
+        left_s = self.compute_left_s(current_time)
+        distance_text = f"in {moments.format_duration(left_s)}" if left_s > 0 else f"{moments.format_duration(-left_s)} ago"
+        age_text = f"{moments.format_duration(max((current_time - self.read).total_seconds(), 0))} ago"
+        if self.was_read_in_future(current_time):
+            age_text = f"at {moments.format_time(self.read)}, which lies ahead, so a clock is wrong"
         verb = "ends" if left_s > 0 else "ended"
-        source = SOURCE_PHRASES[self.source]
-        sentence = f"the lease {verb} {moments.format_time(self.expires)}, {how_long} (read {age}, from {source})."
+        origin = SOURCE_PHRASES[self.source]
+        sentence = f"the lease {verb} {moments.format_time(self.expires)}, {distance_text} (read {age_text}, from {origin})."
         if self.is_stale(current_time):
             manifest_hint = " with a new manifest" if self.source == "manifest" else ""
             sentence += (
@@ -71,15 +71,15 @@ class Lease(msgspec.Struct, frozen=True):
             )
         return sentence
 
-    def copy_reminder(self, current_time: datetime) -> str | None:
+    def make_copy_reminder(self, current_time: datetime) -> str | None:
         """A sentence that asks the user to copy the runs, during the last two hours of the lease; else None."""
         if not timedelta() < self.expires - current_time <= REMIND_BEFORE:
             return None
-        left = moments.format_duration(self.left_s(current_time))
+        left = moments.format_duration(self.compute_left_s(current_time))
         return f"the lease ends in {left}, and then the runs on the nodes are lost; copy them to your machine: collect fetch"
 
 
-class _FromPortal(msgspec.Struct, frozen=True):
+class _PortalLease(msgspec.Struct, frozen=True):
     """The content of lease.json: the end of the lease according to the last answer of the portal."""
 
     schema: Literal[1]
@@ -88,18 +88,18 @@ class _FromPortal(msgspec.Struct, frozen=True):
     source: Literal["portal"]
 
 
-def read_newest_lease(shardlab_folder: Path, manifests: Sequence[Path]) -> Lease | None:
+def read_newest_lease(shardlab_folder: Path, manifest_paths: Sequence[Path]) -> Lease | None:
     """The lease according to the newest source, which is the manifests or the portal; None if no source says when the lease
     ends.
 
-    shardlab_folder: the folder .shardlab of the workspace. manifests: the paths of the manifests that the cluster file names;
-    if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
-    manifests = manifests or cloudlab_experiment.stored_manifests(shardlab_folder)
+    shardlab_folder: the folder .shardlab of the workspace. manifest_paths: the paths of the manifests that the cluster file
+    names; if empty, the manifests in .shardlab are used. Raises InputError, WorkspaceError."""
+    manifest_paths = manifest_paths or cloudlab_experiment.list_stored_manifests(shardlab_folder)
     # First in the list: the portal is used if the manifests are as new
     portal_lease = _read_portal_lease(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE)
-    leases = [lease for lease in (portal_lease, _read_manifest_lease(manifests)) if lease is not None]
+    leases = [lease for lease in (portal_lease, _read_manifest_lease(manifest_paths)) if lease is not None]
     current_time = datetime.now(UTC)
-    return max(leases, key=lambda lease: (not lease.lies_ahead(current_time), lease.read), default=None)
+    return max(leases, key=lambda lease: (not lease.was_read_in_future(current_time), lease.read), default=None)
 
 
 def store_portal_lease(shardlab_folder: Path, expires: datetime) -> None:
@@ -108,8 +108,8 @@ def store_portal_lease(shardlab_folder: Path, expires: datetime) -> None:
     shardlab_folder: the folder .shardlab of the workspace. expires: the end of the lease, with a time zone.
     """
     files.make_folder(shardlab_folder / MANIFEST_FOLDER)
-    portal_answer = _FromPortal(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
-    files.write_json(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE, portal_answer)
+    portal_lease = _PortalLease(1, expires.astimezone(UTC), datetime.now(UTC).replace(microsecond=0), "portal")
+    files.write_json(shardlab_folder / MANIFEST_FOLDER / PORTAL_FILE, portal_lease)
 
 
 def _read_manifest_lease(manifests: Sequence[Path]) -> Lease | None:
@@ -127,7 +127,7 @@ def _read_manifest_lease(manifests: Sequence[Path]) -> Lease | None:
 
 
 def _read_portal_lease(path: Path) -> Lease | None:
-    portal_answer = json_file.read_json(path, _FromPortal, "is not what the portal said of a lease ({}). Remove this file.")
-    if portal_answer is None:
+    portal_lease = json_file.read_json(path, _PortalLease, "is not what the portal said of a lease ({}). Remove this file.")
+    if portal_lease is None:
         return None
-    return Lease(portal_answer.expires.astimezone(UTC), portal_answer.read.astimezone(UTC), portal_answer.source)
+    return Lease(portal_lease.expires.astimezone(UTC), portal_lease.read.astimezone(UTC), portal_lease.source)

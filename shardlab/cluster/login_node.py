@@ -30,7 +30,7 @@ def is_login_node() -> bool:
     return sinfo.returncode == 0 and bool(drop_cluster_headers(sinfo.stdout.decode("utf-8", "replace")).strip())
 
 
-def must_not_be_login_node(*, here_option: bool) -> None:
+def refuse_login_node(*, here_option: bool) -> None:
     """Raise InputError if this machine is a login node, before ranks start on it. here_option: whether the user gave the option
     --here, which switches this check off."""
     if not here_option and is_login_node():

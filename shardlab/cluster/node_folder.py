@@ -26,7 +26,7 @@ LOCK_SUFFIX = ".lock"  # suffix of the lock file beside the shared folder
 PAUSE_S = 0.05  # seconds between two attempts to get a lock
 
 
-def choose_parent() -> tuple[Path, str]:
+def choose_parent_folder() -> tuple[Path, str]:
     """The folder on this node in which shared folders are made. Returns (the folder, a text that says why it was chosen).
 
     The folder is $TMPDIR, or /tmp if $TMPDIR is not set or is not a folder.
@@ -37,7 +37,7 @@ def choose_parent() -> tuple[Path, str]:
     return Path("/tmp"), f"TMPDIR is {'not set' if not tmpdir else 'not a folder'}"
 
 
-def shared_folder_name(run_path: Path) -> str:
+def make_shared_folder_name(run_path: Path) -> str:
     """The name of the shared folder for a run. run_path: the path of the run folder in the workspace.
 
     The name contains a digest of the path of the run folder, because two workspaces may each have a run with the same id.
@@ -46,8 +46,9 @@ def shared_folder_name(run_path: Path) -> str:
 
 
 @contextlib.contextmanager
-def hold_shared_folder(name: str, fill_folder: Callable[[Path], None]) -> Iterator[Path]:
-    """Yield the folder `name` on this node. The first process fills the folder; the other processes wait until it is filled.
+def hold_shared_folder(folder_name: str, fill_folder: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield the folder `folder_name` on this node. The first process fills the folder; the other processes wait until it is
+    filled.
 
     fill_folder: is called with the empty folder.
 
@@ -56,12 +57,12 @@ def hold_shared_folder(name: str, fill_folder: Callable[[Path], None]) -> Iterat
     """
     user_folder = _make_user_folder()
     with files.as_workspace_error("write"):
-        folder = user_folder / _name_on_node(name)
-        lock_descriptor = _lock_filled_folder(folder, fill_folder)
+        shared_folder = user_folder / _make_name_on_node(folder_name)
+        lock_descriptor = _lock_filled_folder(shared_folder, fill_folder)
     try:
-        yield folder
+        yield shared_folder
     finally:
-        _release_folder(folder, lock_descriptor)
+        _release_folder(shared_folder, lock_descriptor)
 
 
 def remove_unused() -> list[str]:
@@ -69,15 +70,15 @@ def remove_unused() -> list[str]:
 
     Returns the names of the shared folders that processes still use. Raises WorkspaceError.
     """
-    user_folder, in_use = _make_user_folder(), []
+    user_folder, names_in_use = _make_user_folder(), []
     with files.as_workspace_error("remove"):
-        for lock_file in sorted(user_folder.glob(f"{_name_on_node('')}*{LOCK_SUFFIX}")):
-            folder = lock_file.with_name(lock_file.name.removesuffix(LOCK_SUFFIX))
+        for lock_file in sorted(user_folder.glob(f"{_make_name_on_node('')}*{LOCK_SUFFIX}")):
+            shared_folder = lock_file.with_name(lock_file.name.removesuffix(LOCK_SUFFIX))
             with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder and its lock file
                 lock_descriptor = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-                if not _release_folder(folder, lock_descriptor):
-                    in_use.append(folder.name.removeprefix(_name_on_node("")))
-    return in_use
+                if not _release_folder(shared_folder, lock_descriptor):
+                    names_in_use.append(shared_folder.name.removeprefix(_make_name_on_node("")))
+    return names_in_use
 
 
 def _make_user_folder() -> Path:
@@ -86,11 +87,11 @@ def _make_user_folder() -> Path:
     Only this user can open it, because all users of the node may share $TMPDIR.
     """
     with files.as_workspace_error("make"):
-        return own_folder.make_own_folder(choose_parent()[0], f"shardlab-data-{os.geteuid()}")
+        return own_folder.make_own_folder(choose_parent_folder()[0], f"shardlab-data-{os.geteuid()}")
 
 
-def _name_on_node(name: str) -> str:
-    return f"{gethostname()}-{name}"
+def _make_name_on_node(folder_name: str) -> str:
+    return f"{gethostname()}-{folder_name}"
 
 
 def _lock_filled_folder(folder: Path, fill_folder: Callable[[Path], None]) -> int:
@@ -142,16 +143,16 @@ def _is_current_lock_file(folder: Path, lock_descriptor: int) -> bool:
         return False
 
 
-def _release_folder(folder: Path, lock_descriptor: int) -> bool:
+def _release_folder(shared_folder: Path, lock_descriptor: int) -> bool:
     """Release the lock, and remove the folder if no other process uses it. Returns False if another process uses the folder.
 
     lock_descriptor: the descriptor of the lock file.
     """
     try:
         fcntl.flock(lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_current_lock_file(folder, lock_descriptor):
-            shutil.rmtree(folder, ignore_errors=True)
-            Path(f"{folder}{LOCK_SUFFIX}").unlink()
+        if _is_current_lock_file(shared_folder, lock_descriptor):
+            shutil.rmtree(shared_folder, ignore_errors=True)
+            Path(f"{shared_folder}{LOCK_SUFFIX}").unlink()
     except BlockingIOError:
         return False  # another process uses the folder, and will remove it
     else:

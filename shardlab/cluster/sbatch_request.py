@@ -43,29 +43,29 @@ _KEYS_BY_PATTERN = {
 }  # fmt: skip
 
 
-def gpu_options(cluster: Cluster, per_node: int, nodes: int) -> list[str]:
+def list_gpu_options(cluster: Cluster, gpus_per_node: int, node_count: int) -> list[str]:
     """The option that requests GPUs in the way that the cluster file names in slurm.gpu_request, as a list; [] for none.
 
-    per_node: the number of GPUs on each of `nodes` nodes.
+    gpus_per_node: the number of GPUs on each of `node_count` nodes.
     """
     assert cluster.slurm is not None
-    if not per_node or cluster.slurm.gpu_request == "none":
+    if not gpus_per_node or cluster.slurm.gpu_request == "none":
         return []
     type_prefix = f"{cluster.gpus.type}:" if cluster.gpus is not None and cluster.gpus.type else ""
     option_by_request = {
-        "gpus-per-node": f"gpus-per-node={type_prefix}{per_node}",
-        "gres": f"gres=gpu:{type_prefix}{per_node}",
-        "gpus": f"gpus={type_prefix}{per_node * nodes}",
+        "gpus-per-node": f"gpus-per-node={type_prefix}{gpus_per_node}",
+        "gres": f"gres=gpu:{type_prefix}{gpus_per_node}",
+        "gpus": f"gpus={type_prefix}{gpus_per_node * node_count}",
     }
     return [option_by_request[cluster.slurm.gpu_request]]
 
 
-def change_options(slurm: Slurm, options: Sequence[str]) -> list[str]:
+def change_options(slurm: Slurm, sbatch_options: Sequence[str]) -> list[str]:
     """These options without those that `slurm.omit` names, followed by those of `slurm.extra`."""
     omitted_options = {*slurm.omit, *(["no-requeue"] if "requeue" in slurm.omit else [])}
     if any(name in slurm.extra for name in _MEMORY_OPTIONS):
         omitted_options.add("mem")
-    sent_options = [option for option in options if option.partition("=")[0] not in omitted_options]
+    sent_options = [option for option in sbatch_options if option.partition("=")[0] not in omitted_options]
     return sent_options + [name if value is None else f"{name}={_quote(str(value))}" for name, value in slurm.extra.items()]
 
 

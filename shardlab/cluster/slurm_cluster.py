@@ -34,12 +34,12 @@ def choose_slurm_cluster(cluster: Cluster) -> str | None:
     return text or None
 
 
-def address_cluster(argv: Sequence[str], cluster: str | None) -> list[str]:
+def address_cluster(command_words: Sequence[str], slurm_cluster: str | None) -> list[str]:
     """The words of one of Slurm's commands, so that it addresses this cluster. None: the default cluster."""
-    return [argv[0], *([f"--clusters={cluster}"] if cluster is not None else []), *argv[1:]]
+    return [command_words[0], *([f"--clusters={slurm_cluster}"] if slurm_cluster is not None else []), *command_words[1:]]
 
 
-def drop_cluster_headers(output: str) -> str:
+def drop_cluster_headers(command_output: str) -> str:
     """The output of one of Slurm's commands without the lines that name a cluster: also with --noheader, a command that was
     told a cluster prints such a line before the rows of the cluster."""
-    return _HEADER.sub("", output)
+    return _HEADER.sub("", command_output)

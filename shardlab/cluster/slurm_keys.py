@@ -203,7 +203,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if self.max_time is None else parse_time_limit(self.max_time)
 
 
-def check_slurm(text: document.Document, slurm: Slurm) -> None:
+def check_slurm(doc: document.Document, slurm: Slurm) -> None:
     """Check the rules that the types above cannot express. Raises InputError with file:line:column."""
     jobs = slurm.provision
     for path in (("time",), ("max_time",), ("provision", "time")):
@@ -211,16 +211,16 @@ def check_slurm(text: document.Document, slurm: Slurm) -> None:
             _ = slurm.time_s if path == ("time",) else slurm.max_time_s
             _ = parse_time_limit(jobs.time) if jobs is not None and jobs.time is not None and path[0] == "provision" else None
         except ValueError as error:
-            raise text.error(("slurm", *path), str(error)) from None
+            raise doc.error(("slurm", *path), str(error)) from None
     if slurm.max_time_s is not None and slurm.time_s > slurm.max_time_s:
-        raise text.error(("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}.")
+        raise doc.error(("slurm", "time"), f"found {slurm.time}. Allowed: at most max_time, which is {slurm.max_time}.")
     if slurm.cluster == "all":
-        raise text.error(("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job.")
-    _check_partitions(text, slurm)
-    _check_extra_options(text, slurm)
+        raise doc.error(("slurm", "cluster"), "found all. Allowed: the name of one cluster, because each run has one job.")
+    _check_partitions(doc, slurm)
+    _check_extra_options(doc, slurm)
     for index, setup_line in enumerate(slurm.setup):
-        if not setup_line.strip() or any(not char.isprintable() for char in setup_line):
-            raise text.error(
+        if not setup_line.strip() or any(not character.isprintable() for character in setup_line):
+            raise doc.error(
                 ("slurm", "setup", index), f"found {setup_line!r}. Allowed: one line of shell with printable characters."
             )
 
@@ -249,8 +249,8 @@ def _check_extra_options(cluster_document: document.Document, slurm: Slurm) -> N
     option_paths: list[document.KeyPath] = [("slurm", "extra", option_name) for option_name in slurm.extra]
     if slurm.provision is not None:
         option_paths += [("slurm", "provision", "extra", option_name) for option_name in slurm.provision.extra or {}]
-    for path in option_paths:
-        option_name = str(path[-1])
+    for option_path in option_paths:
+        option_name = str(option_path[-1])
         if option_name not in OWN_OPTIONS or option_name in omitted_options:
             continue
         allowed_options = "the key slurm.cluster" if option_name in CLUSTER_OPTIONS else "sbatch's other options"
@@ -259,23 +259,23 @@ def _check_extra_options(cluster_document: document.Document, slurm: Slurm) -> N
             refusal += f", or this one together with `omit: [{option_name}]`"
         if option_name in GPU_OPTIONS:
             refusal += ", or this one together with `gpu_request: none`"
-        raise cluster_document.error(path, f"{refusal}.")
+        raise cluster_document.error(option_path, f"{refusal}.")
 
 
-def _check_partitions(text: document.Document, slurm: Slurm) -> None:
-    types: list[str] = []
+def _check_partitions(doc: document.Document, slurm: Slurm) -> None:
+    gpu_types: list[str] = []
     for index, partition in enumerate(slurm.partitions):
         path: document.KeyPath = ("slurm", "partitions", index)
         if partition.gpus.type is None:
-            raise text.error((*path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name.")
-        if partition.gpus.type in types:
-            raise text.error(
+            raise doc.error((*path, "gpus"), "the key type is missing. Allowed: the name of the GPU type, which cells name.")
+        if partition.gpus.type in gpu_types:
+            raise doc.error(
                 (*path, "gpus", "type"), f"another partition has the type {partition.gpus.type}. Allowed: each type once."
             )
-        types.append(partition.gpus.type)
+        gpu_types.append(partition.gpus.type)
         try:
             longest_s = partition.max_time_s
         except ValueError as error:
-            raise text.error((*path, "max_time"), str(error)) from None
+            raise doc.error((*path, "max_time"), str(error)) from None
         if longest_s is not None and slurm.time_s > longest_s:
-            raise text.error((*path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more.")
+            raise doc.error((*path, "max_time"), f"found {partition.max_time}. Allowed: slurm.time, {slurm.time}, or more.")

@@ -14,23 +14,23 @@ def parse_time_limit(limit_text: str) -> int | None:
     a time, and for a limit of 0 seconds."""
     if limit_text.upper() in _NO_LIMIT_WORDS:
         return None
-    seconds = parse_duration_s(limit_text)
-    if seconds is None or seconds >= LONGEST_DAYS * 86_400:
+    limit_s = parse_duration_s(limit_text)
+    if limit_s is None or limit_s >= LONGEST_DAYS * 86_400:
         allowed_forms = "M, M:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
         raise ValueError(
             f"found {limit_text!r}. Allowed: a time in quotes, as sbatch reads it: {allowed_forms}, below {LONGEST_DAYS} days."
         )
-    if seconds == 0:
+    if limit_s == 0:
         raise ValueError("found a limit of 0 seconds. Allowed: one second or more.")
-    return seconds
+    return limit_s
 
 
 def parse_duration_s(duration_text: str) -> int | None:
     """A time as Slurm writes it (D-HH:MM:SS, HH:MM:SS, MM:SS, D-HH), in seconds; None for UNLIMITED, NONE and other words."""
-    duration_parts = _DURATION_PATTERN.match(duration_text.strip())
-    if duration_parts is None or len(duration_text) > 24:
+    duration_match = _DURATION_PATTERN.match(duration_text.strip())
+    if duration_match is None or len(duration_text) > 24:
         return None
-    days, *clock_parts = (None if clock_part is None else int(clock_part) for clock_part in duration_parts.groups())
+    days, *clock_parts = (None if clock_part is None else int(clock_part) for clock_part in duration_match.groups())
     clock_numbers = [clock_part for clock_part in clock_parts if clock_part is not None]
     if days is not None:  # the text is D-HH, D-HH:MM or D-HH:MM:SS
         hours, minutes, seconds = [*clock_numbers, 0, 0][:3]

@@ -10,13 +10,13 @@ import msgspec
 class WaitingAdvice(msgspec.Struct, frozen=True):
     """The words of the clauses in WAITS that depend on who submitted the job."""
 
-    release: str
+    release_advice: str
     """How a job is released that Slurm holds."""
-    time: str
+    time_keys: str
     """What decides the time limit of the job."""
-    nodes: str
+    node_keys: str
     """What decides the number of nodes of the job."""
-    resubmit: str
+    resubmit_advice: str
     """How the job is submitted again."""
 
 
@@ -36,18 +36,18 @@ HELD_AFTER_LAUNCH = re.compile("JobHoldMaxRequeue|launch.failed.requeued.held")
 # The reasons for which a job waits (`%r` of squeue) that do not pass by themselves or that a person should know. Each is a
 # pattern of Slurm's words, with a clause that says what helps; Slurm's words are added in brackets.
 WAITS = {
-    HELD_AFTER_LAUNCH.pattern: "Slurm holds it after a failed start; {advice.release}",
+    HELD_AFTER_LAUNCH.pattern: "Slurm holds it after a failed start; {advice.release_advice}",
     "JobHeldUser": "its job is held; `scontrol release` with its number lets it start",
     "JobHeldAdmin": "an administrator of the cluster holds its job and can release it",
     "PartitionTimeLimit": "Slurm never starts it, because its time limit is above the limit of the partition; cancel it, lower "
-    "{advice.time}, or change slurm.partition, and {advice.resubmit}",
-    "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change {advice.nodes} "
-    "or slurm.partition",
+    "{advice.time_keys}, or change slurm.partition, and {advice.resubmit_advice}",
+    "PartitionNodeLimit": "its partition has too few nodes for it now; if no node is down, cancel it and change "
+    "{advice.node_keys} or slurm.partition",
     "Partition(Down|Inactive)": "it starts when its partition is up",
     "BadConstraints": "no node fits it; if no node is down, cancel it and change slurm.constraint, slurm.gpu_request or "
     "slurm.mem",
     "DependencyNeverSatisfied": "Slurm never starts it, because a job that it waits for did not end as required; cancel it and "
-    "{advice.resubmit}",
+    "{advice.resubmit_advice}",
     "InvalidAccount|AccountNotAllowed": "Slurm does not accept its account; cancel it and change slurm.account",
     "InvalidQOS|QOSNotAllowed": "Slurm does not accept its QOS; cancel it and change slurm.qos",
     "ReqNodeNotAvail|Reservation": "nodes that it needs are down, drained or reserved; `sinfo -R` says why",
@@ -57,7 +57,7 @@ WAITS = {
 }
 
 
-def explain_waiting(reason: str, advice: WaitingAdvice) -> str:
+def explain_waiting(waiting_reason: str, advice: WaitingAdvice) -> str:
     """A clause about the reason for which a job waits, from WAITS; '' for other reasons, which pass by themselves."""
-    clause = next((clause for pattern, clause in WAITS.items() if re.match(pattern, reason)), None)
-    return f"{clause.format(advice=advice)} ({reason})" if clause is not None else ""
+    clause = next((clause for pattern, clause in WAITS.items() if re.match(pattern, waiting_reason)), None)
+    return f"{clause.format(advice=advice)} ({waiting_reason})" if clause is not None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 
-def cache_variables(cache_folder: PurePosixPath) -> list[tuple[str, str]]:
+def list_cache_variables(cache_folder: PurePosixPath) -> list[tuple[str, str]]:
     """The name and value of each environment variable that moves a cache. cache_folder: the folder into which all caches are
     moved."""
     return [

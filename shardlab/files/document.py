@@ -49,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True):
 
     mark: Position
     """The place of the problem in the file."""
-    path: str
+    key_text: str
     """The dotted path of the key."""
     sentence: str
     """The message to the user."""
@@ -64,11 +64,11 @@ class Document(msgspec.Struct):
     """The name of the file for error messages."""
     data: Any = None
     """The content as dicts, lists, text and numbers."""
-    values: dict[KeyPath, Position] = {}
+    position_by_value_path: dict[KeyPath, Position] = {}
     """The place of each value in the file, by the path of the value in `data`."""
-    keys: dict[KeyPath, Position] = {}
+    position_by_key_path: dict[KeyPath, Position] = {}
     """The place of each key in the file, by the path in `data` of the value of this key."""
-    options: dict[KeyPath, str] = {}
+    option_by_path: dict[KeyPath, str] = {}
     """The option of the command line that gave the value, such as `--set steps=5`, by the path of the value in `data`. All
     other values stand in the file."""
 
@@ -77,12 +77,12 @@ class Document(msgspec.Struct):
 
         key_path: the path of the value in `data`. sentence: the message. at_key: use the place of the key, not of its value.
         """
-        positions = self.keys if at_key else self.values
+        positions = self.position_by_key_path if at_key else self.position_by_value_path
         nearest_path = key_path
-        while nearest_path and nearest_path not in positions and nearest_path not in self.values:
+        while nearest_path and nearest_path not in positions and nearest_path not in self.position_by_value_path:
             nearest_path = nearest_path[:-1]
-        position = positions.get(nearest_path) or self.values.get(nearest_path) or Position(1, 1)
-        option = next((option for path, option in self.options.items() if key_path[: len(path)] == path), "")
+        position = positions.get(nearest_path) or self.position_by_value_path.get(nearest_path) or Position(1, 1)
+        option = next((option for path, option in self.option_by_path.items() if key_path[: len(path)] == path), "")
         return Problem(position, format_path(key_path), sentence, option)
 
     def error(self, key_path: KeyPath, sentence: str, *, at_key: bool = False) -> InputError:
@@ -96,7 +96,7 @@ class Document(msgspec.Struct):
         """
         ordered_problems = sorted(problems, key=lambda p: (p.mark.line, p.mark.column))
         problem_lines = [
-            f"{p.option or f'{self.file}:{p.mark.line}:{p.mark.column}'}: {p.path + ': ' if p.path else ''}{p.sentence}"
+            f"{p.option or f'{self.file}:{p.mark.line}:{p.mark.column}'}: {p.key_text + ': ' if p.key_text else ''}{p.sentence}"
             for p in ordered_problems
         ]
         return InputError("\n".join(dict.fromkeys(problem_lines)))
@@ -110,10 +110,10 @@ def format_path(key_path: KeyPath) -> str:
     return path_text
 
 
-def load(path: Path) -> Document:
+def load_document(path: Path) -> Document:
     """Read the file `path`. Raises InputError for a missing file and for everything that is not plain, unambiguous YAML."""
     try:
-        yaml_bytes = files.read(path, MAX_BYTES, follow=True)
+        yaml_bytes = files.read(path, MAX_BYTES, follow_links=True)
     except files.TooLarge:
         limit_text = f"{MAX_BYTES // 2**20} MiB, the limit for a cluster file or a matrix file"
         raise InputError(f"{path}: larger than {limit_text}.") from None
@@ -123,7 +123,7 @@ def load(path: Path) -> Document:
         raise InputError(f"{path}: is {error.kind}, not a file.") from None
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    return parse(yaml_bytes, str(path))
+    return parse_document(yaml_bytes, str(path))
 
 
 def _explain_shape(yaml_text: str, error: yaml.MarkedYAMLError) -> str:
@@ -133,44 +133,44 @@ def _explain_shape(yaml_text: str, error: yaml.MarkedYAMLError) -> str:
         return problem
     lines, line_index = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", yaml_text), error.problem_mark.line  # as YAML counts lines
     upper_index = max((index for index in range(line_index) if lines[index].strip()), default=line_index)
-    indent, upper_indent = (len(line) - len(line.lstrip(" ")) for line in (lines[line_index], lines[upper_index]))
+    line_indent, upper_indent = (len(line) - len(line.lstrip(" ")) for line in (lines[line_index], lines[upper_index]))
     if r"'\t'" in problem:
         return "a tab. Allowed: spaces, for example 2 for each level"
     is_mapping_problem = problem.startswith("mapping values")
     if problem == "could not find expected ':'" or (is_mapping_problem and ":" not in lines[upper_index]):
         return f"line {upper_index + 1}, {lines[upper_index].strip()!r}, has no colon. Allowed: `key: value`"
-    if indent != upper_indent and (is_mapping_problem or problem.startswith("expected <block end>")):
+    if line_indent != upper_indent and (is_mapping_problem or problem.startswith("expected <block end>")):
         block_clause = ""
-        if begin_mark is not None and begin_mark.column not in (indent, upper_indent):
+        if begin_mark is not None and begin_mark.column not in (line_indent, upper_indent):
             block_clause = f", the block that begins in line {begin_mark.line + 1} by {begin_mark.column}"
-        sentence = f"line {line_index + 1} is indented by {indent}, the line above by {upper_indent}{block_clause}"
+        sentence = f"line {line_index + 1} is indented by {line_indent}, the line above by {upper_indent}{block_clause}"
         return f"{sentence}. Allowed: the same indentation for all keys of a block"
     return f"{problem}. Allowed: quotes around a text that contains `: `" if is_mapping_problem else problem
 
 
-def parse(yaml_bytes: bytes, file: str) -> Document:
-    """Parse one YAML document. yaml_bytes: its bytes. file: the name of the file for error messages. Raises InputError."""
-    document = Document(file)
+def parse_document(yaml_bytes: bytes, file_name: str) -> Document:
+    """Parse one YAML document. yaml_bytes: its bytes. file_name: the name of the file for error messages. Raises InputError."""
+    document = Document(file_name)
     try:
         yaml_text = yaml_bytes.decode("utf-8")
     except UnicodeDecodeError as error:
         line_number = yaml_bytes[: error.start].count(b"\n") + 1
-        raise InputError(f"{file}:{line_number}:1: byte {error.start} is not UTF-8 text.") from None
+        raise InputError(f"{file_name}:{line_number}:1: byte {error.start} is not UTF-8 text.") from None
     try:
         # The loader in pure Python is used, because the loader in C does not count columns in characters. The pure-Python
         # loader is slow, but matrix files and cluster files are small.
-        document.data = _Builder(document, yaml.parse(yaml_text, Loader=yaml.SafeLoader)).build()
+        document.data = _DocumentBuilder(document, yaml.parse(yaml_text, Loader=yaml.SafeLoader)).build()
     except yaml.MarkedYAMLError as error:
         error_mark = error.problem_mark or error.context_mark
         error_position = f"{error_mark.line + 1}:{error_mark.column + 1}" if error_mark else "1:1"
-        raise InputError(f"{file}:{error_position}: not valid YAML: {_explain_shape(yaml_text, error)}.") from None
+        raise InputError(f"{file_name}:{error_position}: not valid YAML: {_explain_shape(yaml_text, error)}.") from None
     except yaml.reader.ReaderError as error:
         line_number = yaml_text[: error.position].count("\n") + 1
-        raise InputError(f"{file}:{line_number}:1: not valid YAML: {error.reason}.") from None
+        raise InputError(f"{file_name}:{line_number}:1: not valid YAML: {error.reason}.") from None
     return document
 
 
-class _Builder:
+class _DocumentBuilder:
     """Builds dicts, lists, text and numbers from the events of the YAML parser. It refuses aliases, anchors and tags."""
 
     def __init__(self, document: Document, events: Iterator[yaml.Event]) -> None:
@@ -178,7 +178,7 @@ class _Builder:
         self.events = events
 
     def build(self) -> Any:
-        data: Any = None
+        content: Any = None
         has_document = False
         for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent):
@@ -186,11 +186,11 @@ class _Builder:
                     raise self.error_at(event, (), "found a second document in this file. Allowed: one document per file")
                 has_document = True
             elif isinstance(event, yaml.NodeEvent):
-                data = self.build_node(event, ())
-        return data
+                content = self.build_node(event, ())
+        return content
 
     def error_at(self, event: yaml.Event, parent_path: KeyPath, sentence: str) -> InputError:
-        return self.document.errors([Problem(_event_position(event), format_path(parent_path), sentence + ".")])
+        return self.document.errors([Problem(_find_event_position(event), format_path(parent_path), sentence + ".")])
 
     def build_node(self, event: yaml.Event, path: KeyPath) -> Any:
         if len(path) > MAX_DEPTH:
@@ -201,7 +201,7 @@ class _Builder:
             raise self.error_at(event, path, f"found an anchor (&{anchor}). Allowed: the value at each place that needs it")
         if tag := getattr(event, "tag", None):
             raise self.error_at(event, path, f"found a tag ({tag}). Allowed: only values without a tag")
-        self.document.values[path] = _event_position(event)
+        self.document.position_by_value_path[path] = _find_event_position(event)
         if isinstance(event, yaml.ScalarEvent):
             return self.build_scalar(event, path)
         if isinstance(event, yaml.SequenceStartEvent):
@@ -210,15 +210,15 @@ class _Builder:
         return self.build_mapping(path)
 
     def build_list(self, list_path: KeyPath) -> list[Any]:
-        items: list[Any] = []
+        list_values: list[Any] = []
         for event in self.events:
             if isinstance(event, yaml.SequenceEndEvent):
                 break
-            items.append(self.build_node(event, (*list_path, len(items))))
-        return items
+            list_values.append(self.build_node(event, (*list_path, len(list_values))))
+        return list_values
 
     def build_mapping(self, mapping_path: KeyPath) -> dict[str, Any]:
-        items: dict[str, Any] = {}
+        value_by_key: dict[str, Any] = {}
         for event in self.events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
@@ -230,13 +230,13 @@ class _Builder:
             key_path = (*mapping_path, key_name)
             if key_name == "<<" and not event.style:
                 raise self.error_at(event, mapping_path, "found a merge key (<<). Allowed: the keys themselves")
-            if key_name in items:
-                first_position = self.document.keys[key_path]
+            if key_name in value_by_key:
+                first_position = self.document.position_by_key_path[key_path]
                 first_place = f"first at {first_position.line}:{first_position.column}"
                 raise self.error_at(event, key_path, f"found this key twice, {first_place}. Allowed: each key once")
-            self.document.keys[key_path] = _event_position(event)
-            items[key_name] = self.build_node(next(self.events), key_path)
-        return items
+            self.document.position_by_key_path[key_path] = _find_event_position(event)
+            value_by_key[key_name] = self.build_node(next(self.events), key_path)
+        return value_by_key
 
     def build_scalar(self, event: yaml.ScalarEvent, path: KeyPath) -> Any:
         value = event.value
@@ -264,6 +264,6 @@ class _Builder:
         return value
 
 
-def _event_position(event: yaml.Event) -> Position:
+def _find_event_position(event: yaml.Event) -> Position:
     assert event.start_mark is not None  # the pure-Python parser always sets start_mark
     return Position(event.start_mark.line + 1, event.start_mark.column + 1)

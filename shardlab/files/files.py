@@ -45,16 +45,16 @@ class TooLarge(OSError):
         super().__init__(errno.EFBIG, f"it has more than {max_bytes:,} bytes, the limit for this kind of file", str(path))
 
 
-def read(path: Path | str, max_bytes: int = MOST_BYTES, *, follow: bool = False) -> bytes:
+def read(path: Path | str, max_bytes: int = MOST_BYTES, *, follow_links: bool = False) -> bytes:
     """The content of a regular file. Raises OSError as open does, NotRegular for a symlink, a FIFO, a socket or a device, and
     TooLarge.
 
-    max_bytes: the largest allowed size in bytes. follow: as in `open_regular`.
+    max_bytes: the largest allowed size in bytes. follow_links: as in `open_regular`.
 
     Only regular files are allowed, because the files of a run may come from another machine: a symlink could point to any file
     of this machine, and reading a FIFO could block for ever. For small files, this function is faster than Path.read_bytes.
     """
-    descriptor, file_bytes = open_descriptor(path, follow=follow)
+    descriptor, file_bytes = open_descriptor(path, follow_links=follow_links)
     try:
         # A file in /proc has the size 0, and the kernel gives its content only to the first read.
         first_bytes = os.read(descriptor, min(max(file_bytes, PAGE_BYTES), max_bytes) + 1)
@@ -71,21 +71,21 @@ def read(path: Path | str, max_bytes: int = MOST_BYTES, *, follow: bool = False)
     return b"".join(content_parts)
 
 
-def open_regular(path: Path | str, *, follow: bool = False) -> io.BufferedReader:
+def open_regular(path: Path | str, *, follow_links: bool = False) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError as open does, and NotRegular.
 
-    follow: whether the path may be a symlink to a regular file. Only for a file that the user names, such as a cluster file
-    that several workspaces share.
+    follow_links: whether the path may be a symlink to a regular file. Only for a file that the user names, such as a cluster
+    file that several workspaces share.
     """
-    return os.fdopen(open_descriptor(path, follow=follow)[0], "rb")
+    return os.fdopen(open_descriptor(path, follow_links=follow_links)[0], "rb")
 
 
-def open_descriptor(path: Path | str, *, follow: bool = False) -> tuple[int, int]:
+def open_descriptor(path: Path | str, *, follow_links: bool = False) -> tuple[int, int]:
     """Open a regular file for reading. Returns (descriptor, size of the file in bytes). The caller closes the descriptor.
 
     follow, and what it raises: as `open_regular`.
     """
-    return _open(path, os.O_RDONLY if follow else os.O_RDONLY | os.O_NOFOLLOW)
+    return _open(path, os.O_RDONLY if follow_links else os.O_RDONLY | os.O_NOFOLLOW)
 
 
 def _open(path: Path | str, flags: int, mode: int = 0o644) -> tuple[int, int]:
@@ -96,20 +96,20 @@ def _open(path: Path | str, flags: int, mode: int = 0o644) -> tuple[int, int]:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # the path is a symlink (ELOOP) or a socket (ENXIO)
             raise NotRegular(path, describe_file_kind(os.lstat(path).st_mode)) from None
         raise
-    file_status = os.fstat(descriptor)
-    if not stat.S_ISREG(file_status.st_mode):
+    file_stat = os.fstat(descriptor)
+    if not stat.S_ISREG(file_stat.st_mode):
         os.close(descriptor)
-        raise NotRegular(path, describe_file_kind(file_status.st_mode))
-    return descriptor, file_status.st_size
+        raise NotRegular(path, describe_file_kind(file_stat.st_mode))
+    return descriptor, file_stat.st_size
 
 
-def describe_file_kind(mode: int) -> str:
-    """The kind of file in words, such as `a symlink`. mode: the mode of the file (st_mode)."""
-    kind_words = {
+def describe_file_kind(file_mode: int) -> str:
+    """The kind of file in words, such as `a symlink`. file_mode: the mode of the file (st_mode)."""
+    phrase_by_kind = {
         stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symlink", stat.S_IFIFO: "a FIFO",
         stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     }  # fmt: skip
-    return kind_words.get(stat.S_IFMT(mode), "of an unknown kind")
+    return phrase_by_kind.get(stat.S_IFMT(file_mode), "of an unknown kind")
 
 
 def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
@@ -127,7 +127,7 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True, mode: int = 0
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary_path.unlink(missing_ok=True)
-        raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
+        raise WorkspaceError.from_os_error(_make_error_for_path(error, path), "write") from error
 
 
 def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> None:
@@ -138,7 +138,7 @@ def write_new(path: Path, content: bytes | memoryview, *, mode: int = 0o644) -> 
     try:
         _write_file(path, content, sync=False, mode=mode)
     except OSError as error:
-        raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
+        raise WorkspaceError.from_os_error(_make_error_for_path(error, path), "write") from error
 
 
 def write_all(descriptor: int, content: bytes | memoryview) -> None:
@@ -162,10 +162,10 @@ def open_append(path: Path) -> io.FileIO:
 
     Raises OSError, NotRegular.
     """
-    return os.fdopen(append_descriptor(path), "ab", buffering=0)
+    return os.fdopen(open_append_descriptor(path), "ab", buffering=0)
 
 
-def append_descriptor(path: Path) -> int:
+def open_append_descriptor(path: Path) -> int:
     """As `open_append`, but returns a descriptor, which can be read too. The caller closes the descriptor."""
     descriptor, _ = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     os.set_blocking(descriptor, True)  # a process that inherits the descriptor expects this
@@ -187,27 +187,27 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
         temporary_path.rename(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise WorkspaceError.from_os_error(_error_for_path(error, path), "write") from error
+        raise WorkspaceError.from_os_error(_make_error_for_path(error, path), "write") from error
     finally:
         temporary_path.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
-    """Write `value` as indented JSON to the file `path`. sync: as in `write_atomic`.
+def write_json(path: Path, json_value: Any, *, sync: bool = True) -> None:
+    """Write `json_value` as indented JSON to the file `path`. sync: as in `write_atomic`.
 
     Raises WorkspaceError as `write_atomic` does, and InputError for text that is not UTF-8 (see `encode_json`).
     """
-    write_atomic(path, encode_json(value), sync=sync)
+    write_atomic(path, encode_json(json_value), sync=sync)
 
 
-def encode_json(value: Any) -> bytes:
-    """`value` as indented JSON, for the content of a file.
+def encode_json(json_value: Any) -> bytes:
+    """`json_value` as indented JSON, for the content of a file.
 
     Raises InputError for text that is not UTF-8. Names of files can be such text. The function does not replace the bytes that
     are not UTF-8, because the JSON would then contain the name of another file.
     """
     try:
-        json_bytes = msgspec.json.encode(value)
+        json_bytes = msgspec.json.encode(json_value)
     except UnicodeEncodeError as error:
         raise InputError(
             f"{error.object[:200]!r}: contains bytes that are not UTF-8, which no JSON file can store. Allowed: names in UTF-8."
@@ -220,7 +220,7 @@ def write_document(path: Path, json_value: Any) -> None:
 
     Raises WorkspaceError.
     """
-    write_atomic(path, _indent_json(printable.json(json_value)))
+    write_atomic(path, _indent_json(printable.encode_printable_json(json_value)))
 
 
 def _indent_json(json_bytes: bytes) -> bytes:
@@ -233,18 +233,18 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def move_into_place(source: Path, target: Path) -> None:
+def move_into_place(arrived_path: Path, target_path: Path) -> None:
     """Move a file that has arrived to its final path, with the permissions of a new file of this user. Raises OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source.chmod(apply_umask(0o644))
-    source.replace(target)
+    target_path.parent.mkdir(parents=True, exist_ok=True)
+    arrived_path.chmod(apply_umask(0o644))
+    arrived_path.replace(target_path)
 
 
-def apply_umask(mode: int) -> int:
-    """The permissions that a new file or folder gets if a process with the current umask creates it with `mode`."""
+def apply_umask(wanted_mode: int) -> int:
+    """The permissions that a new file or folder gets if a process with the current umask creates it with `wanted_mode`."""
     umask = os.umask(0o077)
     os.umask(umask)
-    return mode & ~umask
+    return wanted_mode & ~umask
 
 
 def list_names(folder: Path | str) -> list[str]:
@@ -318,7 +318,7 @@ def _open_lock(path: Path) -> int:
             return open_descriptor(path)[0]
 
 
-def file_sha256(path: Path) -> str:
+def compute_file_sha256(path: Path) -> str:
     """The SHA-256 of the content of a regular file, in hexadecimal. Raises OSError, NotRegular."""
     with open_regular(path) as opened_file:
         return hashlib.file_digest(opened_file, "sha256").hexdigest()
@@ -348,6 +348,6 @@ def _write_file(path: Path, content: bytes | memoryview, *, sync: bool, mode: in
         os.close(descriptor)
 
 
-def _error_for_path(error: OSError, path: Path) -> OSError:
+def _make_error_for_path(error: OSError, path: Path) -> OSError:
     """A copy of the error that names `path`, the file that the user knows, instead of the temporary file."""
     return OSError(error.errno, error.strerror, str(path))

@@ -51,14 +51,14 @@ def read_mnist(folder: Path, split: str) -> tuple[bytes, bytes]:
 
     Raises InputError with the file if images have other sizes, or if there is not one label below 10 for each image. Raises
     OSError if a file cannot be read."""
-    images_file, labels_file = (_find_file(folder, name) for name in MNIST_FILES[split])
-    (pixels, image_shape), (labels, _) = read_idx(images_file, 3), read_idx(labels_file, 1)
+    images_file, labels_file = (_find_mnist_file(folder, name) for name in MNIST_FILES[split])
+    (pixel_bytes, image_shape), (label_bytes, _) = read_idx(images_file, 3), read_idx(labels_file, 1)
     if image_shape[1:] != MNIST_PIXELS:
         raise InputError(f"{images_file}: found images of {image_shape[1]} x {image_shape[2]} pixels. Allowed: 28 x 28.")
-    if image_shape[0] != len(labels):
-        raise InputError(f"{labels_file}: found {len(labels)} labels. Allowed: {image_shape[0]}, one for each image.")
-    _check_labels(labels_file, labels)
-    return pixels, labels
+    if image_shape[0] != len(label_bytes):
+        raise InputError(f"{labels_file}: found {len(label_bytes)} labels. Allowed: {image_shape[0]}, one for each image.")
+    _check_labels(labels_file, label_bytes)
+    return pixel_bytes, label_bytes
 
 
 def read_idx(path: Path, dimension_count: int) -> tuple[bytes, tuple[int, ...]]:
@@ -66,35 +66,35 @@ def read_idx(path: Path, dimension_count: int) -> tuple[bytes, tuple[int, ...]]:
 
     Raises InputError for a wrong header before memory for the data is allocated, and OSError if the file cannot be read.
     """
-    magic = bytes([0, 0, UNSIGNED_BYTES, dimension_count])
+    expected_start = bytes([0, 0, UNSIGNED_BYTES, dimension_count])
     try:
         with cast("BinaryIO", gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as idx_file:
             header = idx_file.read(4 + 4 * dimension_count)
-            if header[:4] != magic or len(header) < 4 + 4 * dimension_count:
+            if header[:4] != expected_start or len(header) < 4 + 4 * dimension_count:
                 raise InputError(
-                    f"{path}: starts with {header[:4].hex(' ')}. Allowed: {magic.hex(' ')}, IDX of unsigned bytes."
+                    f"{path}: starts with {header[:4].hex(' ')}. Allowed: {expected_start.hex(' ')}, IDX of unsigned bytes."
                 )
-            shape = struct.unpack(f">{dimension_count}I", header[4:])
-            if not 0 < (byte_count := math.prod(shape)) <= MOST_BYTES:
+            dimensions = struct.unpack(f">{dimension_count}I", header[4:])
+            if not 0 < (byte_count := math.prod(dimensions)) <= MOST_BYTES:
                 raise InputError(f"{path}: its header announces {byte_count} bytes. Allowed: 1 to {MOST_BYTES}.")
-            content = idx_file.read(byte_count + 1)  # one byte more, to notice a file that is too long
+            data_bytes = idx_file.read(byte_count + 1)  # one byte more, to notice a file that is too long
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{path}: the gzip file is damaged or incomplete: {error}.") from None
-    if len(content) != byte_count:
-        count_text = f"more than {byte_count}" if len(content) > byte_count else str(len(content))
+    if len(data_bytes) != byte_count:
+        count_text = f"more than {byte_count}" if len(data_bytes) > byte_count else str(len(data_bytes))
         raise InputError(
             f"{path}: found {count_text} bytes after the header. Allowed: {byte_count}, by the dimensions in its header."
         )
-    return content, shape
+    return data_bytes, dimensions
 
 
-def _check_labels(path: Path, labels: bytes) -> None:
-    if max(labels) >= LABEL_COUNT:
-        first = next(index for index, label in enumerate(labels) if label >= LABEL_COUNT)
-        raise InputError(f"{path}: record {first} has the label {labels[first]}. Allowed: 0 to {LABEL_COUNT - 1}.")
+def _check_labels(path: Path, label_bytes: bytes) -> None:
+    if max(label_bytes) >= LABEL_COUNT:
+        position = next(index for index, label in enumerate(label_bytes) if label >= LABEL_COUNT)
+        raise InputError(f"{path}: record {position} has the label {label_bytes[position]}. Allowed: 0 to {LABEL_COUNT - 1}.")
 
 
-def _find_file(folder: Path, name: str) -> Path:
+def _find_mnist_file(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
             return path

@@ -46,28 +46,28 @@ class PluginSource(msgspec.Struct, frozen=True):
         return sha256.hexdigest()[:16]
 
 
-def plugin_files(folder: Path) -> list[Path]:
+def list_plugin_files(folder: Path) -> list[Path]:
     """The files in a folder that define plug-ins (helpers are left out), sorted by name; none if the folder does not exist."""
-    return sorted(path for path in python_files(folder) if not path.name.startswith("_"))
+    return sorted(path for path in list_code_files(folder) if not path.name.startswith("_"))
 
 
-def read_plugin(file: Path) -> PluginSource:
+def read_plugin(plugin_path: Path) -> PluginSource:
     """Read the source of the plug-in that a file defines: a Python file with its helpers, or a model configuration (.json).
 
     Raises InputError if the name of the file is not allowed for a plug-in, or if a file is too long or cannot be read.
     """
-    if file.suffix == ".json":
-        return PluginSource(file, {file.name: read_plugin_file(file)})
-    if not NAME_PATTERN.fullmatch(file.stem):
+    if plugin_path.suffix == ".json":
+        return PluginSource(plugin_path, {plugin_path.name: read_plugin_file(plugin_path)})
+    if not NAME_PATTERN.fullmatch(plugin_path.stem):
         raise InputError(
-            f"{file}: {file.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches "
+            f"{plugin_path}: {plugin_path.stem!r} cannot be the name of a plug-in. Allowed: a file name that matches "
             f"{NAME_PATTERN.pattern}.py."
         )
-    helper_paths = [path for path in python_files(file.parent) if path.name.startswith("_")]
-    return PluginSource(file, {path.name: read_plugin_file(path) for path in (file, *helper_paths)})
+    helper_paths = [path for path in list_code_files(plugin_path.parent) if path.name.startswith("_")]
+    return PluginSource(plugin_path, {path.name: read_plugin_file(path) for path in (plugin_path, *helper_paths)})
 
 
-def read_all_files(workspace: Path) -> dict[str, bytes]:
+def read_carried_files(workspace: Path) -> dict[str, bytes]:
     """The contents of all plug-ins and helpers in the folders CARRIED_FOLDERS of a workspace, by their paths in the workspace.
 
     Raises InputError for a file that is too long or cannot be read.
@@ -75,11 +75,11 @@ def read_all_files(workspace: Path) -> dict[str, bytes]:
     return {
         f"{folder}/{path.name}": read_plugin_file(path)
         for folder in CARRIED_FOLDERS
-        for path in python_files(workspace / folder)
+        for path in list_code_files(workspace / folder)
     }
 
 
-def python_files(folder: Path) -> list[Path]:
+def list_code_files(folder: Path) -> list[Path]:
     """The plug-ins and helpers in a folder, sorted by name; none if the folder does not exist."""
     return [folder / name for name in files.list_names(folder) if name.endswith(".py") and not name.startswith(".")]
 
@@ -95,18 +95,18 @@ def read_plugin_file(plugin_path: Path, allowed_content: str = "Python code; dat
         raise InputError(f"{plugin_path}: cannot be read: {os.strerror(error.errno) if error.errno else error}.") from None
 
 
-def read_submitted_plugin(plugin_path: Path, code: str | None) -> PluginSource:
-    """As `read_plugin`, on a rank. code: the digest of the plug-in when the run was submitted. Raises InputError also if the
+def read_submitted_plugin(plugin_path: Path, digest: str | None) -> PluginSource:
+    """As `read_plugin`, on a rank. digest: the digest of the plug-in when the run was submitted. Raises InputError also if the
     plug-in was changed after that."""
     plugin_source = read_plugin(plugin_path)
-    if plugin_source.digest != code:
-        raise InputError(f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {code}.")
+    if plugin_source.digest != digest:
+        raise InputError(f"{plugin_path}: has the digest {plugin_source.digest}, the run was submitted with {digest}.")
     return plugin_source
 
 
-def write_plugin(folder: Path, source: PluginSource) -> None:
+def write_plugin(folder: Path, plugin_source: PluginSource) -> None:
     """Write the files of a plug-in into a folder that has none of them. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
         folder.mkdir(parents=True, exist_ok=True)
-    for file_name, file_content in source.contents.items():
+    for file_name, file_content in plugin_source.contents.items():
         files.write_new(folder / file_name, file_content)

@@ -22,45 +22,45 @@ OWN_PREFIX = "shardlab-"
 BYTECODE_FOLDER = "__pycache__"  # the folders in which Python keeps bytecode
 
 
-def digest_source(root: Path = ROOT) -> str:
-    """The digest of all files of shardlab that a run may use: 12 hexadecimal digits. root: the folder that contains shardlab's
-    packages."""
-    return digest_packages(RUN_PACKAGES, root)
+def digest_source(source_root: Path = ROOT) -> str:
+    """The digest of all files of shardlab that a run may use: 12 hexadecimal digits. source_root: the folder that contains
+    shardlab's packages."""
+    return digest_packages(RUN_PACKAGES, source_root)
 
 
 def is_complete_copy(copy_path: Path) -> bool:
     """Whether a copy of the source, whose name is its digest, has exactly the files of the digest, apart from bytecode."""
     present_files = {path for path in copy_path.rglob("*") if not path.is_dir() and BYTECODE_FOLDER not in path.parts}
-    return present_files == set(source_files(RUN_PACKAGES, copy_path)) and digest_source(copy_path) == copy_path.name
+    return present_files == set(list_source_files(RUN_PACKAGES, copy_path)) and digest_source(copy_path) == copy_path.name
 
 
-def digest_packages(packages: Iterable[str], root: Path = ROOT) -> str:
-    """The digest of all files of some of shardlab's packages: 12 hexadecimal digits.
+def digest_packages(package_names: Iterable[str], source_root: Path = ROOT) -> str:
+    """The digest of all files of some of shardlab's package_names: 12 hexadecimal digits.
 
-    packages: the names of the packages. root: the folder that contains them.
+    package_names: the names of the packages. source_root: the folder that contains them.
     """
     sha256 = hashlib.sha256()
-    for path in source_files(packages, root):
-        sha256.update(path.relative_to(root).as_posix().encode() + b"\n")
+    for path in list_source_files(package_names, source_root):
+        sha256.update(path.relative_to(source_root).as_posix().encode() + b"\n")
         sha256.update(path.read_bytes())
     return sha256.hexdigest()[:12]
 
 
 def digest_installed_packages() -> str:
     """The digest of the names and versions of the installed packages without shardlab: 12 hexadecimal digits."""
-    package_names = sorted(package_name for package_name in _installed_packages() if not package_name.startswith(OWN_PREFIX))
+    package_names = sorted(package_name for package_name in _list_installed() if not package_name.startswith(OWN_PREFIX))
     return hashlib.sha256("".join(f"{package_name}\n" for package_name in package_names).encode()).hexdigest()[:12]
 
 
-def source_files(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
+def list_source_files(package_names: Iterable[str], source_root: Path = ROOT) -> Iterator[Path]:
     """The files of some of shardlab's packages, package by package, sorted by path within a package.
 
-    packages: the names of the packages. root: the folder that contains them. Folders with bytecode are not looked into, because
-    another process may write or remove them at any time.
+    package_names: the names of the packages. source_root: the folder that contains them. Folders with bytecode are not looked
+    into, because another process may write or remove them at any time.
     """
-    for package in packages:
+    for package in package_names:
         package_files = []
-        for folder, subfolders, file_names in os.walk(root / package):
+        for folder, subfolders, file_names in os.walk(source_root / package):
             subfolders[:] = [folder_name for folder_name in subfolders if folder_name != BYTECODE_FOLDER]
             package_files += [
                 path for name in file_names if not name.startswith(".") and (path := Path(folder, name)).is_file()
@@ -68,11 +68,11 @@ def source_files(packages: Iterable[str], root: Path = ROOT) -> Iterator[Path]:
         yield from sorted(package_files)
 
 
-def _installed_packages() -> set[str]:
+def _list_installed() -> set[str]:
     """The names of the .dist-info folders of the installed packages. Each name contains the name and version of a package.
 
     The files in these folders are not read, because that takes seconds on slow storage.
     """
     # When a process imports setuptools, setuptools adds its folder `_vendor`, with its own copies of packages, to sys.path.
-    search_folders = (Path(entry) for entry in sys.path if entry and Path(entry).name != "_vendor")
+    search_folders = (Path(search_path) for search_path in sys.path if search_path and Path(search_path).name != "_vendor")
     return {info_folder.name for folder in search_folders if folder.is_dir() for info_folder in folder.glob("*.dist-info")}

@@ -22,8 +22,8 @@ def convert_document(document: Document, target_type: type[T], *, key_path: KeyP
     Raises an InputError that lists every problem with file:line:column.
     """
     document_part = document.data
-    for key in key_path:
-        document_part = document_part[key]
+    for path_part in key_path:
+        document_part = document_part[path_part]
     problems: list[Problem] = []
     check_value(document, document_part, target_type, key_path, problems)
     if problems:
@@ -49,7 +49,7 @@ def check_value(document: Document, document_part: Any, target_type: Any, key_pa
             msgspec.convert(document_part, target_type, strict=True)
         except msgspec.ValidationError as error:
             error_text = str(error).split(" - at ")[0]
-            problems.append(document.problem(key_path, _mismatch_sentence(document_part, target_type, error_text)))
+            problems.append(document.problem(key_path, _describe_mismatch(document_part, target_type, error_text)))
 
 
 def _check_struct(
@@ -90,7 +90,7 @@ def _is_struct(target_type: Any) -> bool:
     return isinstance(target_type, type) and issubclass(target_type, msgspec.Struct)
 
 
-def _mismatch_sentence(data: Any, target_type: Any, error_text: str) -> str:
+def _describe_mismatch(value: Any, target_type: Any, error_text: str) -> str:
     """The message for a value that does not match the type `target_type`: what was found, and what is allowed.
 
     error_text: the error message of msgspec.
@@ -98,15 +98,15 @@ def _mismatch_sentence(data: Any, target_type: Any, error_text: str) -> str:
     plain_type = get_args(target_type)[0] if get_origin(target_type) is typing.Annotated else target_type
     if get_origin(plain_type) is Literal:
         allowed_choices = ", ".join(str(choice) for choice in get_args(plain_type))
-        return f"found {describe_value(data)}. Allowed: {allowed_choices}."
-    if plain_type is str and isinstance(data, int | float) and not isinstance(data, bool):
-        return f'expected text, found {describe_value(data)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
+        return f"found {describe_value(value)}. Allowed: {allowed_choices}."
+    if plain_type is str and isinstance(value, int | float) and not isinstance(value, bool):
+        return f'expected text, found {describe_value(value)}; write it in quotes, as YAML drops digits ("3.10" becomes 3.1).'
     union_types = get_args(target_type) if get_origin(target_type) in (Union, types.UnionType) else (target_type,)
-    annotations = [meta for member in union_types for meta in getattr(member, "__metadata__", ()) if isinstance(data, str)]
+    annotations = [meta for member in union_types for meta in getattr(member, "__metadata__", ()) if isinstance(value, str)]
     if (allowed_text := next((meta.extra["allowed"] for meta in annotations if meta.extra), None)) is not None:
-        return f"found {describe_value(data)}. Allowed: {allowed_text}."
+        return f"found {describe_value(value)}. Allowed: {allowed_text}."
     error_text = error_text[0].lower() + error_text[1:] if error_text else "is not allowed"
-    return f"found {describe_value(data)}: {error_text}."
+    return f"found {describe_value(value)}: {error_text}."
 
 
 def describe_value(data: Any) -> str:

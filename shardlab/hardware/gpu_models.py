@@ -42,7 +42,7 @@ class GpuModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 @functools.cache
-def all_models() -> tuple[GpuModel, ...]:
+def load_gpu_models() -> tuple[GpuModel, ...]:
     """All GPU models of gpu_models.yaml, in the order of the file."""
     models_yaml = resources.files("shardlab.hardware").joinpath("gpu_models.yaml").read_bytes()
     return msgspec.yaml.decode(models_yaml, type=tuple[GpuModel, ...])
@@ -50,21 +50,21 @@ def all_models() -> tuple[GpuModel, ...]:
 
 def find_gpu_model(gpu_name: str) -> GpuModel | None:
     """The GPU model with this NVML name, or None if the file does not list it."""
-    return next((gpu_model for gpu_model in all_models() if is_of_model(gpu_model, gpu_name)), None)
+    return next((gpu_model for gpu_model in load_gpu_models() if is_of_model(gpu_model, gpu_name)), None)
 
 
-def is_of_model(model: GpuModel, gpu_name: str) -> bool:
+def is_of_model(gpu_model: GpuModel, gpu_name: str) -> bool:
     """Whether a GPU with this NVML name is of this model."""
-    return re.fullmatch(model.name, gpu_name) is not None
+    return re.fullmatch(gpu_model.name, gpu_name) is not None
 
 
-def peak_flops(gpu_name: str, precision: str) -> float | None:
+def find_peak_flops(gpu_name: str, precision: str) -> float | None:
     """Peak FLOP/s of a GPU with this NVML name in a cell's precision, or None if the peak is not known."""
     gpu_model = find_gpu_model(gpu_name)
-    return None if gpu_model is None else model_peak_flops(gpu_model, precision)
+    return None if gpu_model is None else find_model_peak_flops(gpu_model, precision)
 
 
-def model_peak_flops(gpu_model: GpuModel, precision: str) -> float | None:
+def find_model_peak_flops(gpu_model: GpuModel, precision: str) -> float | None:
     """Peak FLOP/s of a GPU model in a cell's precision; None if the GPU does not support the precision."""
     peak_tflops = {"fp32": gpu_model.fp32, "tf32": gpu_model.tf32, "bf16": gpu_model.bf16, "fp16": gpu_model.fp16}[
         precision.partition("-")[0]

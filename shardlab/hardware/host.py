@@ -92,7 +92,7 @@ def read_host() -> Host:
     """Read the properties of this machine."""
     import psutil
 
-    driver, gpus, why_absent = nvml.read_gpus()
+    driver_version, observed_gpus, why_absent = nvml.read_gpus()
     return Host(
         schema=1,
         host=gethostname(),
@@ -103,8 +103,8 @@ def read_host() -> Host:
         cpus=os.cpu_count() or 1,
         cpus_allowed=count_usable_processors(),
         memory_bytes=psutil.virtual_memory().total,
-        gpu_driver=driver,
-        gpus=gpus,
+        gpu_driver=driver_version,
+        gpus=observed_gpus,
         gpu_why_absent=why_absent,
         nics=list_nics(),
         numa_nodes=list_numa_nodes() or None,
@@ -164,8 +164,8 @@ def list_nics(sysfs_folder: Path = Path("/sys/class/net")) -> list[Nic]:
 
 def _read_interface(nic_folder: Path) -> Nic:
     device_link = nic_folder / "device"
-    hardware = read_kernel_text(nic_folder / "type")
-    nic_kind = "loopback" if hardware == "772" else "physical" if device_link.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
+    link_type = read_kernel_text(nic_folder / "type")
+    nic_kind = "loopback" if link_type == "772" else "physical" if device_link.exists() else "virtual"  # 772: ARPHRD_LOOPBACK
     speed_text = read_kernel_text(nic_folder / "speed")
     return Nic(
         name=nic_folder.name,
@@ -189,13 +189,13 @@ def read_git_commit() -> str | None:
 
     None if this code is an installed wheel, or if git does not answer.
     """
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
+    checkout_path = Path(__file__).parents[2]
+    if not (checkout_path / ".git").exists():  # git would look in the folders above, such as a workspace of somebody else
         return None
     # fsmonitor: a command of the repository's configuration
-    git_command = ["git", "-c", "core.fsmonitor=false", "-C", str(checkout)]
+    git_command = ["git", "-c", "core.fsmonitor=false", "-C", str(checkout_path)]
     describe_command = [*git_command, "describe", "--always", "--abbrev=40", "--dirty", "--match="]
-    tracked_command = [*git_command, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(checkout))]
+    tracked_command = [*git_command, "ls-files", "--error-unmatch", str(Path(__file__).relative_to(checkout_path))]
     try:
         git_processes = [
             subprocess.run(git_words, capture_output=True, text=True, timeout=10, check=False)

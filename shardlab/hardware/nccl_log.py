@@ -73,31 +73,31 @@ class NcclTransports(msgspec.Struct, omit_defaults=True):
         """The transports between nodes in words, such as `NET/IB on mlx5_0 (IB), with GPUDirect RDMA`; None: there are none."""
         notes = {"NET/IB": self.devices, "NET/Socket": self.interfaces, **dict.fromkeys(_OFI_TRANSPORTS, self.providers)}
         network_transports = sorted(name for name in self.channels if name.startswith("NET/"))
-        texts = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in network_transports]
-        return f"{' and '.join(texts)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if texts else None
+        phrases = [f"{name} on {', '.join(notes[name])}" if notes.get(name) else name for name in network_transports]
+        return f"{' and '.join(phrases)}{', with GPUDirect RDMA' if self.gpudirect else ''}" if phrases else None
 
 
-def read_transports(logs: Iterable[Path]) -> NcclTransports:
+def read_transports(log_paths: Iterable[Path]) -> NcclTransports:
     """The transports that NCCL uses, from the logs of all ranks of a run together. A log that cannot be read is skipped."""
-    transports = NcclTransports()
-    for log_path in logs:
+    nccl_transports = NcclTransports()
+    for log_path in log_paths:
         try:
             with files.open_regular(log_path) as log_file:
-                add_log(transports, log_file.read(MOST_BYTES))
+                add_log(nccl_transports, log_file.read(MOST_BYTES))
         except OSError:
             continue
-    return transports
+    return nccl_transports
 
 
-def add_log(transports: NcclTransports, log_bytes: bytes) -> None:
-    """Add the connections in one log to `transports`. The log of a rank contains the connections from or to this rank."""
+def add_log(nccl_transports: NcclTransports, log_bytes: bytes) -> None:
+    """Add the connections in one log to `nccl_transports`. The log of a rank contains the connections from or to this rank."""
     for transport_bytes, channel_details in _CHANNEL_PATTERN.findall(log_bytes):
-        transport = transport_bytes.decode()
-        transports.channels[transport] = transports.channels.get(transport, 0) + 1
-        transports.gpudirect += transport.startswith("NET/") and b"/GDRDMA" in channel_details
+        transport_name = transport_bytes.decode()
+        nccl_transports.channels[transport_name] = nccl_transports.channels.get(transport_name, 0) + 1
+        nccl_transports.gpudirect += transport_name.startswith("NET/") and b"/GDRDMA" in channel_details
     for line_pattern, device_pattern, known_names in (
-        (_DEVICES_PATTERN, _DEVICE_PATTERN, transports.devices),
-        (_SOCKETS_PATTERN, _SOCKET_PATTERN, transports.interfaces),
+        (_DEVICES_PATTERN, _DEVICE_PATTERN, nccl_transports.devices),
+        (_SOCKETS_PATTERN, _SOCKET_PATTERN, nccl_transports.interfaces),
     ):
         for line in line_pattern.findall(log_bytes):
             for match in device_pattern.finditer(line):
@@ -105,9 +105,9 @@ def add_log(transports: NcclTransports, log_bytes: bytes) -> None:
                 device_label = f"{device_words[0]} ({device_words[1]})" if len(device_words) > 1 else device_words[0]
                 _add_name(known_names, device_label)
     for match in _PROVIDER_PATTERN.finditer(log_bytes):
-        _add_name(transports.providers, match[1].decode())
+        _add_name(nccl_transports.providers, match[1].decode())
 
 
-def _add_name(known_names: list[str], name: str) -> None:
-    if name not in known_names and len(known_names) < MOST_DEVICES:
-        known_names.append(name)
+def _add_name(known_names: list[str], device_name: str) -> None:
+    if device_name not in known_names and len(known_names) < MOST_DEVICES:
+        known_names.append(device_name)

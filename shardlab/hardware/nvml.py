@@ -75,13 +75,13 @@ def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
     except pynvml.NVMLError as error:
         return None, None, f"NVML: {error}"
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
-        observed_gpus = [_read_gpu(handle, uuid) for handle, uuid in zip(handles, uuids)]
-        for gpu, handle in zip(observed_gpus, handles):
-            other_gpus = [(uuid, other) for uuid, other in zip(uuids, handles) if uuid != gpu.uuid]
+        gpu_handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in gpu_handles]
+        observed_gpus = [_read_gpu(handle, uuid) for handle, uuid in zip(gpu_handles, uuids)]
+        for gpu, handle in zip(observed_gpus, gpu_handles):
+            other_gpus = [(uuid, other) for uuid, other in zip(uuids, gpu_handles) if uuid != gpu.uuid]
             path_by_uuid = {
-                uuid: path for uuid, other in other_gpus if (path := _call_if_supported(_read_path, handle, other)) is not None
+                uuid: path for uuid, other in other_gpus if (path := _call_if_supported(_read_link, handle, other)) is not None
             }
             gpu.paths = path_by_uuid or None
         return pynvml.nvmlSystemGetDriverVersion(), observed_gpus, None
@@ -91,7 +91,7 @@ def read_gpus() -> tuple[str | None, list[Gpu] | None, str | None]:
         pynvml.nvmlShutdown()
 
 
-class Process(NamedTuple):
+class GpuProcess(NamedTuple):
     """A process that computes on a GPU."""
 
     pid: int
@@ -99,7 +99,7 @@ class Process(NamedTuple):
     """Empty if the process is not visible here, because it is in another container."""
 
 
-def read_gpu_processes() -> dict[str, list[Process]] | None:
+def read_gpu_processes() -> dict[str, list[GpuProcess]] | None:
     """The processes that compute on each GPU, by the UUID of the GPU, in NVML's order; None if NVML does not work here."""
     import pynvml as nvml
 
@@ -113,7 +113,7 @@ def read_gpu_processes() -> dict[str, list[Process]] | None:
         for handle in filter(None, gpu_handles):  # a GPU that a container hides has no handle
             process_entries = _call_if_supported(read_compute_processes, handle) or []
             processes_by_gpu[nvml.nvmlDeviceGetUUID(handle)] = [
-                Process(process_entry.pid, _process_name(process_entry.pid)) for process_entry in process_entries
+                GpuProcess(process_entry.pid, _read_process_name(process_entry.pid)) for process_entry in process_entries
             ]
         return processes_by_gpu
     except nvml.NVMLError:
@@ -122,75 +122,75 @@ def read_gpu_processes() -> dict[str, list[Process]] | None:
         nvml.nvmlShutdown()
 
 
-def read_compute_processes(handle: Any) -> list[Any]:
-    """NVML's entries for the processes that compute on this GPU. handle: NVML's handle of the GPU. Raises NVMLError."""
+def read_compute_processes(gpu_handle: Any) -> list[Any]:
+    """NVML's entries for the processes that compute on this GPU. gpu_handle: NVML's handle of the GPU. Raises NVMLError."""
     import pynvml as nvml
 
     try:
-        entries: list[Any] = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        entries: list[Any] = nvml.nvmlDeviceGetComputeRunningProcesses(gpu_handle)
     # pynvml calls version 3 of this function, and drivers before 510 have only version 2. This error is no NVMLError.
     except nvml.NVMLLibraryMismatchError:
-        entries = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
+        entries = nvml.nvmlDeviceGetComputeRunningProcesses_v2(gpu_handle)
     return entries
 
 
-def read_throttle_reasons(handle: Any) -> list[str]:
+def read_throttle_reasons(gpu_handle: Any) -> list[str]:
     """The reasons why the clocks of this GPU are lowered now, as values of THROTTLE_REASON_BY_BIT. Raises NVMLError."""
     import pynvml as nvml
 
     try:
-        reason_bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        reason_bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu_handle)
     except nvml.NVMLError_FunctionNotFound:  # drivers before 535 have only the old name of this function
-        reason_bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return throttle_reasons_of_bits(reason_bits)
+        reason_bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu_handle)
+    return convert_throttle_bits(reason_bits)
 
 
-def throttle_reasons_of_bits(reason_bits: int) -> list[str]:
+def convert_throttle_bits(reason_bits: int) -> list[str]:
     """The reasons, as values of THROTTLE_REASON_BY_BIT, for which these bits of NVML stand."""
     return [reason for reason_bit, reason in THROTTLE_REASON_BY_BIT.items() if reason_bits & reason_bit]
 
 
-def _process_name(pid: int) -> str:
+def _read_process_name(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
 
 
-def _read_gpu(handle: Any, uuid: str) -> Gpu:
+def _read_gpu(gpu_handle: Any, uuid: str) -> Gpu:
     import pynvml as nvml
 
-    gpu = Gpu(uuid=uuid, name=nvml.nvmlDeviceGetName(handle))
-    gpu.memory_bytes = _call_if_supported(lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
-    gpu.pci = _call_if_supported(lambda: str(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    gpu = Gpu(uuid=uuid, name=nvml.nvmlDeviceGetName(gpu_handle))
+    gpu.memory_bytes = _call_if_supported(lambda: int(nvml.nvmlDeviceGetMemoryInfo(gpu_handle).total))
+    gpu.pci = _call_if_supported(lambda: str(nvml.nvmlDeviceGetPciInfo(gpu_handle).busId))
     # NVML gives milliwatts
-    gpu.power_limit_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000)
-    gpu.power_limit_max_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1] / 1000)
-    gpu.sm_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
-    gpu.memory_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM)
-    gpu.numa_node = _call_if_supported(nvml.nvmlDeviceGetNumaNodeId, handle)
-    gpu.persistence = _call_if_supported(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)))
-    gpu.pcie_generation_max = _call_if_supported(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle)
-    gpu.pcie_width = _call_if_supported(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
-    gpu.pcie_width_max = _call_if_supported(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
-    gpu.nvlinks = _count_nvlinks(handle)
+    gpu.power_limit_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimit(gpu_handle) / 1000)
+    gpu.power_limit_max_w = _call_if_supported(lambda: nvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu_handle)[1] / 1000)
+    gpu.sm_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, gpu_handle, nvml.NVML_CLOCK_SM)
+    gpu.memory_clock_max_mhz = _call_if_supported(nvml.nvmlDeviceGetMaxClockInfo, gpu_handle, nvml.NVML_CLOCK_MEM)
+    gpu.numa_node = _call_if_supported(nvml.nvmlDeviceGetNumaNodeId, gpu_handle)
+    gpu.persistence = _call_if_supported(lambda: bool(nvml.nvmlDeviceGetPersistenceMode(gpu_handle)))
+    gpu.pcie_generation_max = _call_if_supported(nvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu_handle)
+    gpu.pcie_width = _call_if_supported(nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu_handle)
+    gpu.pcie_width_max = _call_if_supported(nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu_handle)
+    gpu.nvlinks = _count_nvlinks(gpu_handle)
     return gpu
 
 
-def _count_nvlinks(handle: Any) -> dict[str, int] | None:
+def _count_nvlinks(gpu_handle: Any) -> dict[str, int] | None:
     """The number of a GPU's active NVLinks, by the PCI address of their other end; None if NVML reports no active NVLink."""
     import pynvml as nvml
 
-    link_counts: dict[str, int] = {}
+    count_by_address: dict[str, int] = {}
     for link_index in range(nvml.NVML_NVLINK_MAX_LINKS):
-        if _call_if_supported(nvml.nvmlDeviceGetNvLinkState, handle, link_index):
-            remote_pci = _call_if_supported(nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link_index)
+        if _call_if_supported(nvml.nvmlDeviceGetNvLinkState, gpu_handle, link_index):
+            remote_pci = _call_if_supported(nvml.nvmlDeviceGetNvLinkRemotePciInfo, gpu_handle, link_index)
             remote_address = str(remote_pci.busId) if remote_pci is not None else "unknown"
-            link_counts[remote_address] = link_counts.get(remote_address, 0) + 1
-    return link_counts or None
+            count_by_address[remote_address] = count_by_address.get(remote_address, 0) + 1
+    return count_by_address or None
 
 
-def _read_path(gpu_handle: Any, other_handle: Any) -> str | None:
+def _read_link(gpu_handle: Any, other_handle: Any) -> str | None:
     import pynvml as nvml
 
     return NAME_BY_ANCESTOR_LEVEL.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu_handle, other_handle))

@@ -20,19 +20,19 @@ SITE_FILE = Path("/etc/nccl.conf")  # NCCL reads this file and the user's; a var
 MOST_BYTES = 1 << 20
 
 
-def choose_socket_interfaces(environment: Mapping[str, str], interface: str) -> dict[str, str]:
+def choose_socket_interfaces(rank_variables: Mapping[str, str], interface: str) -> dict[str, str]:
     """The variables that tell NCCL and Gloo their interfaces. A variable that the user or the site has set is left out.
 
-    environment: the variables of the ranks. interface: the interface through which this node reaches the other nodes.
+    rank_variables: the variables of the ranks. interface: the interface through which this node reaches the other nodes.
     """
     # "=" means exactly these names; without "=", NCCL takes each name as a prefix. Gloo gets one interface: it hangs if the
     # nodes do not have the same number of interfaces, for example because a link is down.
     value_by_variable = {GLOO_VARIABLE: interface, NCCL_VARIABLE: f"={','.join(list_network_interfaces(interface))}"}
-    is_set = {
-        GLOO_VARIABLE: bool(environment.get(GLOO_VARIABLE)),
-        NCCL_VARIABLE: bool(environment.get(NCCL_VARIABLE)) or _is_in_nccl_files(environment),
+    is_set_by_variable = {
+        GLOO_VARIABLE: bool(rank_variables.get(GLOO_VARIABLE)),
+        NCCL_VARIABLE: bool(rank_variables.get(NCCL_VARIABLE)) or _is_in_nccl_files(rank_variables),
     }
-    return {name: value for name, value in value_by_variable.items() if not is_set[name]}
+    return {name: value for name, value in value_by_variable.items() if not is_set_by_variable[name]}
 
 
 def list_network_interfaces(interface: str) -> list[str]:
@@ -43,15 +43,15 @@ def list_network_interfaces(interface: str) -> list[str]:
     """
     addresses_by_interface, state_by_interface = psutil.net_if_addrs(), psutil.net_if_stats()
     own_networks = {_find_network(entry.address, entry.netmask) for entry in addresses_by_interface.get(interface, ())} - {None}
-    own_speed = state_by_interface[interface].speed if interface in state_by_interface else 0  # Mbit/s; 0: not known
+    own_speed_mbps = state_by_interface[interface].speed if interface in state_by_interface else 0  # Mbit/s; 0: not known
     other_interfaces = [
         name
-        for name, entries in addresses_by_interface.items()
+        for name, address_entries in addresses_by_interface.items()
         if name != interface
         and (state := state_by_interface.get(name)) is not None
         and state.isup
-        and state.speed >= own_speed
-        and any(_find_network(entry.address, entry.netmask) in own_networks for entry in entries)
+        and state.speed >= own_speed_mbps
+        and any(_find_network(entry.address, entry.netmask) in own_networks for entry in address_entries)
     ]
     return sorted([interface, *other_interfaces])
 
@@ -67,9 +67,9 @@ def _find_network(address: str, netmask: str | None) -> ipaddress.IPv4Network | 
     return None if ip_address.is_loopback or ip_address.is_link_local or ip_network.num_addresses == 1 else ip_network
 
 
-def _is_in_nccl_files(environment: Mapping[str, str]) -> bool:
+def _is_in_nccl_files(rank_variables: Mapping[str, str]) -> bool:
     """Whether the site's or the user's file of NCCL names the interfaces."""
-    user_file = environment.get("NCCL_CONF_FILE") or f"{environment.get('HOME', '')}/.nccl.conf"
+    user_file = rank_variables.get("NCCL_CONF_FILE") or f"{rank_variables.get('HOME', '')}/.nccl.conf"
     for path in (Path(user_file), SITE_FILE):
         try:
             with files.open_regular(path) as settings_file:

@@ -103,73 +103,73 @@ def try_cell(cell: Cell, batch_size: int) -> Cell:
     return msgspec.structs.replace(cell, micro_batch_size=micro_batch, global_batch_size=batch_size * cell.dp)
 
 
-def search_family_hash(cell: Cell) -> str:
+def compute_search_hash(cell: Cell) -> str:
     """A hash that is the same for the cells of all tries of a search, because the batch size does not influence it."""
     return try_cell(cell, PLACEHOLDER_SIZE * cell.gradient_accumulation_steps).hash()
 
 
-def next_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
+def choose_next_size(search: BatchSearch, outcome_by_size: Mapping[int, TryOutcome]) -> int | None:
     """The batch size of the next try; None if the search has ended, with the best size or because no size fits.
 
-    outcomes: for each try so far, its batch size -> how it ended.
+    outcome_by_size: for each try so far, its batch size -> how it ended.
     """
-    if not outcomes:
+    if not outcome_by_size:
         return search.start
     _, smallest, largest = search.sizes_per_pass
-    pass_outcomes = {size // search.unit: outcome for size, outcome in outcomes.items()}
-    choose_next_size = _next_for_largest if search.goal == "largest_that_fits" else _next_for_fastest
-    size = choose_next_size(pass_outcomes, smallest, largest)
+    pass_outcomes = {size // search.unit: outcome for size, outcome in outcome_by_size.items()}
+    choose_pass_size = _choose_next_for_largest if search.goal == "largest_that_fits" else _choose_next_for_fastest
+    size = choose_pass_size(pass_outcomes, smallest, largest)
     return None if size is None else size * search.unit
 
 
-def best_size(search: BatchSearch, outcomes: Mapping[int, TryOutcome]) -> int | None:
-    """The best batch size among the tries so far; None if no try has completed. outcomes: as in `next_size`."""
-    fitting_sizes = [size for size, outcome in outcomes.items() if outcome.fits]
+def find_best_size(search: BatchSearch, outcome_by_size: Mapping[int, TryOutcome]) -> int | None:
+    """The best batch size among the tries so far; None if no try has completed. outcome_by_size: as in `next_size`."""
+    fitting_sizes = [size for size, outcome in outcome_by_size.items() if outcome.fits]
     if search.goal == "largest_that_fits":
         return max(fitting_sizes, default=None)
-    return max(fitting_sizes, key=lambda size: (outcomes[size].throughput, -size), default=None)
+    return max(fitting_sizes, key=lambda size: (outcome_by_size[size].throughput, -size), default=None)
 
 
-def _count_halvings(gap: int) -> int:
+def _count_halvings(size_gap: int) -> int:
     """The number of tries that the search needs to find the largest size that fits by halving.
 
-    gap: the difference between a size that does not fit and a smaller size that fits.
+    size_gap: the difference between a size that does not fit and a smaller size that fits.
     """
-    return math.ceil(math.log2(gap))
+    return math.ceil(math.log2(size_gap))
 
 
-def _next_for_largest(outcomes: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
+def _choose_next_for_largest(outcome_by_size: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
     """The next size in the search for the largest size that fits; None if it was found, or if even `smallest` does not fit.
 
     The size is doubled or halved until one size fits and a larger size does not. Then the size in the middle of these two
-    sizes is tried, until the two sizes differ by 1. outcomes: for each size of a pass that was tried, how the try ended.
+    sizes is tried, until the two sizes differ by 1. outcome_by_size: for each size of a pass that was tried, how the try ended.
     """
-    largest_fitting = max((size for size, outcome in outcomes.items() if outcome.fits), default=None)
+    largest_fitting = max((size for size, outcome in outcome_by_size.items() if outcome.fits), default=None)
     smallest_failing = min(
-        (size for size, outcome in outcomes.items() if not outcome.fits and size > (largest_fitting or 0)), default=None
+        (size for size, outcome in outcome_by_size.items() if not outcome.fits and size > (largest_fitting or 0)), default=None
     )
     if largest_fitting is None:
-        smallest_tried = min(outcomes)
+        smallest_tried = min(outcome_by_size)
         return max(smallest_tried // 2, smallest) if smallest_tried > smallest else None
     if smallest_failing is None:
         return min(2 * largest_fitting, largest) if largest_fitting < largest else None
     return (largest_fitting + smallest_failing) // 2 if smallest_failing - largest_fitting > 1 else None
 
 
-def _next_for_fastest(outcomes: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
+def _choose_next_for_fastest(outcome_by_size: Mapping[int, TryOutcome], smallest: int, largest: int) -> int | None:
     """The next size in the search for the fastest size; None if it was found, or if even `smallest` does not fit.
 
     The size is doubled and halved until a larger and a smaller size than the fastest size have been tried. Then the search has
     two gaps: from the fastest size to the next larger tried size, and to the next smaller tried size. The middle of the larger
-    gap is tried, until both gaps are small. outcomes: as in `_next_for_largest`.
+    gap is tried, until both gaps are small. outcome_by_size: as in `_next_for_largest`.
     """
-    throughput_by_size = {size: outcome.throughput for size, outcome in outcomes.items() if outcome.fits}
+    throughput_by_size = {size: outcome.throughput for size, outcome in outcome_by_size.items() if outcome.fits}
     if not throughput_by_size:
-        smallest_tried = min(outcomes)
+        smallest_tried = min(outcome_by_size)
         return max(smallest_tried // 2, smallest) if smallest_tried > smallest else None
     fastest_size = max(throughput_by_size, key=lambda size: (throughput_by_size[size], -size))
-    next_larger = min((size for size in outcomes if size > fastest_size), default=None)
-    next_smaller = max((size for size in outcomes if size < fastest_size), default=None)
+    next_larger = min((size for size in outcome_by_size if size > fastest_size), default=None)
+    next_smaller = max((size for size in outcome_by_size if size < fastest_size), default=None)
     if next_larger is None and fastest_size < largest:
         return min(2 * fastest_size, largest)
     if next_smaller is None and fastest_size > smallest:

@@ -388,7 +388,7 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @functools.cached_property
     def _hash(self) -> str:
-        return cell_hash(msgspec.to_builtins(self))
+        return compute_cell_hash(msgspec.to_builtins(self))
 
     def require_training(self) -> Cell:
         """This cell as one that shardlab trains. Raises TypeError for any other cell."""
@@ -404,8 +404,8 @@ class AnyCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             name_summary += f"-b{self.global_batch_size}"
         if self.gradient_accumulation_steps not in (None, 1):
             name_summary += f"-a{self.gradient_accumulation_steps}"
-        for degree_name, degree_size in (("tp", self.tp), ("pp", self.pp)):
-            name_summary += f"-{degree_name}{degree_size}" if degree_size is not None and 1 < degree_size < self.gpus else ""
+        for degree_name, degree in (("tp", self.tp), ("pp", self.pp)):
+            name_summary += f"-{degree_name}{degree}" if degree is not None and 1 < degree < self.gpus else ""
         if self.gpu_type is not None:
             name_summary += f"-{self.gpu_type}"
         if self.environment is not None:
@@ -448,7 +448,7 @@ class Cell(AnyCell, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_
         return self.dp // replicas_option if isinstance(replicas_option, int) and replicas_option else self.dp
 
 
-def as_training_cell(cell: AnyCell) -> AnyCell:
+def convert_to_training_cell(cell: AnyCell) -> AnyCell:
     """The same cell as a `Cell` if it has an optimizer, which every training by shardlab has; else the cell itself.
 
     Raises msgspec.ValidationError if a cell with an optimizer lacks another value of a training.
@@ -465,28 +465,28 @@ def select_trainings(cells: Iterable[AnyCell]) -> list[Cell]:
 
 
 @functools.cache
-def keys_with_role(*roles: Role) -> frozenset[str]:
+def find_role_keys(*roles: Role) -> frozenset[str]:
     """The names of the keys of `AnyCell` whose role is one of these roles."""
     key_types = get_type_hints(AnyCell, include_extras=True)
     return frozenset(key for key, key_type in key_types.items() if any(role in key_type.__metadata__ for role in roles))
 
 
-def cell_hash(cell: dict[str, Any]) -> str:
+def compute_cell_hash(cell: dict[str, Any]) -> str:
     """The hash of a resolved cell. cell: its keys and values, as run.json has them. For a tiny twin, the original cell is part
     of the hash."""
-    bookkeeping = keys_with_role(Role.BOOKKEEPING)
+    bookkeeping_keys = find_role_keys(Role.BOOKKEEPING)
     # not in the hash if null or empty: cells of older versions lack these keys
     newer_keys = ("gpu_type", "workload_code", "strategy_code", "environment", "command", "set", "env", "imported")
-    left_out = {*bookkeeping, *(key for key in newer_keys if cell.get(key) in (None, {}))}
-    hashed_cell = {key: value for key, value in cell.items() if key not in left_out}
+    unhashed_keys = {*bookkeeping_keys, *(key for key in newer_keys if cell.get(key) in (None, {}))}
+    hashed_cell = {key: value for key, value in cell.items() if key not in unhashed_keys}
     # These keys of `instruments` are not in the hash if they have these values, for the same reason.
-    defaults = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
-    instruments = {key: value for key, value in hashed_cell["instruments"].items() if (key, value) not in defaults}
+    default_instruments = (("telemetry_hz", TELEMETRY_HZ), ("memory_steps", 1), ("straggler", None), ("lost_worker", None))
+    instruments = {key: value for key, value in hashed_cell["instruments"].items() if (key, value) not in default_instruments}
     if (checkpoints := instruments.get("checkpoints")) is not None and not checkpoints.get("time_loading"):
         instruments["checkpoints"] = {key: value for key, value in checkpoints.items() if key != "time_loading"}
     hashed_cell["instruments"] = instruments
     options = hashed_cell["options"].items()
     hashed_cell["options"] = {key: value for key, value in options if (key, value) not in NEWER_OPTIONS.items()}
     if cell.get("rehearses") is not None:
-        hashed_cell["rehearses"] = cell_hash(cell["rehearses"])
+        hashed_cell["rehearses"] = compute_cell_hash(cell["rehearses"])
     return hashlib.sha256(msgspec.json.encode(hashed_cell, order="deterministic")).hexdigest()[:12]

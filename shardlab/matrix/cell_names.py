@@ -25,7 +25,7 @@ PLAIN_NAMES = (
 )
 
 
-def values_by_name(cell: Mapping[str, Any]) -> dict[str, Any]:
+def map_cell_values(cell: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a resolved cell, by name. Members of mappings have dotted names, such as optimizer.lr.
 
     cell: the cell as dicts, lists, text and numbers, as in run.json.
@@ -53,7 +53,7 @@ def is_cell_name(name: str) -> bool:
 def matches_cell(cell: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:
     """Whether a cell has all values in `required_values`, which are given by name. For a tiny twin, the original cell is
     compared."""
-    return has_values(values_by_name(cell.get("rehearses") or cell), required_values)
+    return has_values(map_cell_values(cell.get("rehearses") or cell), required_values)
 
 
 def has_values(cell_values: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:

@@ -33,24 +33,24 @@ def compute_batch_sizes(draft: Draft, dp: int) -> tuple[int, int, int]:
                 "global_batch_size",
                 f"{draft.global_batch_size} cannot be divided among {dp} data-parallel ranks. Allowed: a multiple of {dp}.",
             )
-        rank_batch = draft.global_batch_size // dp
+        rank_batch_size = draft.global_batch_size // dp
     else:
         assert draft.gpu_batch_size is not None
-        rank_batch = draft.gpu_batch_size
-    size_key, divisor = "micro_batch_size", draft.micro_batch_size or rank_batch
+        rank_batch_size = draft.gpu_batch_size
+    size_key, part_size = "micro_batch_size", draft.micro_batch_size or rank_batch_size
     if draft.microbatches is not None:
         if draft.micro_batch_size is not None:
             raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of the two; it implies the other.")
-        size_key, divisor = "microbatches", draft.microbatches
-    if rank_batch % divisor:
+        size_key, part_size = "microbatches", draft.microbatches
+    if rank_batch_size % part_size:
         raise BatchError(
             size_key,
-            f"{divisor} does not divide a rank's batch: {rank_batch} items, the global batch of {rank_batch * dp} "
+            f"{part_size} does not divide a rank's batch: {rank_batch_size} items, the global batch of {rank_batch_size * dp} "
             f"divided among {dp} "
-            f"data-parallel ranks. Allowed: a divisor of {rank_batch}.",
+            f"data-parallel ranks. Allowed: a divisor of {rank_batch_size}.",
         )
-    micro_batch = rank_batch // divisor if size_key == "microbatches" else divisor
-    return rank_batch * dp, micro_batch, rank_batch // micro_batch
+    micro_batch_size = rank_batch_size // part_size if size_key == "microbatches" else part_size
+    return rank_batch_size * dp, micro_batch_size, rank_batch_size // micro_batch_size
 
 
 def parse_seconds(duration_text: str) -> int:
@@ -65,8 +65,8 @@ def parse_seconds(duration_text: str) -> int:
     return total_s
 
 
-def format_seconds(seconds: int) -> str:
+def format_seconds(duration_s: int) -> str:
     """A duration as `parse_seconds` reads it, and as Slurm does."""
-    days, rest_seconds = divmod(seconds, 86_400)
+    day_count, rest_seconds = divmod(duration_s, 86_400)
     clock_text = f"{rest_seconds // 3600:02}:{rest_seconds // 60 % 60:02}:{rest_seconds % 60:02}"
-    return f"{days}-{clock_text}" if days else clock_text
+    return f"{day_count}-{clock_text}" if day_count else clock_text

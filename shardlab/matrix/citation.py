@@ -40,7 +40,7 @@ class Citation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address of the study."""
 
 
-def shardlab_bibtex() -> str:
+def make_shardlab_bibtex() -> str:
     """The BibTeX entry of shardlab."""
     from importlib import resources
 
@@ -57,7 +57,7 @@ def shardlab_bibtex() -> str:
     return _format_entry("shardlab", bibtex_fields)
 
 
-def study_bibtex(entry_key: str, study: Citation) -> str:
+def make_study_bibtex(entry_key: str, study: Citation) -> str:
     """The BibTeX entry of a study. entry_key: its key in the bibliography, such as the name of the matrix."""
     bibtex_fields = {"author": " and ".join(map(_format_author, study.authors)), "title": f"{{{_escape_tex(study.title)}}}"}
     bibtex_fields |= {"year": "" if study.year is None else str(study.year), "howpublished": _escape_tex(study.published)}

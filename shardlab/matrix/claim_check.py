@@ -22,10 +22,10 @@ MOST_LISTED = 12  # largest number of values that a message lists
 MOST_QUOTED_WORDS = 30  # a longer quote would be a copy of the study
 
 
-def find_claim_problems(document: Document, test_texts: Sequence[str], reported: Sequence[str]) -> list[Problem]:
+def find_claim_problems(document: Document, test_texts: Sequence[str], reported_metrics: Sequence[str]) -> list[Problem]:
     """Find wrong tests of claims and unknown metrics of reported numbers, as far as this is possible without the cells.
 
-    document: the matrix file. test_texts: the test of each claim. reported: the metric of each reported number.
+    document: the matrix file. test_texts: the test of each claim. reported_metrics: the metric of each reported number.
     """
     problems = []
     for index, test_text in enumerate(test_texts):
@@ -33,7 +33,7 @@ def find_claim_problems(document: Document, test_texts: Sequence[str], reported:
             _check_test(Expression(test_text))
         except (ExpressionError, UnknownName) as error:
             problems.append(document.problem(("claims", index, "test"), f"{str(error).rstrip('.')}."))
-    for index, metric in enumerate(reported):
+    for index, metric in enumerate(reported_metrics):
         if metric not in metric_names.KNOWN_METRICS:
             sentence = str(UnknownName("metric", metric, metric_names.KNOWN_METRICS))
             problems.append(document.problem(("reported", index, "metric"), sentence))
@@ -42,10 +42,10 @@ def find_claim_problems(document: Document, test_texts: Sequence[str], reported:
 
 def find_long_quotes(document: Document, claims: Sequence[Claim]) -> list[Problem]:
     """A problem for each claim whose quote has too many words. document: the matrix file."""
-    counts = {index: len(claim.quote.split()) for index, claim in enumerate(claims)}
+    word_count_by_index = {index: len(claim.quote.split()) for index, claim in enumerate(claims)}
     return [
         document.problem(("claims", index, "quote"), f"found {count} words. Allowed: {MOST_QUOTED_WORDS} or fewer.")
-        for index, count in counts.items()
+        for index, count in word_count_by_index.items()
         if count > MOST_QUOTED_WORDS
     ]
 
@@ -57,32 +57,32 @@ def find_table_problems(document: Document, tables: Sequence[PrintedTable]) -> l
     """
     problems = []
     for table_index, table in enumerate(tables):
-        for position, row in enumerate(table.rows):
+        for row_index, row in enumerate(table.rows):
             if len(row.texts) != len(table.columns):
                 sentence = f"found {len(row.texts)} texts. Allowed: {len(table.columns)}, one for each column."
-                problems.append(document.problem(("tables", table_index, "rows", position, "texts"), sentence))
+                problems.append(document.problem(("tables", table_index, "rows", row_index, "texts"), sentence))
             for key in row.cell:
                 if not cell_names.is_cell_name(key):
                     sentence = str(UnknownName("name of a resolved cell", key, cell_names.PLAIN_NAMES))
                     problems.append(
-                        document.problem(("tables", table_index, "rows", position, "cell", key), sentence, at_key=True)
+                        document.problem(("tables", table_index, "rows", row_index, "cell", key), sentence, at_key=True)
                     )
-        for position, metric in enumerate(table.measured):
+        for row_index, metric in enumerate(table.measured):
             if metric not in metric_names.PLAIN_METRICS:
                 sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN_METRICS))
-                problems.append(document.problem(("tables", table_index, "measured", position), sentence))
+                problems.append(document.problem(("tables", table_index, "measured", row_index), sentence))
     return problems
 
 
 def find_claims_without_cells(
-    document: Document, test_texts: Sequence[str], cells: Sequence[AnyCell], excluded: Iterable[dict[str, Any]]
+    document: Document, test_texts: Sequence[str], cells: Sequence[AnyCell], excluded_cells: Iterable[dict[str, Any]]
 ) -> list[Problem]:
     """A problem for each claim whose test names a cell that the matrix neither contains nor excludes.
 
     document: the matrix file. test_texts: the test of each claim. cells: all cells of the matrix, also cells that the user did
-    not select. excluded: the combinations that the matrix excludes."""
-    cell_values = [cell_names.values_by_name(msgspec.to_builtins(cell)) for cell in cells] if test_texts else []
-    cell_values += list(excluded)
+    not select. excluded_cells: the combinations that the matrix excludes."""
+    cell_values = [cell_names.map_cell_values(msgspec.to_builtins(cell)) for cell in cells] if test_texts else []
+    cell_values += list(excluded_cells)
     problems = []
     for index, test_text in enumerate(test_texts):
         for metric, selected_values in Expression(test_text).call_arguments:

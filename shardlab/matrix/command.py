@@ -135,25 +135,25 @@ def replace_commands(
 
     document, sections, folder, problems: as for `model_file.replace_models`.
     """
-    commands: dict[str, CommandWorkload] = {}
+    command_by_name: dict[str, CommandWorkload] = {}
     for value_container, list_key, value_path in matrix_sections.find_values(sections, "workload"):
-        entry = value_container[list_key]
-        if not isinstance(entry, dict) or "command" not in entry:
+        workload_entry = value_container[list_key]
+        if not isinstance(workload_entry, dict) or "command" not in workload_entry:
             continue
-        workload = msgspec.convert(entry, CommandWorkload)
+        workload = msgspec.convert(workload_entry, CommandWorkload)
         try:
             sent_folder = find_sent_folder(Path(document.file), workload)
-            name = sent_folder.name if sent_folder else workload.name or _name_folder(folder / workload.folder)
+            workload_name = sent_folder.name if sent_folder else workload.name or _name_folder(folder / workload.folder)
             find_placeholders(workload)
             if workload.steps is not None and (fault := explain_wrong_steps(workload.steps)) is not None:
                 raise InputError(f"steps: {fault}")
-            if commands.setdefault(name, workload) != workload:
-                raise InputError(f"found two commands with the name {name}. Allowed: a `name` of its own for each.")
+            if command_by_name.setdefault(workload_name, workload) != workload:
+                raise InputError(f"found two commands with the name {workload_name}. Allowed: a `name` of its own for each.")
         except InputError as error:
             problems.append(document.problem(value_path, str(error)))
             continue
-        value_container[list_key] = name
-    return commands
+        value_container[list_key] = workload_name
+    return command_by_name
 
 
 def replace_labels(sections: dict[str, Any]) -> set[str]:
@@ -166,14 +166,14 @@ def replace_labels(sections: dict[str, Any]) -> set[str]:
     return labels
 
 
-def sent_folders_path(matrix_path: Path) -> Path:
+def find_sent_folders_path(matrix_path: Path) -> Path:
     """The file beside a matrix file that lists the folders of commands which came from another machine together with it."""
     return matrix_path.with_name(f"{matrix_path.name}.folders.json")
 
 
 def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder | None:
     """The folder of a command that was sent together with a matrix file; None if the folder is on this machine."""
-    sent_folders = json_file.read_json_if_valid(sent_folders_path(matrix_path), list[SentFolder]) or []
+    sent_folders = json_file.read_json_if_valid(find_sent_folders_path(matrix_path), list[SentFolder]) or []
     stated_keys = (workload.folder, workload.exclude, workload.include, workload.name)
     return next(
         (sent for sent in sent_folders if stated_keys == (sent.folder, sent.exclude, sent.include, sent.stated_name)), None
@@ -182,43 +182,43 @@ def find_sent_folder(matrix_path: Path, workload: CommandWorkload) -> SentFolder
 
 def _name_folder(folder: Path) -> str:
     """The name of a command: the name of its folder."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._")[:40]
-    if not name:
+    workload_name = re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._")[:40]
+    if not workload_name:
         raise InputError(f"the folder {folder} gives the workload no name. Allowed: the key `name`.")
-    return name
+    return workload_name
 
 
-def fill_command(workload: CommandWorkload, values: Mapping[str, Any]) -> Command:
-    """The command line of a cell. values: the values of the cell by the names of placeholders.
+def fill_command(workload: CommandWorkload, value_by_placeholder: Mapping[str, Any]) -> Command:
+    """The command line of a cell. value_by_placeholder: the values of the cell by the names of placeholders.
 
     Raises InputError for a placeholder without a value.
     """
     return Command(
-        words=[fill_placeholders(word, values) for word in workload.command],
-        launcher_options=[fill_placeholders(word, values) for word in workload.launcher_options],
+        words=[fill_placeholders(word, value_by_placeholder) for word in workload.command],
+        launcher_options=[fill_placeholders(word, value_by_placeholder) for word in workload.launcher_options],
         steps=workload.steps,
         resume=[
-            fill_placeholders(word, {**values, CHECKPOINT_PLACEHOLDER: f"{{{CHECKPOINT_PLACEHOLDER}}}"})
+            fill_placeholders(word, {**value_by_placeholder, CHECKPOINT_PLACEHOLDER: f"{{{CHECKPOINT_PLACEHOLDER}}}"})
             for word in workload.resume
         ],
         checkpoint=workload.checkpoint,
     )
 
 
-def fill_placeholders(word: Word, values: Mapping[str, Any]) -> str:
+def fill_placeholders(word: Word, value_by_placeholder: Mapping[str, Any]) -> str:
     """A word with values in place of its placeholders. Raises InputError for a placeholder without a value."""
     filled_parts = []
     for literal_text, placeholder in _split_word(word):
         filled_parts.append(literal_text)
         if placeholder is None:
             continue
-        if values.get(placeholder) is None:
-            allowed = ", ".join(f"{{{name}}}" for name, value in values.items() if value is not None)
+        if value_by_placeholder.get(placeholder) is None:
+            allowed_placeholders = ", ".join(f"{{{name}}}" for name, value in value_by_placeholder.items() if value is not None)
             raise InputError(
-                f"{str(word)!r}: this cell has no value for {{{placeholder}}}. Allowed: {allowed}. "
+                f"{str(word)!r}: this cell has no value for {{{placeholder}}}. Allowed: {allowed_placeholders}. "
                 "Write {{ and }} for braces."
             )
-        filled_parts.append(format_value(values[placeholder]))
+        filled_parts.append(format_value(value_by_placeholder[placeholder]))
     return "".join(filled_parts)
 
 
@@ -233,9 +233,9 @@ def mark_label(strategy: str) -> str:
     return f"{strategy} (label)"
 
 
-def format_value(value: Any) -> str:
+def format_value(matrix_value: Any) -> str:
     """A value of a matrix file as a word of a command line or as the value of a variable: true and false in small letters."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(matrix_value).lower() if isinstance(matrix_value, bool) else str(matrix_value)
 
 
 def format_variables(values: Mapping[str, Any]) -> dict[str, str]:
@@ -248,67 +248,67 @@ def explain_wrong_setting(name: str) -> str | None:
     return None if _SETTING.fullmatch(name) else "Allowed: up to 40 letters, digits and the signs _ -, beginning with a letter."
 
 
-def explain_wrong_variable(name: str) -> str | None:
+def explain_wrong_variable(variable_name: str) -> str | None:
     """Why a cell cannot set the environment variable NAME; None if it can."""
-    if not _VARIABLE.fullmatch(name):
+    if not _VARIABLE.fullmatch(variable_name):
         return "Allowed: letters, digits and _, beginning with a letter."
-    return "shardlab or the launcher sets this variable itself." if _RESERVED_VARIABLE.fullmatch(name) else None
+    return "shardlab or the launcher sets this variable itself." if _RESERVED_VARIABLE.fullmatch(variable_name) else None
 
 
-def explain_wrong_steps(source: StepSource) -> str | None:
+def explain_wrong_steps(step_source: StepSource) -> str | None:
     """Why no step can be found with this description; None if it is complete. Its sample line, if there is one, is tried."""
-    if (source.jsonl is None) == (source.regex is None):
-        return f"exactly one of jsonl and regex is needed, found {'neither' if source.jsonl is None else 'both'}."
-    if unknown_names := sorted(source.names.keys() - set(STEP_NAMES)):
+    if (step_source.jsonl is None) == (step_source.regex is None):
+        return f"exactly one of jsonl and regex is needed, found {'neither' if step_source.jsonl is None else 'both'}."
+    if unknown_names := sorted(step_source.names.keys() - set(STEP_NAMES)):
         return f"names: {unknown_names[0]!r} is no value of a step. Allowed: {', '.join(STEP_NAMES)}."
-    if source.regex is not None:
+    if step_source.regex is not None:
         try:
-            groups = re.compile(source.regex).groupindex
+            groups = re.compile(step_source.regex).groupindex
         except re.error as error:
             return f"regex: is not a regular expression: {error}."
         if "step" not in groups or not groups.keys() <= set(STEP_NAMES):
             return (
                 f"regex: found the groups {', '.join(groups) or 'none'}. Allowed: step, and any of {', '.join(STEP_NAMES[1:])}."
             )
-    if source.sample is not None and read_step(source, source.sample) is None:
-        return f"sample: no step is found in {source.sample!r}."
+    if step_source.sample is not None and read_step(step_source, step_source.sample) is None:
+        return f"sample: no step is found in {step_source.sample!r}."
     return None
 
 
-def read_step(source: StepSource, line: str) -> dict[str, float] | None:
+def read_step(step_source: StepSource, output_line: str) -> dict[str, float] | None:
     """The values of a step in a line of output or of a file, by the names in STEP_NAMES; None if the line tells no step."""
-    found_values: Mapping[str, Any] | None
-    if source.regex is not None:
-        step_match = re.search(source.regex, line)
-        found_values = step_match.groupdict() if step_match is not None else None
+    value_by_name: Mapping[str, Any] | None
+    if step_source.regex is not None:
+        step_match = re.search(step_source.regex, output_line)
+        value_by_name = step_match.groupdict() if step_match is not None else None
     else:
-        found_values = _read_json_step(line, source.names)
-    if found_values is None:
+        value_by_name = _read_json_step(output_line, step_source.names)
+    if value_by_name is None:
         return None
-    numbers = {
+    number_by_name = {
         name: number
-        for name, value in found_values.items()
+        for name, value in value_by_name.items()
         if (number := _read_number(value)) is not None and (name == "loss" or 0 <= number <= LARGEST_NUMBER)
     }
-    return numbers if numbers.get("step", math.nan).is_integer() else None
+    return number_by_name if number_by_name.get("step", math.nan).is_integer() else None
 
 
-def _read_json_step(line: str, names: Mapping[str, str]) -> dict[str, Any] | None:
+def _read_json_step(line: str, own_names: Mapping[str, str]) -> dict[str, Any] | None:
     try:
-        content = msgspec.json.decode(line)
+        step_object = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, ValueError):
         return None
-    if not isinstance(content, dict):
+    if not isinstance(step_object, dict):
         return None
-    return {name: content[names.get(name, name)] for name in STEP_NAMES if names.get(name, name) in content}
+    return {name: step_object[own_names.get(name, name)] for name in STEP_NAMES if own_names.get(name, name) in step_object}
 
 
-def _read_number(value: Any) -> float | None:
+def _read_number(told_value: Any) -> float | None:
     """A value as a number; None if it is none. Not a number (nan) and infinity are numbers here."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(told_value, bool) or not isinstance(told_value, int | float | str):
         return None
     try:
-        number = float(value.replace(",", "") if isinstance(value, str) else value)
+        number = float(told_value.replace(",", "") if isinstance(told_value, str) else told_value)
     except (ValueError, OverflowError):
         return None
     return number
@@ -320,10 +320,10 @@ def _split_word(word: Word) -> Iterator[tuple[str, str | None]]:
         yield str(word), None
         return
     try:
-        parts = list(string.Formatter().parse(word))
+        word_parts = list(string.Formatter().parse(word))
     except ValueError as error:
         raise InputError(f"{word!r}: {error}. Write {{{{ and }}}} for braces that are no placeholder.") from None
-    for literal_text, name, format_text, conversion in parts:
+    for literal_text, name, format_text, conversion in word_parts:
         if name == "" or format_text or conversion:
             raise InputError(f"{word!r}: found {{{name or ''}{conversion or ''}{format_text or ''}}}. Allowed: a name alone.")
         yield literal_text, name

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import AnyCell, as_training_cell
+from shardlab.matrix.cell import AnyCell, convert_to_training_cell
 from shardlab.matrix.citation import Citation
 from shardlab.matrix.study import Assumed, Claim, Deviation, Note, PrintedTable, Reported, Setting, Traces
 from shardlab.record_types import Count, MatrixName, RunId, check_numbers
@@ -29,7 +29,7 @@ class ExpandedCell(msgspec.Struct, frozen=True):
     """Null: no search; shardlab.runs.search_path finds the tries after the first try."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "cell", as_training_cell(self.cell))
+        msgspec.structs.force_setattr(self, "cell", convert_to_training_cell(self.cell))
 
 
 class ExcludedPoint(msgspec.Struct, frozen=True):

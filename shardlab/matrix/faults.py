@@ -51,10 +51,10 @@ def describe_faults(instruments: Mapping[str, Any]) -> str:
 
     instruments: the instruments of the cell, in their plain form.
     """
-    slowed_rank, lost_worker_fault = instruments.get("straggler"), instruments.get("lost_worker")
+    straggler_keys, lost_worker_keys = instruments.get("straggler"), instruments.get("lost_worker")
     return ", ".join(
         [
-            *([f"rank {slowed_rank['rank']} slowed by {slowed_rank['delay_ms']:g} ms"] if slowed_rank else []),
-            *([f"rank {lost_worker_fault['rank']} lost at step {lost_worker_fault['step']}"] if lost_worker_fault else []),
+            *([f"rank {straggler_keys['rank']} slowed by {straggler_keys['delay_ms']:g} ms"] if straggler_keys else []),
+            *([f"rank {lost_worker_keys['rank']} lost at step {lost_worker_keys['step']}"] if lost_worker_keys else []),
         ]
     )

@@ -12,13 +12,13 @@ IN_WORDS = {
 }
 
 
-def describe_difference(strategies: Iterable[tuple[str, object]]) -> str | None:
+def describe_sync_difference(strategy_syncs: Iterable[tuple[str, object]]) -> str | None:
     """A remark if cells with several passes per step exchange gradients in different passes; None if not.
 
-    strategies: for each of these cells, the name of its strategy and a key of IN_WORDS (any other value: not known).
+    strategy_syncs: for each of these cells, the name of its strategy and a key of IN_WORDS (any other value: not known).
     """
     strategies_by_phrase: dict[str, set[str]] = {}
-    for strategy, sync_option in strategies:
+    for strategy, sync_option in strategy_syncs:
         if isinstance(sync_option, str) and sync_option in IN_WORDS:
             strategies_by_phrase.setdefault(IN_WORDS[sync_option], set()).add(strategy)
     clauses = "; ".join(f"{when}: {', '.join(sorted(strategies_by_phrase[when]))}" for when in sorted(strategies_by_phrase))

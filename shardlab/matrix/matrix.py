@@ -121,7 +121,7 @@ class Point(msgspec.Struct, frozen=True):
     origin: dict[str, KeyPath]
     """Cell key -> the path of its value in the matrix file."""
 
-    def draft(self) -> Draft:
+    def make_draft(self) -> Draft:
         """The keys of this combination as a Draft. Raises msgspec.ValidationError if a required key is missing."""
         return msgspec.convert(_nest_dotted_keys(self.keys), Draft)
 
@@ -140,9 +140,9 @@ class Matrix(msgspec.Struct, frozen=True):
     """The combinations that the file excludes."""
     models: dict[str, ModelFile] = {}
     """The models that the file describes by their configuration, by the names that replace them in `file` and `points`."""
-    commands: dict[str, CommandWorkload] = {}
+    command_by_name: dict[str, CommandWorkload] = {}
     """The commands that the file gives as workloads, by the names that replace them."""
-    labels: set[str] = set()
+    strategy_labels: set[str] = set()
     """The strategies that are labels of commands."""
 
     @property
@@ -164,7 +164,7 @@ class Matrix(msgspec.Struct, frozen=True):
         return any(key_path[:2] == ("include", entry_index) for key_path in point.origin.values())
 
 
-def shipped_matrices() -> dict[str, Path]:
+def find_shipped_matrices() -> dict[str, Path]:
     """The paths of the matrix files that are shipped with shardlab, by the names of the matrices."""
     folder = resources.files("matrices")
     matrix_paths = (Path(str(folder_entry)) for folder_entry in folder.iterdir() if folder_entry.name.endswith(".yaml"))
@@ -176,7 +176,7 @@ def find_matrix_file(name_or_path: str) -> Path:
     shipped matrix."""
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         return Path(name_or_path)
-    shipped_files = shipped_matrices()
+    shipped_files = find_shipped_matrices()
     if name_or_path not in shipped_files:
         raise UnknownName("matrix", name_or_path, shipped_files)
     return shipped_files[name_or_path]
@@ -186,10 +186,10 @@ def load_matrix(path: Path, settings: Sequence[str] = ()) -> Matrix:
     """Read, check and expand a matrix file. Raises an InputError that lists every problem with its place in the file.
 
     settings: the values of --set, which override those in `defaults`."""
-    matrix_document = document.load(path)
+    matrix_document = document.load_document(path)
     overrides.override_defaults(matrix_document, settings)
     matrix = expand_matrix(matrix_document, path.parent)
-    for (_, key), option in matrix_document.options.items():
+    for (_, key), option in matrix_document.option_by_path.items():
         if not any(point.origin.get(str(key)) == ("defaults", key) for point in matrix.points):
             raise InputError(
                 f"{option}: changes no cell, because `axes`, `zip`, `include` or `search` gives {key} for each cell. Allowed: "
@@ -250,34 +250,32 @@ def find_key_path(point: Point, key: str) -> KeyPath:
     return (*point.origin[key_head], key_tail) if key_tail and key_head in point.origin else point.origin.get(key_head, ())
 
 
-def _check_keys(text: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
+def _check_keys(doc: Document, matrix_file: MatrixFile, problems: list[Problem]) -> None:
     for key, value in matrix_file.defaults.items():
-        _check_value(text, key, value, ("defaults", key), problems)
-    groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), matrix_file.axes)]
-    groups += [(("zip", index), group) for index, group in enumerate(matrix_file.zip)]
-    earlier_paths: dict[str, KeyPath] = {}
-    for path, group in groups:
+        _check_value(doc, key, value, ("defaults", key), problems)
+    axis_groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), matrix_file.axes)]
+    axis_groups += [(("zip", index), group) for index, group in enumerate(matrix_file.zip)]
+    path_by_key: dict[str, KeyPath] = {}
+    for path, group in axis_groups:
         for key, values in group.items():
-            if key in earlier_paths:
-                problems.append(
-                    text.problem((*path, key), f"already has a list at {document.format_path(earlier_paths[key])}.")
-                )
-            earlier_paths[key] = (*path, key)
+            if key in path_by_key:
+                problems.append(doc.problem((*path, key), f"already has a list at {document.format_path(path_by_key[key])}."))
+            path_by_key[key] = (*path, key)
             if not values:
-                problems.append(text.problem((*path, key), "found an empty list. Allowed: one value or more."))
+                problems.append(doc.problem((*path, key), "found an empty list. Allowed: one value or more."))
             for index, value in enumerate(values):
-                _check_value(text, key, value, (*path, key, index), problems)
+                _check_value(doc, key, value, (*path, key, index), problems)
         if path[0] == "zip" and len({len(values) for values in group.values()}) > 1:
             list_lengths = ", ".join(f"{key}: {len(values)}" for key, values in group.items())
-            problems.append(text.problem(path, f"the lists of one zip must have the same length, found {list_lengths}."))
+            problems.append(doc.problem(path, f"the lists of one zip must have the same length, found {list_lengths}."))
     for section_name, entries in (("exclude", matrix_file.exclude), ("include", matrix_file.include)):
         for index, entry in enumerate(entries):
-            _check_entry(text, section_name, index, entry, problems)
+            _check_entry(doc, section_name, index, entry, problems)
 
 
-def _check_entry(document: Document, name: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
-    path: KeyPath = (name, entry_index)
-    if name == "exclude" and not isinstance(entry.get("why"), str):
+def _check_entry(document: Document, section: str, entry_index: int, entry: dict[str, Any], problems: list[Problem]) -> None:
+    path: KeyPath = (section, entry_index)
+    if section == "exclude" and not isinstance(entry.get("why"), str):
         problems.append(
             document.problem(path, "the key 'why' is missing: say in a sentence why this cell cannot or need not run.")
         )
@@ -287,7 +285,7 @@ def _check_entry(document: Document, name: str, entry_index: int, entry: dict[st
         if key == "when":
             try:
                 expression = Expression(value if isinstance(value, str) else "")
-                unknown_keys = sorted(name for name in expression.names if key_type(name) is None)
+                unknown_keys = sorted(section for section in expression.names if key_type(section) is None)
                 if unknown_keys or expression.calls:
                     allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
                     raise ExpressionError(f"unknown name {(unknown_keys or sorted(expression.calls))[0]!r}. Allowed: {allowed}")
@@ -295,7 +293,7 @@ def _check_entry(document: Document, name: str, entry_index: int, entry: dict[st
                 problems.append(document.problem((*path, key), f"{error}."))
         else:
             _check_value(document, key, value, (*path, key), problems)
-    if not set(entry) - {"why", *(["when"] if name == "include" else [])}:
+    if not set(entry) - {"why", *(["when"] if section == "include" else [])}:
         problems.append(
             document.problem(path, "an entry without any cell key. Allowed: one cell key or more; in exclude, `when` alone.")
         )
@@ -339,49 +337,49 @@ def _check_study(document: Document, file: MatrixFile, problems: list[Problem]) 
                 for key in cell:
                     if not is_cell_name(key):
                         problems.append(
-                            document.problem((section, index, selector_name, key), _unknown_name_sentence(key), at_key=True)
+                            document.problem((section, index, selector_name, key), _explain_unknown(key), at_key=True)
                         )
     problems += claim_check.find_table_problems(document, file.tables)
     problems += claim_check.find_long_quotes(document, file.claims)
     problems += claim_check.find_claim_problems(document, file.claim_tests, [entry.metric for entry in file.reported])
 
 
-def _unknown_name_sentence(key: str) -> str:
+def _explain_unknown(key: str) -> str:
     return str(UnknownName("name of a resolved cell", key, PLAIN_NAMES))
 
 
-def _expand_axes(document: Document, file: MatrixFile) -> tuple[list[Point], list[ExcludedPoint]]:
-    defaults: PlacedValues = {k: (value, ("defaults", k)) for k, value in file.defaults.items()}
+def _expand_axes(document: Document, matrix_file: MatrixFile) -> tuple[list[Point], list[ExcludedPoint]]:
+    default_values: PlacedValues = {k: (value, ("defaults", k)) for k, value in matrix_file.defaults.items()}
     combination_count = 1
-    for values in itertools.chain(file.axes.values(), (next(iter(group.values()), []) for group in file.zip)):
+    for values in itertools.chain(matrix_file.axes.values(), (next(iter(group.values()), []) for group in matrix_file.zip)):
         combination_count *= len(values)
     if combination_count > MAX_CELLS:
         raise document.error(("axes",), f"found {combination_count} combinations. Allowed: {MAX_CELLS} or fewer.")
-    has_new_points = any("when" not in entry for entry in file.include)
-    axis_points = list(_cross_axes(file)) if file.axes or file.zip else [{}] if not has_new_points else []
+    has_new_points = any("when" not in entry for entry in matrix_file.include)
+    axis_points = list(_cross_axes(matrix_file)) if matrix_file.axes or matrix_file.zip else [{}] if not has_new_points else []
     remaining_points: list[PlacedValues] = []
-    excluded: list[ExcludedPoint] = []
+    excluded_points: list[ExcludedPoint] = []
     for axis_point in axis_points:
-        point = _merge_layers(defaults, axis_point)
-        exclusion_reason = explain_exclusion(document, file, _plain_values(point))
+        point = _merge_layers(default_values, axis_point)
+        exclusion_reason = explain_exclusion(document, matrix_file, _strip_paths(point))
         if exclusion_reason is None:
             remaining_points.append(axis_point)
         else:
-            excluded.append(ExcludedPoint(_plain_values(point), exclusion_reason))
-    merged_points = _include_entries(document, file, remaining_points, defaults)
-    if file.search is not None:
+            excluded_points.append(ExcludedPoint(_strip_paths(point), exclusion_reason))
+    merged_points = _include_entries(document, matrix_file, remaining_points, default_values)
+    if matrix_file.search is not None:
         for point in merged_points:
             pass_count = point["microbatches"][0] if "microbatches" in point else 1
-            point[file.search.key] = (PLACEHOLDER_SIZE * (pass_count or 1), ("search",))
-    return [Point(_plain_values(p), {k: value_path for k, (_, value_path) in p.items()}) for p in merged_points], excluded
+            point[matrix_file.search.key] = (PLACEHOLDER_SIZE * (pass_count or 1), ("search",))
+    return [Point(_strip_paths(p), {k: value_path for k, (_, value_path) in p.items()}) for p in merged_points], excluded_points
 
 
 def _include_entries(
-    document: Document, file: MatrixFile, axis_points: Sequence[PlacedValues], defaults: PlacedValues
+    document: Document, file: MatrixFile, axis_points: Sequence[PlacedValues], default_values: PlacedValues
 ) -> list[PlacedValues]:
     """All combinations with all their keys: those of the axes, and then the new combinations of `include`."""
-    varying = set(file.axes) | {key for group in file.zip for key in group}
-    entries: list[PlacedValues] = [
+    varying_keys = set(file.axes) | {key for group in file.zip for key in group}
+    added_entries: list[PlacedValues] = [
         {key: (value, ("include", index, key)) for key, value in entry.items() if key not in ("when", "why")}
         for index, entry in enumerate(file.include)
     ]
@@ -391,34 +389,34 @@ def _include_entries(
             return [
                 n
                 for n, point in enumerate(points)
-                if _entry_applies(point, entries[index], varying, file.include[index].get("when"), defaults)
+                if _entry_applies(point, added_entries[index], varying_keys, file.include[index].get("when"), default_values)
             ]
         except ExpressionError as error:
             raise document.error(("include", index, "when"), f"{error}.") from None
 
-    additions: list[PlacedValues] = [{} for _ in axis_points]
-    matching_points = [select_points(index, axis_points) for index in range(len(entries))]
-    for entry, numbers in zip(entries, matching_points, strict=True):
-        for n in numbers:
-            additions[n].update({key: value for key, value in entry.items() if key not in varying})
-    is_new = [not numbers and "when" not in file.include[index] for index, numbers in enumerate(matching_points)]
-    new_points = [entry for entry, new in zip(entries, is_new, strict=True) if new]
-    additions_to_new: list[PlacedValues] = [{} for _ in new_points]
-    for index, entry in enumerate(entries):
+    added_values: list[PlacedValues] = [{} for _ in axis_points]
+    matching_points = [select_points(index, axis_points) for index in range(len(added_entries))]
+    for entry, point_indexes in zip(added_entries, matching_points, strict=True):
+        for n in point_indexes:
+            added_values[n].update({key: value for key, value in entry.items() if key not in varying_keys})
+    is_new = [not point_indexes and "when" not in file.include[index] for index, point_indexes in enumerate(matching_points)]
+    new_points = [entry for entry, is_new_point in zip(added_entries, is_new, strict=True) if is_new_point]
+    added_to_new: list[PlacedValues] = [{} for _ in new_points]
+    for index, entry in enumerate(added_entries):
         if "when" in file.include[index]:
-            numbers = select_points(index, new_points)
-            for n in numbers:
-                additions_to_new[n].update({key: value for key, value in entry.items() if not _has_key(new_points[n], key)})
-            if not numbers and not matching_points[index]:
+            point_indexes = select_points(index, new_points)
+            for n in point_indexes:
+                added_to_new[n].update({key: value for key, value in entry.items() if not _has_key(new_points[n], key)})
+            if not point_indexes and not matching_points[index]:
                 raise document.error(("include", index, "when"), "is true for no combination of this matrix.")
-    points = [_merge_layers(defaults, point, added) for point, added in zip(axis_points, additions, strict=True)]
-    return points + [_merge_layers(defaults, added, point) for point, added in zip(new_points, additions_to_new, strict=True)]
+    points = [_merge_layers(default_values, point, added) for point, added in zip(axis_points, added_values, strict=True)]
+    return points + [_merge_layers(default_values, added, point) for point, added in zip(new_points, added_to_new, strict=True)]
 
 
 def _has_key(point: PlacedValues, key: str) -> bool:
     """Whether a combination gives a value for a key, or for a dotted key in its mapping."""
-    head, _, tail = key.partition(".")
-    return key in point or bool(tail and head in point and tail in (point[head][0] or {}))
+    key_head, _, key_tail = key.partition(".")
+    return key in point or bool(key_tail and key_head in point and key_tail in (point[key_head][0] or {}))
 
 
 def _cross_axes(matrix_file: MatrixFile) -> Iterator[PlacedValues]:
@@ -427,7 +425,7 @@ def _cross_axes(matrix_file: MatrixFile) -> Iterator[PlacedValues]:
     ]
     for zip_index, group in enumerate(matrix_file.zip):
         zip_rows = zip(*([(key, i, value) for i, value in enumerate(values)] for key, values in group.items()), strict=True)
-        choice_lists.append([{key: (value, ("zip", zip_index, key, i)) for key, i, value in row} for row in zip_rows])
+        choice_lists.append([{key: (value, ("zip", zip_index, key, i)) for key, i, value in zip_row} for zip_row in zip_rows])
     for combination in itertools.product(*choice_lists):
         yield {key: value for part in combination for key, value in part.items()}
 
@@ -447,24 +445,24 @@ def _merge_layers(*layers: PlacedValues) -> PlacedValues:
 
 
 def _entry_applies(
-    point_values: PlacedValues, added_keys: PlacedValues, varying_keys: set[str], when: str | None, defaults: PlacedValues
+    point_values: PlacedValues, added_keys: PlacedValues, varying_keys: set[str], condition: str | None, defaults: PlacedValues
 ) -> bool:
     if any(
         key in varying_keys & point_values.keys() and point_values[key][0] != value for key, (value, _) in added_keys.items()
     ):
         return False
-    return when is None or bool(_condition_holds(when, _plain_values(_merge_layers(defaults, point_values))))
+    return condition is None or bool(_condition_holds(condition, _strip_paths(_merge_layers(defaults, point_values))))
 
 
-def explain_exclusion(document: Document, matrix_file: MatrixFile, keys: dict[str, Any]) -> str | None:
-    """Why a matrix file excludes the combination `keys`; None if it does not. document: the matrix file. matrix_file: its
-    content."""
+def explain_exclusion(document: Document, matrix_file: MatrixFile, value_by_key: dict[str, Any]) -> str | None:
+    """Why a matrix file excludes the combination `value_by_key`; None if it does not. document: the matrix file. matrix_file:
+    its content."""
     for entry_index, entry in enumerate(matrix_file.exclude):
         required_values = {k: v for k, v in entry.items() if k not in ("why", "when")}
-        if any(keys.get(key) != value for key, value in required_values.items()):
+        if any(value_by_key.get(key) != value for key, value in required_values.items()):
             continue
         try:
-            if "when" not in entry or _condition_holds(entry["when"], keys):
+            if "when" not in entry or _condition_holds(entry["when"], value_by_key):
                 return str(entry["why"])
         except ExpressionError as error:
             raise document.error(("exclude", entry_index, "when"), f"{error}.") from None
@@ -475,12 +473,12 @@ def _condition_holds(expression_text: str, keys: dict[str, Any]) -> bool:
     expression, nested_keys = Expression(expression_text), _nest_dotted_keys(keys)
     fields = msgspec.structs.fields(Draft)
     value_by_name = {field.name: None if field.default is msgspec.NODEFAULT else field.default for field in fields} | keys
-    for head, tail in (name.split(".") for name in expression.names if "." in name):
-        value_by_name[f"{head}.{tail}"] = (nested_keys.get(head) or {}).get(tail)
+    for key_head, key_tail in (name.split(".") for name in expression.names if "." in name):
+        value_by_name[f"{key_head}.{key_tail}"] = (nested_keys.get(key_head) or {}).get(key_tail)
     return bool(expression.evaluate(value_by_name))
 
 
-def _plain_values(point: PlacedValues) -> dict[str, Any]:
+def _strip_paths(point: PlacedValues) -> dict[str, Any]:
     return {key: value for key, (value, _) in point.items()}
 
 

@@ -15,9 +15,9 @@ def find_values(sections: dict[str, Any], key: str) -> Iterator[tuple[Any, str |
     """
     if key in sections["defaults"]:
         yield sections["defaults"], key, ("defaults", key)
-    lists: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
-    lists += [(("zip", entry_index), axis_group) for entry_index, axis_group in enumerate(sections["zip"])]
-    for path, axis_group in lists:
+    axis_groups: list[tuple[KeyPath, dict[str, list[Any]]]] = [(("axes",), sections["axes"])]
+    axis_groups += [(("zip", entry_index), axis_group) for entry_index, axis_group in enumerate(sections["zip"])]
+    for path, axis_group in axis_groups:
         for index in range(len(axis_group.get(key, []))):
             yield axis_group[key], index, (*path, key, index)
     for section in ("include", "exclude"):

@@ -80,13 +80,13 @@ def replace_models(document: Document, sections: dict[str, Any], folder: Path, p
     document: the matrix file. sections: its `defaults`, `axes`, `zip`, `include` and `exclude`; each model in them is replaced
     by its name. folder: the folder of the matrix file. problems: a problem is appended for each model that cannot be read.
     """
-    models: dict[str, ModelFile] = {}
+    model_by_name: dict[str, ModelFile] = {}
     for value_container, list_key, value_path in matrix_sections.find_values(sections, "workload"):
         if not isinstance(value_container[list_key], dict) or "command" in value_container[list_key]:
             continue
         try:
             model = read_model(msgspec.convert(value_container[list_key], ModelByConfiguration), folder)
-            if models.setdefault(model.name, model) != model:
+            if model_by_name.setdefault(model.name, model) != model:
                 raise InputError(
                     f"found two models with the name {model.name}. Allowed: one content of the file and one seq_len for each "
                     "name; the key seq_len of a cell, which may be an axis, changes the length of sequences."
@@ -95,17 +95,17 @@ def replace_models(document: Document, sections: dict[str, Any], folder: Path, p
             problems.append(document.problem(value_path, str(error)))
             continue
         value_container[list_key] = model.name
-    return models
+    return model_by_name
 
 
-def read_content(content: bytes) -> dict[str, Any]:
+def read_content(json_bytes: bytes) -> dict[str, Any]:
     """Decode the content of a ModelFile: {"transformers": the configuration} or {"torchvision": the name}.
 
     The file may come from another machine, together with a run, so it is checked again. Raises InputError; its message does not
     contain the name of the file.
     """
     try:
-        model_description = json.loads(content, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        model_description = json.loads(json_bytes, object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise InputError("is not JSON.") from None
     if not isinstance(model_description, dict) or [type(value) for value in model_description.values()] not in ([dict], [str]):
@@ -114,33 +114,33 @@ def read_content(content: bytes) -> dict[str, Any]:
     return model_description
 
 
-def read_model(entry: ModelByConfiguration, folder: Path) -> ModelFile:
+def read_model(model_entry: ModelByConfiguration, folder: Path) -> ModelFile:
     """Read the model that a matrix file gives by its configuration. folder: the folder of the matrix file.
 
     Raises InputError; its message does not contain the place in the matrix file.
     """
-    if (entry.transformers is None) == (entry.torchvision is None):
-        given_keys = "neither" if entry.transformers is None else "both"
+    if (model_entry.transformers is None) == (model_entry.torchvision is None):
+        given_keys = "neither" if model_entry.transformers is None else "both"
         raise InputError(f"exactly one of transformers and torchvision is needed, found {given_keys}.")
-    if entry.torchvision is not None:
-        if entry.seq_len is not None:
+    if model_entry.torchvision is not None:
+        if model_entry.seq_len is not None:
             raise InputError("seq_len: an image classifier has no sequences. Allowed: leave seq_len out.")
-        model_bytes = _encode_canonical({"torchvision": entry.torchvision})
-        return ModelFile(entry.torchvision, None, f"torchvision: {entry.torchvision}", model_bytes, None)
-    assert entry.transformers is not None
-    path = PurePosixPath(entry.transformers)
-    if path.is_absolute() or ".." in path.parts or "\\" in entry.transformers or path.suffix != CONFIGURATION_SUFFIX:
+        model_bytes = _encode_canonical({"torchvision": model_entry.torchvision})
+        return ModelFile(model_entry.torchvision, None, f"torchvision: {model_entry.torchvision}", model_bytes, None)
+    assert model_entry.transformers is not None
+    path = PurePosixPath(model_entry.transformers)
+    if path.is_absolute() or ".." in path.parts or "\\" in model_entry.transformers or path.suffix != CONFIGURATION_SUFFIX:
         raise InputError(
-            f"found the file {entry.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
+            f"found the file {model_entry.transformers!r}. Allowed: the path of a .json file in the folder of the matrix, or "
             "below it, such as models/llama.json."
         )
     configuration_path = folder / path
     configuration = _read_configuration(configuration_path)
     model_bytes = _encode_canonical({"transformers": configuration})
-    return ModelFile(_model_name(path), str(path), str(configuration_path), model_bytes, entry.seq_len)
+    return ModelFile(_make_model_name(path), str(path), str(configuration_path), model_bytes, model_entry.seq_len)
 
 
-def _model_name(path: PurePosixPath) -> str:
+def _make_model_name(path: PurePosixPath) -> str:
     """The name of a model: the name of its file, or of the file's folder if the file is named config.json."""
     base_name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
     model_name = re.sub(r"[^a-z0-9._-]+", "-", base_name.lower()).strip("-._")[:LONGEST_NAME]
@@ -153,7 +153,7 @@ def _read_configuration(file: Path) -> dict[str, Any]:
     """Read and check a configuration. Raises an InputError that names the file."""
     json_bytes = plugin_source.read_plugin_file(file, "a configuration, which has a few KiB")
     try:
-        configuration = json.loads(json_bytes, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        configuration = json.loads(json_bytes, object_pairs_hook=_refuse_repeated_keys, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InputError(f"{file}: is not JSON: {reason}.") from None
@@ -180,7 +180,7 @@ def _check_keys(message_start: str, json_value: Any, depth: int) -> None:
             _check_keys(message_start, child_value, depth + 1)
 
 
-def _unique_keys(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated_keys(key_value_pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value_by_key = dict(key_value_pairs)
     if len(value_by_key) < len(key_value_pairs):
         repeated_key = next(key for index, (key, _) in enumerate(key_value_pairs) if key in dict(key_value_pairs[:index]))
@@ -192,5 +192,5 @@ def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _encode_canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+def _encode_canonical(model_content: dict[str, Any]) -> bytes:
+    return json.dumps(model_content, sort_keys=True, separators=(",", ":")).encode()

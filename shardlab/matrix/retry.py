@@ -32,16 +32,16 @@ class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of retries after the run reached its time limit. A retry starts only if the run saved a newer checkpoint than
     the checkpoint from which the run started."""
 
-    def retry_limit(self, state: str, default_limit: int, *, on_slurm: bool) -> int:
+    def find_retry_limit(self, end_state: str, default_limit: int, *, on_slurm: bool) -> int:
         """How often a run may be started again after it ended in this state.
 
         On Slurm, node_fail and preempted share the larger of their numbers: Slurm starts a job again after both, and does not
         tell the run which of the two happened.
-        state: one of shardlab.runs.state.STATES. default_limit: the number for a state whose number is null.
+        end_state: one of shardlab.runs.state.STATES. default_limit: the number for a state whose number is null.
         """
-        limiting_states = SHARED_ON_SLURM if on_slurm and state in SHARED_ON_SLURM else (state,)
-        return max(self._limit_of_state(each_state, default_limit) for each_state in limiting_states)
+        limiting_states = SHARED_ON_SLURM if on_slurm and end_state in SHARED_ON_SLURM else (end_state,)
+        return max(self._find_limit(each_state, default_limit) for each_state in limiting_states)
 
-    def _limit_of_state(self, state: str, default_limit: int) -> int:
-        limit: int | None = getattr(self, state) if state in self.__struct_fields__ else 0
+    def _find_limit(self, end_state: str, default_limit: int) -> int:
+        limit: int | None = getattr(self, end_state) if end_state in self.__struct_fields__ else 0
         return default_limit if limit is None else limit

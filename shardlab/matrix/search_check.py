@@ -28,9 +28,9 @@ def find_search_problems(document: Document) -> list[Problem]:
     if matrix_data.get("search") is None:
         return []
     search_problems = []
-    for path, key in _cell_keys(matrix_data):
+    for section_path, key in _list_cell_keys(matrix_data):
         if key in _REFUSED_KEYS:
-            search_problems.append(document.problem((*path, key), _REFUSED_KEYS[key], at_key=True))
+            search_problems.append(document.problem((*section_path, key), _REFUSED_KEYS[key], at_key=True))
     if matrix_data.get("claims") or matrix_data.get("reported"):
         key = "claims" if matrix_data.get("claims") else "reported"
         sentence = f"{key} name cells, and which cells a search runs is not known before it has run. Allowed: leave {key} out."
@@ -44,9 +44,9 @@ def find_search_problems(document: Document) -> list[Problem]:
     return search_problems
 
 
-def _cell_keys(matrix_data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+def _list_cell_keys(matrix_data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Yields (the path of the section that contains the key, the key) for each cell key in the matrix file."""
     yield from ((("defaults",), key) for key in matrix_data.get("defaults") or {})
     yield from ((("axes",), key) for key in matrix_data.get("axes") or {})
-    for name in ("zip", "include"):
-        yield from (((name, index), key) for index, entry in enumerate(matrix_data.get(name) or []) for key in entry)
+    for section in ("zip", "include"):
+        yield from (((section, index), key) for index, entry in enumerate(matrix_data.get(section) or []) for key in entry)

@@ -28,19 +28,19 @@ class HelperFinder(MetaPathFinder, Loader):
 
     def __init__(self, source: PluginSource) -> None:
         self.folder = source.file.parent
-        self.helpers = {name.removesuffix(".py"): text for name, text in source.contents.items() if name.startswith("_")}
+        self.code_by_helper = {name.removesuffix(".py"): text for name, text in source.contents.items() if name.startswith("_")}
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /) -> ModuleSpec | None:
-        if path is not None or fullname not in self.helpers:
+        if path is not None or fullname not in self.code_by_helper:
             return None
-        return spec_from_loader(fullname, self, origin=self._file(fullname))
+        return spec_from_loader(fullname, self, origin=self._make_helper_path(fullname))
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__file__ = self._file(module.__name__)
-        compiled_helper = compile(self.helpers[module.__name__], module.__file__, "exec", dont_inherit=True)
+        module.__file__ = self._make_helper_path(module.__name__)
+        compiled_helper = compile(self.code_by_helper[module.__name__], module.__file__, "exec", dont_inherit=True)
         exec(compiled_helper, module.__dict__)  # noqa: S102
 
-    def _file(self, name: str) -> str:
+    def _make_helper_path(self, name: str) -> str:
         return str(self.folder / f"{name}.py")
 
 
@@ -54,25 +54,25 @@ def execute_plugin(source: PluginSource) -> ModuleType:
     module.__file__ = plugin_path
     _install_finder(HelperFinder(source))
     sys.modules[module.__name__] = module  # a dataclass in the file looks for its module in sys.modules
-    with name_errors(plugin_path, passed_errors=()):
+    with raise_plugin_errors(plugin_path, passed_errors=()):
         exec(compile(source.contents[source.file.name], plugin_path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     return module
 
 
 @contextlib.contextmanager
-def name_errors(
-    plugin_file: str, remark: str = "", passed_errors: tuple[type[Exception], ...] = (ShardlabError,)
+def raise_plugin_errors(
+    plugin_file: str, further_sentence: str = "", passed_errors: tuple[type[Exception], ...] = (ShardlabError,)
 ) -> Iterator[None]:
     """The context of a call of the user's code: an error becomes an InputError as `describe_error` words it.
 
-    remark: a sentence that follows. passed_errors: errors that are raised unchanged.
+    further_sentence: a sentence that follows. passed_errors: errors that are raised unchanged.
     """
     try:
         yield
     except passed_errors:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"{describe_error(plugin_file, error)} {remark}".rstrip()) from error
+        raise InputError(f"{describe_error(plugin_file, error)} {further_sentence}".rstrip()) from error
 
 
 def _install_finder(finder: HelperFinder) -> None:
@@ -84,10 +84,10 @@ def _install_finder(finder: HelperFinder) -> None:
     for other_finder in [importer for importer in sys.meta_path if isinstance(importer, HelperFinder)]:
         if other_finder.folder == finder.folder:
             sys.meta_path.remove(other_finder)
-            for helper_name in other_finder.helpers.keys() | finder.helpers.keys():
-                if other_finder.helpers.get(helper_name) != finder.helpers.get(helper_name):
+            for helper_name in other_finder.code_by_helper.keys() | finder.code_by_helper.keys():
+                if other_finder.code_by_helper.get(helper_name) != finder.code_by_helper.get(helper_name):
                     sys.modules.pop(helper_name, None)
-        elif common_names := sorted(other_finder.helpers.keys() & finder.helpers.keys()):
+        elif common_names := sorted(other_finder.code_by_helper.keys() & finder.code_by_helper.keys()):
             raise InputError(
                 f"{finder.folder / common_names[0]}.py: {other_finder.folder / common_names[0]}.py has the same name, and "
                 "Python would import one of "

@@ -29,28 +29,28 @@ class PluginKind(msgspec.Struct, Generic[A], frozen=True):
     """The word for a plug-in of this kind in messages, such as `workload`."""
     folder: str
     """The folder of a workspace with the files. If runs execute the files, a run folder has copies in a folder of this name."""
-    answer: type[A]
+    answer_type: type[A]
     """What a process answers that executes a file to find out what the file defines."""
-    variants: str = ".*"
+    suffix_pattern: str = ".*"
     """A pattern of what may follow the name of the file in the name of a plug-in."""
-    hyphenates: bool = False
+    uses_hyphens: bool = False
     """Whether `_` in the name of the file becomes `-` in the name of a plug-in."""
 
-    def base_name(self, file: Path) -> str:
+    def make_base_name(self, plugin_path: Path) -> str:
         """The name of a file as the names of its plug-ins contain it: `my_way.py` may define the strategy `my-way`."""
-        return file.stem.replace("_", "-") if self.hyphenates else file.stem
+        return plugin_path.stem.replace("_", "-") if self.uses_hyphens else plugin_path.stem
 
-    def may_define(self, file: Path, name: str) -> bool:
+    def may_define(self, plugin_path: Path, name: str) -> bool:
         """Whether a file may define a plug-in with this name."""
-        return re.fullmatch(f"{re.escape(self.base_name(file))}{self.variants}", name) is not None
+        return re.fullmatch(f"{re.escape(self.make_base_name(plugin_path))}{self.suffix_pattern}", name) is not None
 
-    def must_be_new(self, file: Path, name: str, shipped: Collection[str], defined: Mapping[str, str]) -> None:
+    def refuse_used_name(self, file: Path, name: str, shipped_names: Collection[str], defined: Mapping[str, str]) -> None:
         """Raises InputError if a plug-in that a file defines has the name of another plug-in.
 
-        shipped: the names of the plug-ins of this kind that ship with shardlab. defined: the file that defines each plug-in of
-        the workspace, by name.
+        shipped_names: the names of the plug-ins of this kind that ship with shardlab. defined: the file that defines each
+        plug-in of the workspace, by name.
         """
-        if name in shipped:
+        if name in shipped_names:
             raise InputError(
                 f"{file}: the {self.noun} {name} ships with shardlab and cannot be replaced. Allowed: another name."
             )
@@ -228,8 +228,8 @@ class OwnStrategy(StrategyFacts, frozen=True, kw_only=True):
     """The path of the file that defines the strategy, in the workspace from which the run was submitted."""
 
 
-WORKLOADS = PluginKind("workload", "workloads", PluginDescription[OwnWorkload], variants="(-tiny)?")
-STRATEGIES = PluginKind("strategy", "strategies", PluginDescription[OwnStrategy], variants="(-.*)?", hyphenates=True)
+WORKLOADS = PluginKind("workload", "workloads", PluginDescription[OwnWorkload], suffix_pattern="(-tiny)?")
+STRATEGIES = PluginKind("strategy", "strategies", PluginDescription[OwnStrategy], suffix_pattern="(-.*)?", uses_hyphens=True)
 
 
 class RefusalQuestion(msgspec.Struct, frozen=True):

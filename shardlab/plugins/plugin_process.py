@@ -38,10 +38,10 @@ def ask_process(words: Sequence[str], plugin_path: Path, answer_type: type[A], l
     the file or folder that is executed, for messages. python: the interpreter; None: that of this process. Raises InputError if
     there is no answer within `limit_s` seconds.
     """
-    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as folder:
-        answer_path, output_path = Path(folder) / "answer.json", Path(folder) / "said"
-        argv = [python or interpreter_path(), "-P", "-m", *words, "--out", str(answer_path)]
-        exit_code = run_process(argv, folder, output_path, limit_s)
+    with tempfile.TemporaryDirectory(prefix="shardlab-own-") as answer_folder:
+        answer_path, output_path = Path(answer_folder) / "answer.json", Path(answer_folder) / "said"
+        argv = [python or find_interpreter(), "-P", "-m", *words, "--out", str(answer_path)]
+        exit_code = run_process(argv, answer_folder, output_path, limit_s)
         if exit_code is None:
             raise InputError(f"{plugin_path}: its code did not end within {limit_s} s.")
         answer = json_file.read_json_if_valid(answer_path, answer_type)
@@ -52,7 +52,7 @@ def ask_process(words: Sequence[str], plugin_path: Path, answer_type: type[A], l
     return answer
 
 
-def interpreter_path() -> str:
+def find_interpreter() -> str:
     """The path of the Python interpreter that executes the code of users."""
     return os.environ.get(PYTHON_VARIABLE, sys.executable)
 
@@ -62,9 +62,9 @@ def _start_process(
 ) -> subprocess.Popen[bytes]:
     """Start a process that executes the code of users, in a session of its own. It answers questions and does not train, so it
     sees no GPU and may not download."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    process_variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     return subprocess.Popen(
-        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder, env=environment, start_new_session=True
+        argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=folder, env=process_variables, start_new_session=True
     )
 
 
@@ -109,12 +109,12 @@ def read_last_line(path: Path) -> str:
 class RefusingProcess:
     """Asks a separate process which cells the strategies of a file refuse. The first question starts the process."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, plugin_path: Path) -> None:
+        self.plugin_path = plugin_path
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def refuse(self, cell: Cell, workload: OwnWorkload | None) -> str | None:
+    def ask_refusal(self, cell: Cell, workload: OwnWorkload | None) -> str | None:
         """Why the strategy of a cell refuses the cell, as a sentence; None if it accepts the cell.
 
         workload: the cell's workload if the workspace defines it, else None. Raises InputError if the code fails.
@@ -142,7 +142,7 @@ class RefusingProcess:
         limit_s = NEXT_ANSWER_S
         if self._process is None:
             limit_s = FIRST_ANSWER_S
-            argv = [interpreter_path(), "-P", "-m", "trainers", "refuse", str(self.file)]
+            argv = [find_interpreter(), "-P", "-m", "trainers", "refuse", str(self.plugin_path)]
             self._process = _start_process(argv, "/", subprocess.PIPE, subprocess.PIPE, subprocess.DEVNULL)
         question_pipe, answer_pipe = self._process.stdin, self._process.stdout
         assert question_pipe is not None
@@ -151,12 +151,12 @@ class RefusingProcess:
             question_pipe.write(msgspec.json.encode(question) + b"\n")
             question_pipe.flush()
         except BrokenPipeError:
-            raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None
+            raise InputError(f"{self.plugin_path}: its code ended the process that asks it which cells it refuses.") from None
         readable_pipes, _, _ = select.select([answer_pipe], [], [], limit_s)
         if not readable_pipes:
-            raise InputError(f"{self.file}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
+            raise InputError(f"{self.plugin_path}: refuse of {question.strategy} did not answer within {limit_s:.0f} s.")
         answer_line = answer_pipe.readline(MOST_OUTPUT_BYTES)
         try:
             return get_decoder(RefusalAnswer).decode(answer_line)
         except DECODE_FAULTS:
-            raise InputError(f"{self.file}: its code ended the process that asks it which cells it refuses.") from None
+            raise InputError(f"{self.plugin_path}: its code ended the process that asks it which cells it refuses.") from None

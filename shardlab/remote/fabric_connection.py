@@ -15,11 +15,12 @@ START_S = 60.0  # seconds in which the startup files of the login shell must end
 
 
 class CommandInput(io.BytesIO):
-    """The input of a command, which is sent after the command has printed its mark: a startup file could read it otherwise."""
+    """The input of a command, which is sent after the command has printed its start_mark: a startup file could read it
+    otherwise."""
 
-    def __init__(self, mark: str, input_bytes: bytes) -> None:
+    def __init__(self, start_mark: str, input_bytes: bytes) -> None:
         super().__init__(input_bytes)
-        self.mark = mark
+        self.start_mark = start_mark
 
 
 class SshRunner(runners.Local):
@@ -32,9 +33,9 @@ class SshRunner(runners.Local):
 
     def start(self, command: str, shell: str, env: dict[str, str]) -> None:
         """Start ssh in a session of its own: otherwise Ctrl-C would end ssh, but not the command on the machine."""
-        pipe = subprocess.PIPE
+        pipe_option = subprocess.PIPE
         argv = [*self.context.ssh_words, command]
-        self.process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        self.process = subprocess.Popen(argv, stdin=pipe_option, stdout=pipe_option, stderr=pipe_option, start_new_session=True)
 
     def stop(self) -> None:
         """Close the pipes of ssh after its end."""
@@ -44,19 +45,19 @@ class SshRunner(runners.Local):
             if stream is not None:
                 stream.close()
 
-    def handle_stdin(self, input_: IO[Any], output: IO[Any], echo: bool = False) -> None:
+    def handle_stdin(self, command_input: IO[Any], output: IO[Any], echo: bool = False) -> None:
         """Send the input of the command when its mark has arrived, and then the end of the input."""
-        assert isinstance(input_, CommandInput)
+        assert isinstance(command_input, CommandInput)
         assert self.process.stdin is not None
-        input_bytes = input_.getvalue()
+        input_bytes = command_input.getvalue()
         deadline = time.monotonic() + START_S
-        while input_bytes and not self._has_mark(input_.mark) and not self.process_is_finished:
+        while input_bytes and not self._has_mark(command_input.start_mark) and not self.process_is_finished:
             if time.monotonic() > deadline:
                 break
             time.sleep(self.input_sleep)
         try:
             with self.process.stdin as stdin:
-                if self._has_mark(input_.mark):
+                if self._has_mark(command_input.start_mark):
                     stdin.write(input_bytes)
         except BrokenPipeError:
             return  # the command ended before it read its whole input; its exit code says why

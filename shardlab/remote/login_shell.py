@@ -27,7 +27,7 @@ exit 1
 _BASH_ENTRY = f'echo {_START_MARK}; exec < "$SHARDLAB_INPUT"; unset SHARDLAB_INPUT\n'
 
 
-def login_shell_argv(script: str, *arguments: str) -> list[str]:
+def make_login_argv(script: str, *arguments: str) -> list[str]:
     """A command, as a list of words, that runs a bash script in a login shell. arguments: $1, $2 ... of the script.
 
     If the login shell does not run the script, the command fails and says why.
@@ -36,4 +36,4 @@ def login_shell_argv(script: str, *arguments: str) -> list[str]:
 
 
 # A line of sh that prints the PATH of a login shell.
-PRINT_PATH = shlex.join(login_shell_argv("printf '%s\\n' \"$PATH\"")) + " < /dev/null"
+PRINT_PATH = shlex.join(make_login_argv("printf '%s\\n' \"$PATH\"")) + " < /dev/null"

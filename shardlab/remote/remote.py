@@ -23,7 +23,7 @@ from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.files import files
 from shardlab.remote import shared_connection
-from shardlab.remote.ssh_command import describe_lost_command, ssh_command, wrap_for_any_shell
+from shardlab.remote.ssh_command import describe_lost_command, make_ssh_command, wrap_for_any_shell
 
 if TYPE_CHECKING:  # importing fabric takes long, and most commands reach no other machine
     from shardlab.remote.fabric_connection import SshConnection
@@ -77,17 +77,17 @@ class Unreachable(ShardlabError):
 class Remote:
     """A machine that is reached over SSH. The first command logs in; later commands of all threads use the same connection."""
 
-    def __init__(self, address: Address, *, may_sudo: bool = True, prepare: str = "") -> None:
-        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root. prepare: lines of sh
-        that run before each command."""
+    def __init__(self, address: Address, *, may_sudo: bool = True, prepare_script: str = "") -> None:
+        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root. prepare_script: lines
+        of sh that run before each command."""
         self.address = address
-        self._may_sudo, self._prepare = may_sudo, prepare
+        self._may_sudo, self._prepare_script = may_sudo, prepare_script
         self._lock = threading.Lock()
-        self._sessions = threading.BoundedSemaphore(MOST_SESSIONS)
+        self._session_slots = threading.BoundedSemaphore(MOST_SESSIONS)
         self._connection: SshConnection | None = None
-        self._used_s = 0.0  # when the connection was used last
-        self._running: dict[str, str] = {}  # the beginning of each running command, by the mark of the command
-        self._ended = False
+        self._used_at_s = 0.0  # when the connection was used last
+        self._command_by_mark: dict[str, str] = {}  # the beginning of each running command, by the mark of the command
+        self._is_ended = False
 
     def run(
         self,
@@ -114,17 +114,17 @@ class Remote:
         # `timeout` on the machine ends the command even if this process has ended. sudo comes before `timeout`: otherwise
         # `timeout` could not end a process of root.
         sudo_words = ["sudo", "-n", "--"] if root else []
-        command = shlex.join([*sudo_words, "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *env_words, *argv])
+        command_text = shlex.join([*sudo_words, "timeout", f"--kill-after={GRACE_S:g}", f"{timeout_s:g}", *env_words, *argv])
         output_mark = secrets.token_hex(8)
         # The line with the exit code proves that the command ended, and not only the connection.
-        command_script = f"({self._prepare}{command}); echo {output_mark} $? >&2"
+        command_script = f"({self._prepare_script}{command_text}); echo {output_mark} $? >&2"
         start_s = time.monotonic()
         try:
-            self._running[output_mark] = shorten_command(argv)
-            with self._sessions:
+            self._command_by_mark[output_mark] = shorten_command(argv)
+            with self._session_slots:
                 script_output = self._run_script(command_script, output_mark, stdin, timeout_s + 3 * GRACE_S)
         finally:
-            self._running.pop(output_mark, None)
+            self._command_by_mark.pop(output_mark, None)
         stdout, stderr = (text.partition(f"{output_mark}\n")[2] for text in (script_output.stdout, script_output.stderr))
         error_text, has_ended, exit_text = stderr.rpartition(f"{output_mark} ")
         exit_code = int(exit_text) if has_ended else None
@@ -138,30 +138,30 @@ class Remote:
         mode: the permissions of the file. owner: user and group as for chown, set by root; empty: the user who logs in writes
         the file without root. Raises Unreachable.
         """
-        put_words = put_command(content, path, mode=mode, owner=owner)
+        put_words = make_put_command(content, path, mode=mode, owner=owner)
         return self.run(put_words, timeout_s=compute_sending_limit_s(content), stdin=content, root=bool(owner))
 
     @property
     def running(self) -> tuple[str, ...]:
         """The beginning of each command that `run` has started and whose end this process has not seen yet."""
-        return tuple(self._running.values())
+        return tuple(self._command_by_mark.values())
 
-    def end(self, limit_s: float) -> None:
+    def end_commands(self, limit_s: float) -> None:
         """Send SIGTERM to all commands that `run` started on the machine, and wait at most `limit_s` seconds until they end.
 
         From now on, `run` starts no command. A command that ignores SIGTERM is killed GRACE_S seconds later.
         """
-        self._ended = True
+        self._is_ended = True
         deadline = time.monotonic() + limit_s
         connection = self._connection  # not locked: another thread holds the lock during a login
-        if connection is not None and self._running:
+        if connection is not None and self._command_by_mark:
             # The brackets prevent that pkill matches its own command line.
             kill = f"pkill -TERM -f '[{SESSION_VARIABLE[0]}]{SESSION_VARIABLE[1:]}'"
             argv = [*connection.ssh_words, wrap_for_any_shell(f"sudo -n {kill} || {kill}" if self._may_sudo else kill)]
             null = subprocess.DEVNULL
             with contextlib.suppress(subprocess.TimeoutExpired):  # the commands stay in `running`
                 subprocess.run(argv, stdin=null, stdout=null, stderr=null, timeout=limit_s, check=False, start_new_session=True)
-        while self._running and time.monotonic() < deadline:
+        while self._command_by_mark and time.monotonic() < deadline:
             time.sleep(0.02)
         if connection is not None:
             connection.close()
@@ -173,7 +173,7 @@ class Remote:
                 self._connection.close()
                 self._connection = None
 
-    def _run_script(self, script: str, mark: str, stdin: bytes, limit_s: float) -> CommandOutput:
+    def _run_script(self, script: str, mark: str, input_bytes: bytes, limit_s: float) -> CommandOutput:
         """Run a script of sh on the machine. The exit code in the result is None after `limit_s` seconds.
 
         mark: as for `wrap_for_any_shell`; the script prints it once more on standard error, with the exit code. Raises
@@ -183,25 +183,25 @@ class Remote:
 
         from shardlab.remote.fabric_connection import CommandInput
 
-        connection = None if self._ended else self._open_connection()
-        if connection is None or self._ended:  # checked after the command is in _running, so that `end` sees each command
+        connection = None if self._is_ended else self._open_connection()
+        if connection is None or self._is_ended:  # checked after the command is in _running, so that `end` sees each command
             self.close()
             raise Unreachable(f"{self.address.host}: this program was interrupted.")
         try:
             ssh_result = connection.run(
-                wrap_for_any_shell(script, mark), in_stream=CommandInput(mark, stdin), hide=True, warn=True, echo=False,
+                wrap_for_any_shell(script, mark), in_stream=CommandInput(mark, input_bytes), hide=True, warn=True, echo=False,
                 encoding="utf-8", timeout=limit_s,
             )  # fmt: skip
         except CommandTimedOut as error:
             return CommandOutput(None, error.result.stdout, error.result.stderr)
-        self._used_s = time.monotonic()
+        self._used_at_s = time.monotonic()
         if f"{mark} " in ssh_result.stderr:
             return CommandOutput(ssh_result.exited, ssh_result.stdout, ssh_result.stderr)
         self.close()
         if f"{mark}\n" not in ssh_result.stdout:
             raise Unreachable(describe_lost_command(self.address.host, ssh_result.exited, ssh_result.stdout, ssh_result.stderr))
-        last_line = next(reversed(ssh_result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
-        raise Unreachable(f"{self.address.host}: the connection broke: {last_line.strip().rstrip('.')}.")
+        last_error_line = next(reversed(ssh_result.stderr.replace(mark, "").strip().splitlines()), "ssh gave no reason")
+        raise Unreachable(f"{self.address.host}: the connection broke: {last_error_line.strip().rstrip('.')}.")
 
     def _open_connection(self) -> SshConnection:
         """The connection, after a login if it is not open. Raises Unreachable."""
@@ -210,12 +210,12 @@ class Remote:
         with self._lock:
             connection = self._connection
             if connection is None:
-                words = ssh_command(self.address, own_connection=not self.address.shared)
+                words = make_ssh_command(self.address, uses_own_connection=not self.address.shared)
                 connection = SshConnection(self.address.host, words, lambda: self._log_in(words), lambda: self._log_out(words))
-            elif len(self._running) <= 1 and time.monotonic() - self._used_s > shared_connection.KEEP_OWN_OPEN_S / 2:
+            elif len(self._command_by_mark) <= 1 and time.monotonic() - self._used_at_s > shared_connection.KEEP_OWN_OPEN_S / 2:
                 connection.close()  # OpenSSH may have closed it
             connection.open()
-            self._connection, self._used_s = connection, time.monotonic()
+            self._connection, self._used_at_s = connection, time.monotonic()
             return connection
 
     def _log_in(self, ssh_words: Sequence[str]) -> None:
@@ -235,8 +235,8 @@ class Remote:
             shared_connection.close_connection(ssh_words)
 
 
-def put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
-    """The words of a command that writes its standard input to `path`. It fails if the standard input is not `content`."""
+def make_put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
+    """The words of a command that writes its standard input to `path`. It fails if the standard input is not `file_bytes`."""
     return ["sh", "-c", PUT_SCRIPT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 
@@ -245,9 +245,9 @@ def shorten_command(argv: Sequence[str]) -> str:
     return " ".join(shlex.join(argv).split())[:60]
 
 
-def compute_sending_limit_s(content: bytes) -> float:
+def compute_sending_limit_s(file_bytes: bytes) -> float:
     """The time limit for sending a file, in seconds: 10 minutes, or the time at 4 Mbit/s if that is longer.
 
     At this rate, a gigabyte of torch is sent in time over the internet connection of a home.
     """
-    return max(600.0, len(content) / 5e5)
+    return max(600.0, len(file_bytes) / 5e5)

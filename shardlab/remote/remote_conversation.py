@@ -42,10 +42,10 @@ class ConnectionLost(ShardlabError):
 
     def __init__(self, host: str, reason: str, advice: str = "; run the same command again") -> None:
         super().__init__(f"{host}: {reason}{advice}.")
-        self.why = reason
+        self.reason = reason
 
 
-class _Output(io.RawIOBase):
+class _ProcessOutput(io.RawIOBase):
     """The output of a process. `must_stop` is called several times a second while there is no output."""
 
     def __init__(self, descriptor: int, host: str, must_stop: Callable[[], bool], silence_s: float) -> None:
@@ -86,7 +86,7 @@ class RemoteConversation:
         self._start_mark = f"{start_mark}\n".encode()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__. No pipe: nobody would read it meanwhile
         pipe = subprocess.PIPE
-        ssh_words = remote.command(module, [], start_mark)
+        ssh_words = remote.make_ssh_command(module, [], start_mark)
         # In a process group of its own: a signal for this process does not end ssh, which would look like a lost connection.
         self._process = subprocess.Popen(ssh_words, bufsize=0, stdin=pipe, stdout=pipe, stderr=self._errors, process_group=0)
         assert self._process.stdin is not None
@@ -95,18 +95,18 @@ class RemoteConversation:
             os.set_blocking(pipe_end.fileno(), False)
         with contextlib.suppress(OSError):  # the limit of this user for the size of pipes is reached
             fcntl.fcntl(self._process.stdout, fcntl.F_SETPIPE_SZ, BLOCK_BYTES)
-        self._input, self._pipe = self._process.stdin, self._process.stdout
+        self._input_pipe, self._output_pipe = self._process.stdin, self._process.stdout
         self._output = io.BufferedReader(
-            _Output(self._process.stdout.fileno(), remote.host, self._is_interrupted, silence_s), BLOCK_BYTES
+            _ProcessOutput(self._process.stdout.fileno(), remote.host, self._is_interrupted, silence_s), BLOCK_BYTES
         )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        self._input.close()
+        self._input_pipe.close()
         self._output.close()
-        self._pipe.close()
+        self._output_pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the command ends by itself: it cannot read or write any more
             self._process.wait(END_LIMIT_S if error is None else ABORT_LIMIT_S)
         if self._process.poll() is None:
@@ -118,20 +118,20 @@ class RemoteConversation:
         """Send one line to the command. Raises ShardlabError if the command has ended."""
         self.send_bytes(msgspec.json.encode(message) + b"\n")
 
-    def send_bytes(self, content: bytes | memoryview) -> None:
+    def send_bytes(self, sent_bytes: bytes | memoryview) -> None:
         """Send bytes to the command. Raises ConnectionLost or ShardlabError as `receive` does."""
-        unsent, sent_s = memoryview(content), time.monotonic()
-        while unsent:
+        unsent_bytes, last_sent_s = memoryview(sent_bytes), time.monotonic()
+        while unsent_bytes:
             if self._is_interrupted():
                 raise ConnectionLost(self.remote.host, "this command was interrupted")
             try:
-                unsent, sent_s = unsent[os.write(self._input.fileno(), unsent) :], time.monotonic()
+                unsent_bytes, last_sent_s = unsent_bytes[os.write(self._input_pipe.fileno(), unsent_bytes) :], time.monotonic()
             except BlockingIOError:  # the connection is slower than this machine
-                if time.monotonic() - sent_s > self._silence_s:
+                if time.monotonic() - last_sent_s > self._silence_s:
                     raise ConnectionLost(self.remote.host, f"nothing could be sent for {self._silence_s:g} s") from None
-                select.select([], [self._input], [], POLL_S)
+                select.select([], [self._input_pipe], [], POLL_S)
             except BrokenPipeError:
-                raise self._end_error() from None
+                raise self._make_end_error() from None
 
     def receive(self, target_type: type[T]) -> T:
         """Receive one line, decoded as the type `target_type`.
@@ -145,14 +145,14 @@ class RemoteConversation:
         try:
             return get_decoder(target_type).decode(json_line)
         except DECODE_FAULTS as error:
-            raise self.remote.release_mismatch(self._command_name, str(error)) from None
+            raise self.remote.make_mismatch_error(self._command_name, str(error)) from None
 
     def receive_into(self, buffer: memoryview) -> None:
         """Fill a buffer with bytes from the command. Raises ConnectionLost or ShardlabError as `receive` does."""
         while buffer:
             read_count = self._output.readinto(buffer)
             if not read_count:
-                raise self._end_error()
+                raise self._make_end_error()
             buffer = buffer[read_count:]
 
     def _is_interrupted(self) -> bool:
@@ -166,26 +166,26 @@ class RemoteConversation:
         if output_line.endswith(b"\n"):
             return output_line
         if len(output_line) < MOST_BYTES:
-            raise self._end_error()
-        raise self.remote.release_mismatch(self._command_name, f"more than {MOST_BYTES >> 20} MiB in one line")
+            raise self._make_end_error()
+        raise self.remote.make_mismatch_error(self._command_name, f"more than {MOST_BYTES >> 20} MiB in one line")
 
-    def _end_error(self) -> ShardlabError:
+    def _make_end_error(self) -> ShardlabError:
         """The error for a command that ended before the end of the conversation."""
-        self._input.close()  # else a command that waits for a message would not end
+        self._input_pipe.close()  # else a command that waits for a message would not end
         try:
             exit_code = self._process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
             exit_code = CONNECTION_FAILED
         self._errors.seek(0)
-        errors = self._errors.read(MOST_ERRORS)
-        if not self._has_started and self._start_mark not in errors:
-            sentence = describe_lost_command(self.remote.host, exit_code, "", errors.decode("utf-8", "replace"))
+        error_bytes = self._errors.read(MOST_ERRORS)
+        if not self._has_started and self._start_mark not in error_bytes:
+            sentence = describe_lost_command(self.remote.host, exit_code, "", error_bytes.decode("utf-8", "replace"))
             return ConnectionLost(self.remote.host, sentence.removeprefix(f"{self.remote.host}: ").removesuffix("."), "")
-        error_text = "\n".join((errors.rpartition(self._start_mark)[2]).decode("utf-8", "replace").strip().splitlines())
+        error_text = "\n".join((error_bytes.rpartition(self._start_mark)[2]).decode("utf-8", "replace").strip().splitlines())
         if self._has_started and (exit_code == CONNECTION_FAILED or exit_code < 0):
             return ConnectionLost(self.remote.host, "the connection broke in the middle of an answer")
         if "No module named" in error_text or (self._has_started and not error_text):
-            return self.remote.release_mismatch(self._command_name, "it ended in the middle of an answer")
+            return self.remote.make_mismatch_error(self._command_name, "it ended in the middle of an answer")
         return ShardlabError(
             f"{self.remote.host}: {error_text.removeprefix('error: ') or f'exit code {exit_code}, and no answer'}"
         )

@@ -30,7 +30,7 @@ from shardlab.errors import InputError, ShardlabError
 from shardlab.files import files, json_file
 from shardlab.files.decoders import DECODE_FAULTS, get_decoder
 from shardlab.remote import shared_connection, terminal_relay
-from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command, ssh_command, wrap_for_any_shell
+from shardlab.remote.ssh_command import CONNECTION_FAILED, describe_lost_command, make_ssh_command, wrap_for_any_shell
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
 
@@ -93,7 +93,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         identity_path = Path(self.identity) if self.identity else None
         return Address(self.host, self.port, self.user, identity_path, Path(self.known_hosts), self.host_keys, self.shared)
 
-    def command(
+    def make_ssh_command(
         self, module: str, arguments: Sequence[str], start_mark: str, *, terminal: bool = False, marks_errors: bool = True
     ) -> list[str]:
         """The ssh command, as a list of words, that runs a shardlab command on the cluster for the workspace there.
@@ -103,11 +103,11 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         verb_words = arguments[:1]  # --workspace comes right after the verb: after an argument `--`, it would not be an option
         command_words = [self.python, "-P", "-m", module, *verb_words, "--workspace", self.workspace, *arguments[1:]]
         return [
-            *ssh_command(self.address, terminal=terminal),
+            *make_ssh_command(self.address, terminal=terminal),
             wrap_for_any_shell(f"exec {shlex.join(command_words)}", start_mark, marks_errors=marks_errors),
         ]
 
-    def ask(
+    def ask_command(
         self,
         module: str,
         arguments: Sequence[str],
@@ -119,15 +119,15 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     ) -> T:
         """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `target_type`.
 
-        module, arguments: as in `command`. input_bytes: standard input of the command. limit_s: time limit of the command in
-        seconds.
+        module, arguments: as in `command_text`. input_bytes: standard input of the command. limit_s: time limit of the command
+        in seconds.
         must_stop: returns True if the caller no longer waits for the answer; it is called several times a second.
         Raises ShardlabError with the error of the command, or if the document is not of the type `target_type`.
         """
         self.log_in()
         start_mark = secrets.token_hex(8)
         mark_line = f"{start_mark}\n".encode()
-        ssh_words = self.command(module, [*arguments, "--json"], start_mark)
+        ssh_words = self.make_ssh_command(module, [*arguments, "--json"], start_mark)
         exit_code, *output_streams = _run_remote_command(ssh_words, input_bytes, limit_s, must_stop)
         is_too_large = len(output_streams[0]) >= MOST_BYTES
         json_bytes, errors = output_streams[0].partition(mark_line)[2], output_streams[1].rpartition(mark_line)[2]
@@ -145,27 +145,27 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
             return get_decoder(target_type).decode(json_bytes)
         except DECODE_FAULTS as error:
             mismatch_reason = f"more than {MOST_BYTES >> 20} MiB" if is_too_large else str(error)
-            command = " ".join([module, *arguments[:1]])
-            raise self.release_mismatch(command, mismatch_reason) from None
+            command_text = " ".join([module, *arguments[:1]])
+            raise self.make_mismatch_error(command_text, mismatch_reason) from None
 
-    def release_mismatch(self, command: str, why: str) -> ShardlabError:
-        """The error for an answer that this release of shardlab cannot read. command: the command on the cluster, such as
-        `collect fetch`. why: the reason, as a clause."""
+    def make_mismatch_error(self, command_text: str, reason: str) -> ShardlabError:
+        """The error for an answer that this release of shardlab cannot read. command_text: the command on the cluster, such as
+        `collect fetch`. reason: the reason, as a clause."""
         return ShardlabError(
-            f"{self.host}: shardlab {__version__} cannot read the answer of `{command}` there ({why}). Another release "
+            f"{self.host}: shardlab {__version__} cannot read the answer of `{command_text}` there ({reason}). Another release "
             "may be installed there. To install this release there, run: provision CLUSTER.yaml"
         )
 
-    def hand_over(self, module: str, arguments: Sequence[str]) -> int:
+    def run_interactively(self, module: str, arguments: Sequence[str]) -> int:
         """Run a shardlab command on the cluster, with this terminal as its input if there is one; returns its exit code.
 
         module, arguments: as in `command`. Raises ShardlabError.
         """
         self.log_in()
-        terminal = sys.stdout.isatty() and sys.stdin.isatty()
+        uses_terminal = sys.stdout.isatty() and sys.stdin.isatty()
         start_mark = secrets.token_hex(8)
-        ssh_words = self.command(module, arguments, start_mark, terminal=terminal, marks_errors=False)
-        exit_code, early_text = terminal_relay.relay_command(ssh_words, terminal=terminal, start_mark=start_mark)
+        ssh_words = self.make_ssh_command(module, arguments, start_mark, terminal=uses_terminal, marks_errors=False)
+        exit_code, early_text = terminal_relay.relay_command(ssh_words, uses_terminal=uses_terminal, start_mark=start_mark)
         if early_text is not None and exit_code != CONNECTION_FAILED:
             raise ShardlabError(describe_lost_command(self.host, exit_code, early_text, ""))
         if exit_code == CONNECTION_FAILED:
@@ -178,7 +178,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
         Raises NoLogin.
         """
         if self.shared:
-            shared_connection.open_connection(ssh_command(self.address), self.host)
+            shared_connection.open_connection(make_ssh_command(self.address), self.host)
 
 
 def _run_remote_command(
@@ -196,10 +196,10 @@ def _run_remote_command(
         stdin.write(input_bytes)
         stdin.seek(0)
         deadline = time.monotonic() + limit_s
-        code: int | None = None
+        exit_code: int | None = None
         with subprocess.Popen(ssh_words, stdin=stdin, stdout=stdout, stderr=stderr) as process:
             try:
-                while (code := _wait_for_exit(process)) is None:
+                while (exit_code := _wait_for_exit(process)) is None:
                     is_large = any(os.fstat(stream.fileno()).st_size >= MOST_BYTES for stream in (stdout, stderr))
                     if is_large or must_stop() or time.monotonic() > deadline:
                         break
@@ -208,7 +208,7 @@ def _run_remote_command(
                     process.kill()
         stdout.seek(0)
         stderr.seek(0)
-        return code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
+        return exit_code, stdout.read(MOST_BYTES), stderr.read(MOST_BYTES)
 
 
 def _wait_for_exit(process: subprocess.Popen[bytes]) -> int | None:
@@ -230,7 +230,7 @@ def find_remote_workspace(workspace: Workspace, cluster: Cluster) -> RemoteWorks
     if cluster.storage.shared is None and not cluster.has_separate_folders:
         raise InputError(NO_SHARED_FOLDER.format(cluster.name))
     address, remote_python = inventory.find_controller(workspace, cluster)
-    folder, workspace_mark = _choose_folder(workspace, cluster)
+    folder, workspace_mark = _choose_workspace_folder(workspace, cluster)
     return RemoteWorkspace(
         schema=1,
         cluster=cluster.name,
@@ -272,10 +272,10 @@ def find_twin_workspace(workspace: Workspace, cluster: Cluster) -> Workspace:
 
     Raises InputError.
     """
-    return Workspace(Path(_choose_folder(workspace, cluster)[0]))
+    return Workspace(Path(_choose_workspace_folder(workspace, cluster)[0]))
 
 
-def _choose_folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
+def _choose_workspace_folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
     """Choose the folder of the workspace on the cluster. Returns (its path, its mark, which contains the host and the path of
     `workspace` on this machine)."""
     workspaces_folder = cluster.workspaces
@@ -287,10 +287,10 @@ def _choose_folder(workspace: Workspace, cluster: Cluster) -> tuple[str, str]:
         and _belongs_to_workspace(workspace, recorded_workspace)
     ):
         return recorded_workspace.workspace, recorded_workspace.mark
-    return str(workspaces_folder / _folder_name(workspace, workspace_mark)), workspace_mark
+    return str(workspaces_folder / _make_folder_name(workspace, workspace_mark)), workspace_mark
 
 
-def _folder_name(workspace: Workspace, workspace_mark: str) -> str:
+def _make_folder_name(workspace: Workspace, workspace_mark: str) -> str:
     path_digest = hashlib.sha256(workspace_mark.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     name = "".join(char if char.isascii() and (char.isalnum() or char in "-_") else "-" for char in workspace.real_path.name)
     return f"{name[:40]}-{path_digest}"
@@ -302,10 +302,10 @@ def _belongs_to_workspace(workspace: Workspace, recorded_workspace: RemoteWorksp
     A workspace that was moved, or that another machine sees under another path, is not a copy and keeps its runs.
     recorded_workspace: the content of away.json.
     """
-    path = Path(recorded_workspace.mark.partition(":")[2].removesuffix("\n"))
-    if path.resolve() == workspace.real_path:
+    original_path = Path(recorded_workspace.mark.partition(":")[2].removesuffix("\n"))
+    if original_path.resolve() == workspace.real_path:
         return True
-    original_note = json_file.read_json_if_valid(path / ".shardlab" / "away.json", RemoteWorkspace)
+    original_note = json_file.read_json_if_valid(original_path / ".shardlab" / "away.json", RemoteWorkspace)
     # None: no workspace is at the recorded path any more, it was moved
     return original_note is None or original_note.mark != recorded_workspace.mark
 
@@ -319,7 +319,7 @@ def read_remote_workspace(workspace: Workspace) -> RemoteWorkspace | None:
     return json_file.read_json(workspace.shardlab_folder / "away.json", RemoteWorkspace, fault_template)
 
 
-def read_for_changes(workspace: Workspace) -> RemoteWorkspace | None:
+def read_workspace_to_change(workspace: Workspace) -> RemoteWorkspace | None:
     """The same as `read_remote_workspace`, for a command that changes runs. Also raises InputError if this workspace is a copy
     of another workspace, because the runs on the cluster then belong to the other workspace."""
     remote = read_remote_workspace(workspace)
@@ -332,10 +332,10 @@ def read_for_changes(workspace: Workspace) -> RemoteWorkspace | None:
     return remote
 
 
-def write_remote_workspace(workspace: Workspace, remote: RemoteWorkspace) -> None:
+def write_remote_workspace(workspace: Workspace, remote_workspace: RemoteWorkspace) -> None:
     """Write away.json in this workspace, which says where its runs are stored on the cluster. Raises WorkspaceError."""
     files.make_folder(workspace.shardlab_folder)
-    files.write_json(workspace.shardlab_folder / "away.json", remote)
+    files.write_json(workspace.shardlab_folder / "away.json", remote_workspace)
     workspace_trust.extend_consent(workspace, workspace.shardlab_folder / "away.json")
 
 
@@ -351,14 +351,14 @@ def record_matrix_path(workspace: Workspace, matrix_path: Path) -> None:
     )
 
 
-def local_matrix_path(workspace: Workspace, remote_path: str) -> str:
+def find_local_matrix_path(workspace: Workspace, remote_path: str) -> str:
     """The path of a matrix file on this machine. remote_path: the path of its copy on the cluster.
 
     If the path on this machine was not recorded by `record_matrix_path`, `remote_path` is returned.
     """
     remote = read_remote_workspace(workspace)
-    is_delivered = remote is not None and str(PurePosixPath(remote_path).parent) == f"{remote.workspace}/matrices"
-    return _read_matrix_paths(workspace).get(PurePosixPath(remote_path).name, remote_path) if is_delivered else remote_path
+    was_sent = remote is not None and str(PurePosixPath(remote_path).parent) == f"{remote.workspace}/matrices"
+    return _read_matrix_paths(workspace).get(PurePosixPath(remote_path).name, remote_path) if was_sent else remote_path
 
 
 def _read_matrix_paths(workspace: Workspace) -> dict[str, str]:
@@ -371,4 +371,4 @@ def upload_files(remote: RemoteWorkspace, texts: Mapping[str, bytes]) -> None:
     Raises ShardlabError.
     """
     content_by_path = {path: text.decode("utf-8", "surrogateescape") for path, text in texts.items()} | {MARK_FILE: remote.mark}
-    remote.ask("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(content_by_path).encode())
+    remote.ask_command("shardlab.remote.upload", [], UploadResult, input_bytes=json.dumps(content_by_path).encode())

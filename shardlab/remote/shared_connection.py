@@ -36,34 +36,34 @@ class NoLogin(ShardlabError):
     """Raised if the login to a login node failed. The message says why."""
 
 
-def socket_folder() -> Path:
+def make_socket_folder() -> Path:
     """The folder of the sockets, which only this user can open. The folder is made if it does not exist.
 
     Raises WorkspaceError.
     """
-    ssh_cache = own_folder.cache_path("ssh")
+    ssh_cache = own_folder.make_cache_path("ssh")
     if len(os.fsencode(ssh_cache)) > MAX_FOLDER_BYTES:
         with files.as_workspace_error("make"):
             return own_folder.make_own_folder(SHORT_FOLDER, f"shardlab-ssh-{os.geteuid()}")
     files.make_folder(ssh_cache.parent)
     with files.as_workspace_error("close to other users"):
-        if own_folder.belongs_to_us(ssh_cache, 0):
+        if own_folder.is_our_folder(ssh_cache, 0):
             ssh_cache.chmod(0o700)
         return own_folder.make_own_folder(ssh_cache.parent, ssh_cache.name)
 
 
-def connection_options() -> list[str]:
+def make_connection_options() -> list[str]:
     """The options with which a command of OpenSSH uses the shared connection.
 
     If the connection is not open, a command with these options opens it, but only if the site asks for no password or code.
     """
-    socket_path = str(socket_folder() / "%C")
+    socket_path = str(make_socket_folder() / "%C")
     return ["-o", "ControlMaster=auto", "-o", f"ControlPath={socket_path}", "-o", f"ControlPersist={KEEP_OPEN}"]
 
 
-def own_connection_options() -> list[str]:
+def make_own_connection_options() -> list[str]:
     """The options with which commands of OpenSSH use a new connection of this process, after `open_connection` opened it."""
-    socket_path = socket_folder() / secrets.token_hex(8)
+    socket_path = make_socket_folder() / secrets.token_hex(8)
     return ["-o", "ControlMaster=no", "-o", f"ControlPath={socket_path}", "-o", f"ControlPersist={KEEP_OWN_OPEN_S:g}"]
 
 
@@ -78,27 +78,27 @@ def close_connection(ssh_words: Sequence[str]) -> None:
 
 
 def _control_connection(ssh_words: Sequence[str], request: str) -> int:
-    control_words = [*_before_host(ssh_words), "-O", request, *_host_words(ssh_words)]
+    control_words = [*_take_words_before_host(ssh_words), "-O", request, *_take_host_words(ssh_words)]
     return subprocess.run(control_words, capture_output=True, check=False).returncode
 
 
-def open_connection(given_words: Sequence[str], host: str, *, may_ask: bool = True) -> None:
+def open_connection(ssh_words: Sequence[str], host: str, *, may_ask: bool = True) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    given_words: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
+    ssh_words: a command of OpenSSH as a list of words: `ssh_program` with options of this module, then `--` and the host.
     host: the name of the host for messages. may_ask: whether the user may be asked if there is a terminal.
     Raises NoLogin.
     """
-    if is_connection_open(given_words):
+    if is_connection_open(ssh_words):
         return
     may_prompt = may_ask and sys.stdin.isatty()
-    (ssh, *options), host_words = _before_host(given_words), _host_words(given_words)
+    (ssh_program, *options), host_words = _take_words_before_host(ssh_words), _take_host_words(ssh_words)
 
-    def login(batch_mode: str, *further_options: str) -> list[str]:
+    def make_login_words(batch_mode: str, *further_options: str) -> list[str]:
         # ssh uses the first value of an option, so these come before the options in `command`.
-        return [ssh, "-f", "-N", "-o", f"BatchMode={batch_mode}", *further_options, *options, *host_words]
+        return [ssh_program, "-f", "-N", "-o", f"BatchMode={batch_mode}", *further_options, *options, *host_words]
 
-    login_words = login("no" if may_prompt else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
+    login_words = make_login_words("no" if may_prompt else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")
     limit_s = LOGIN_S if may_prompt else SILENT_LOGIN_S
     try:
         exit_code, ssh_messages = _run_ssh(login_words, limit_s)
@@ -106,7 +106,7 @@ def open_connection(given_words: Sequence[str], host: str, *, may_ask: bool = Tr
             return
         if not may_prompt and JUMP_FAILED in ssh_messages:
             # For a connection that stays open, OpenSSH drops the messages of proxy jumps.
-            login_words = [ssh, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"]
+            login_words = [ssh_program, "-o", "ControlPath=none", *login_failure.LOG_LEVEL, *options, *host_words, "true"]
             ssh_messages = _run_ssh(login_words, limit_s)[1]
     except subprocess.TimeoutExpired:
         raise NoLogin(f"{host}: the login did not finish within {limit_s:g} s.") from None
@@ -114,7 +114,7 @@ def open_connection(given_words: Sequence[str], host: str, *, may_ask: bool = Tr
     sentence = login_failure.describe_login_failure(host, ssh_messages, keeps_host_keys=keeps_host_keys)
     if may_prompt or not may_ask or "denied" not in sentence:
         raise NoLogin(sentence)
-    manual_login = shlex.join(login("no"))
+    manual_login = shlex.join(make_login_words("no"))
     raise NoLogin(f"{sentence} If the login needs a password or a code, log in once on a terminal: {manual_login}")
 
 
@@ -126,9 +126,9 @@ def _run_ssh(ssh_words: Sequence[str], limit_s: float) -> tuple[int, str]:
         return exit_code, error_file.read().decode("utf-8", "replace")
 
 
-def _before_host(ssh_words: Sequence[str]) -> list[str]:
+def _take_words_before_host(ssh_words: Sequence[str]) -> list[str]:
     return list(ssh_words[: ssh_words.index("--")])
 
 
-def _host_words(ssh_words: Sequence[str]) -> list[str]:
+def _take_host_words(ssh_words: Sequence[str]) -> list[str]:
     return list(ssh_words[ssh_words.index("--") :])

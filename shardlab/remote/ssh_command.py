@@ -23,22 +23,23 @@ CONNECTION_FAILED = 255  # the exit code of ssh if the connection failed
 _FILE_SEPARATOR = re.compile(r" (?=[/~%$]|none$)")  # between two files in the output of `ssh -G`, which has no quotes
 
 
-def ssh_command(address: Address, *, terminal: bool = False, own_connection: bool = False) -> list[str]:
+def make_ssh_command(address: Address, *, terminal: bool = False, uses_own_connection: bool = False) -> list[str]:
     """An `ssh` command, as a list of words, that logs in to a machine and never asks for input.
 
     The caller adds one word: what the shell there executes, made by `wrap_for_any_shell`. terminal: whether the command needs a
-    terminal. own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with it.
+    terminal. uses_own_connection: whether the command uses a connection that `shared_connection.open_connection` opened with
+    it.
     """
     target_host = JumpHost(address.host, address.user, address.port)
     ssh_settings = proxy_jump.read_settings(target_host)
-    ssh_words = ["ssh", "-q" if terminal else "-T", *_login_rules(address, ssh_settings)]
+    ssh_words = ["ssh", "-q" if terminal else "-T", *_list_options(address, ssh_settings)]
     ssh_words += ["-o", f"ServerAliveInterval={KEEPALIVE_S}", "-o", "ClearAllForwardings=yes", *(["-t"] if terminal else [])]
     ssh_words += ["-i", _escape_path(address.identity)] if address.identity is not None else []
     if address.shared:  # OpenSSH itself follows the proxy jumps, because a jump may ask for a code
-        return [*ssh_words, *shared_connection.connection_options(), *target_host.words]
-    ssh_words += shared_connection.own_connection_options() if own_connection else []
+        return [*ssh_words, *shared_connection.make_connection_options(), *target_host.words]
+    ssh_words += shared_connection.make_own_connection_options() if uses_own_connection else []
     jump_hosts = proxy_jump.find_jumps(ssh_settings)
-    proxy_words = proxy_jump.proxy_option(jump_hosts, lambda jump: _login_rules(address, proxy_jump.read_settings(jump)))
+    proxy_words = proxy_jump.make_proxy_option(jump_hosts, lambda jump: _list_options(address, proxy_jump.read_settings(jump)))
     return [*ssh_words, *proxy_words, *target_host.words]
 
 
@@ -59,41 +60,41 @@ def describe_lost_command(host: str, code: int | None, stdout: str, stderr: str)
     code: the exit code of ssh. stdout, stderr: what ssh and the login shell printed.
     """
     last_lines = [line.strip() for stream in (stdout, stderr) for line in stream.splitlines()[-1:] if line.strip()]
-    words = last_lines[-1].rstrip(".") if last_lines else "nothing"
+    output = last_lines[-1].rstrip(".") if last_lines else "nothing"
     if code == CONNECTION_FAILED or code is None or code < 0:
-        return f"{host}: {words if last_lines else 'the connection broke'}."
+        return f"{host}: {output if last_lines else 'the connection broke'}."
     return (
-        f"{host}: the login shell did not run our command, ended with {code}, and printed: {words}. If a startup file such as "
+        f"{host}: the login shell did not run our command, ended with {code}, and printed: {output}. If a startup file such as "
         "~/.bashrc or ~/.profile starts another program (exec) or ends the shell (exit), let it do this only on a terminal: "
         "[ -t 0 ] && exec ..."
     )
 
 
-def _login_rules(address: Address, ssh_settings: Mapping[str, str]) -> list[str]:
+def _list_options(address: Address, ssh_settings: Mapping[str, str]) -> list[str]:
     """The options for the login on a machine. ssh_settings: OpenSSH's settings for this machine."""
     default_file = str(Path("~/.ssh/known_hosts").expanduser())
     user_files = _FILE_SEPARATOR.split(ssh_settings.get("userknownhostsfile", default_file))
-    if any(name.endswith("/.ssh/known_hosts") for name in user_files):
+    if any(file_name.endswith("/.ssh/known_hosts") for file_name in user_files):
         user_files.insert(0, default_file)  # another file than OpenSSH's if HOME is not the home folder of the account
-    files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
+    quoted_files = [_escape_path(address.known_hosts, quotes=True)] if address.known_hosts is not None else []
     # `none` must stand alone, but other files precede it; /dev/null is as empty.
-    user_files = ["/dev/null" if name == "none" else name for name in user_files]
-    files += [name.replace("\\", "\\\\").replace('"', '\\"') for name in user_files]
-    known_hosts = " ".join(f'"{name}"' for name in dict.fromkeys(files))
+    user_files = ["/dev/null" if file_name == "none" else file_name for file_name in user_files]
+    quoted_files += [file_name.replace("\\", "\\\\").replace('"', '\\"') for file_name in user_files]
+    known_hosts_text = " ".join(f'"{file_name}"' for file_name in dict.fromkeys(quoted_files))
     return [
         "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S:g}", "-o", "RemoteCommand=none",
         *_replace_session_settings(ssh_settings),
-        "-o", f"UserKnownHostsFile={known_hosts}", "-o", "HashKnownHosts=no",
+        "-o", f"UserKnownHostsFile={known_hosts_text}", "-o", "HashKnownHosts=no",
         "-o", f"StrictHostKeyChecking={'accept-new' if address.host_keys == 'accept-new' else 'yes'}",
     ]  # fmt: skip
 
 
-def _replace_session_settings(settings: Mapping[str, str]) -> list[str]:
+def _replace_session_settings(ssh_settings: Mapping[str, str]) -> list[str]:
     """Options in place of settings of the user with which a command gets no input, goes to the background or does not start.
     OpenSSH before 8.7 refuses to start with such an option, but also has no such settings."""
     needed_values = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
-    changed = [f"{name}={value}" for name, value in needed_values.items() if settings.get(name.lower(), value) != value]
-    return [word for setting in changed for word in ("-o", setting)]
+    overrides = [f"{name}={value}" for name, value in needed_values.items() if ssh_settings.get(name.lower(), value) != value]
+    return [word for setting in overrides for word in ("-o", setting)]
 
 
 def _escape_path(path: Path, *, quotes: bool = False) -> str:

@@ -33,25 +33,25 @@ def main() -> int:
     received_texts: dict[str, str] = json.load(sys.stdin)
     workspace_trust.begin_workspace(workspace)
     for name, file_text in received_texts.items():
-        path = PurePosixPath(name)
-        is_ours = path.parts[0] in ("runs", ".shardlab") and path != INVENTORY
-        if path.is_absolute() or ".." in path.parts or is_ours:
+        relative_path = PurePosixPath(name)
+        is_private = relative_path.parts[0] in ("runs", ".shardlab") and relative_path != INVENTORY
+        if relative_path.is_absolute() or ".." in relative_path.parts or is_private:
             raise InputError(f"{name!r}: no file may be written there. Allowed: workspace paths outside runs/, .shardlab/.")
-        target_path = workspace.path / path
-        content = file_text.encode("utf-8", "surrogateescape")
-        if not target_path.is_file() or files.read(target_path) != content:
+        target_path = workspace.path / relative_path
+        file_bytes = file_text.encode("utf-8", "surrogateescape")
+        if not target_path.is_file() or files.read(target_path) != file_bytes:
             files.make_folder(target_path.parent)
-            files.write_atomic(target_path, content)
+            files.write_atomic(target_path, file_bytes)
             workspace_trust.extend_consent(workspace, target_path)
     if "cluster.yaml" in received_texts:
         plugin_paths = [
             plugin_path
             for name in plugin_source.CARRIED_FOLDERS
-            for plugin_path in plugin_source.python_files(workspace.path / name)
+            for plugin_path in plugin_source.list_code_files(workspace.path / name)
         ]
-        for file in (*workspace.template_files(), *plugin_paths):
-            if str(file.relative_to(workspace.path)) not in received_texts:
-                file.unlink()
+        for sent_file in (*workspace.list_template_files(), *plugin_paths):
+            if str(sent_file.relative_to(workspace.path)) not in received_texts:
+                sent_file.unlink()
     console.Output.from_arguments(arguments).print_document({"version": __version__})
     return 0
 

@@ -21,7 +21,7 @@ import msgspec
 
 from shardlab.files import files
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, AnyCell, Role, keys_with_role
+from shardlab.matrix.cell import NEWER_OPTIONS, STRATEGY_OPTIONS, AnyCell, Role, find_role_keys
 from shardlab.record_types import Count, Measured, Seconds
 
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -59,18 +59,18 @@ class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
     seal: str = ""
     """SHA-256 of this manifest with an empty seal."""
 
-    def with_seal(self) -> CheckpointManifest:
+    def add_seal(self) -> CheckpointManifest:
         """A copy of this manifest with its seal, which is its SHA-256."""
         unsealed_json = msgspec.json.encode(msgspec.structs.replace(self, seal=""), order="deterministic")
         return msgspec.structs.replace(self, seal=hashlib.sha256(unsealed_json).hexdigest())
 
 
-def checkpoint_path(run_path: Path, step: int) -> Path:
+def make_checkpoint_path(run_path: Path, step: int) -> Path:
     """The folder that contains the checkpoint of a step after the checkpoint is complete. run_path: the run folder."""
     return run_path / CHECKPOINTS_FOLDER / f"step-{step:08d}"
 
 
-def step_of_checkpoint(checkpoint_folder: Path) -> int:
+def parse_checkpoint_step(checkpoint_folder: Path) -> int:
     """The step in the name of a checkpoint's folder."""
     return int(checkpoint_folder.name.removeprefix("step-"))
 
@@ -81,14 +81,14 @@ def begin_checkpoint(run_path: Path, step: int) -> Path:
     Temporary folders of earlier checkpoints, which remain if processes are killed, are removed.
     """
     with files.as_workspace_error("write"):
-        for leftover in (run_path / CHECKPOINTS_FOLDER).glob(".step-*.tmp"):
-            shutil.rmtree(leftover)
-        temporary_folder = temporary_path(run_path, step)
+        for leftover_folder in (run_path / CHECKPOINTS_FOLDER).glob(".step-*.tmp"):
+            shutil.rmtree(leftover_folder)
+        temporary_folder = make_temp_path(run_path, step)
         temporary_folder.mkdir(parents=True)
     return temporary_folder
 
 
-def temporary_path(run_path: Path, step: int) -> Path:
+def make_temp_path(run_path: Path, step: int) -> Path:
     """The temporary folder in which the checkpoint of a step is written."""
     return run_path / CHECKPOINTS_FOLDER / f".step-{step:08d}.tmp"
 
@@ -99,7 +99,7 @@ def commit_checkpoint(run_path: Path, manifest: CheckpointManifest, kept_count: 
     All other files of the checkpoint must already be complete in its temporary folder. Raises WorkspaceError; the earlier
     checkpoints are then unchanged.
     """
-    files.write_json(temporary_path(run_path, manifest.step) / MANIFEST_FILE, manifest.with_seal())
+    files.write_json(make_temp_path(run_path, manifest.step) / MANIFEST_FILE, manifest.add_seal())
     publish_checkpoint(run_path, manifest.step)
     remove_old_checkpoints(run_path, kept_count)
 
@@ -109,18 +109,18 @@ def publish_checkpoint(run_path: Path, step: int) -> None:
 
     If the nodes of the run share no folder, each node renames its own folder; only the folder of rank 0's node has a manifest.
     """
-    final_path = checkpoint_path(run_path, step)
+    final_path = make_checkpoint_path(run_path, step)
     with files.as_workspace_error("write"):
         if final_path.exists():  # an earlier checkpoint of this step, which was damaged and not used
             shutil.rmtree(final_path)
-        temporary_path(run_path, step).rename(final_path)
+        make_temp_path(run_path, step).rename(final_path)
         files.sync_folder(final_path.parent)
 
 
 def remove_old_checkpoints(run_path: Path, kept_count: int) -> None:
     """Remove all but the `kept_count` newest checkpoints. Raises WorkspaceError."""
     with files.as_workspace_error("write"):
-        for old_checkpoint in complete_checkpoints(run_path)[kept_count:]:
+        for old_checkpoint in list_checkpoints(run_path)[kept_count:]:
             # The folder is renamed first, so that a kill during the removal does not leave an incomplete checkpoint under the
             # final name.
             renamed_checkpoint = old_checkpoint.with_name(f".{old_checkpoint.name}.tmp")
@@ -128,13 +128,13 @@ def remove_old_checkpoints(run_path: Path, kept_count: int) -> None:
             shutil.rmtree(renamed_checkpoint)
 
 
-def complete_checkpoints(run_path: Path) -> list[Path]:
+def list_checkpoints(run_path: Path) -> list[Path]:
     """The folders of the complete checkpoints of a run, newest first. This function does not look for damage in them."""
     with contextlib.suppress(FileNotFoundError):
         checkpoints_by_step = [
-            (int(match[1]), path)
+            (int(name_match[1]), path)
             for path in (run_path / CHECKPOINTS_FOLDER).iterdir()
-            if (match := _COMPLETE_NAME.fullmatch(path.name))
+            if (name_match := _COMPLETE_NAME.fullmatch(path.name))
         ]
         return [path for _, path in sorted(checkpoints_by_step, reverse=True)]
     return []
@@ -148,7 +148,7 @@ def read_manifest(checkpoint_folder: Path) -> CheckpointManifest | str:
         return f"{checkpoint_folder}: its manifest cannot be read: {error.strerror}"
     except DECODE_FAULTS as error:
         return f"{checkpoint_folder}: its manifest is damaged: {error}"
-    if manifest.with_seal().seal != manifest.seal:
+    if manifest.add_seal().seal != manifest.seal:
         return f"{checkpoint_folder}: its manifest is damaged: its checksum `seal` does not match its content"
     return manifest
 
@@ -161,7 +161,7 @@ def find_damage(checkpoint_folder: Path, checkpoint_files: Iterable[CheckpointFi
             found_bytes = file_path.stat().st_size
             if found_bytes != manifest_entry.bytes:
                 return f"{file_path}: has {found_bytes} bytes, the manifest says {manifest_entry.bytes}"
-            if files.file_sha256(file_path) != manifest_entry.sha256:
+            if files.compute_file_sha256(file_path) != manifest_entry.sha256:
                 return f"{file_path}: its SHA-256 differs from the one in the manifest"
         except OSError as error:
             return f"{file_path}: cannot be read: {error.strerror}"
@@ -171,8 +171,8 @@ def find_damage(checkpoint_folder: Path, checkpoint_files: Iterable[CheckpointFi
 # The keys that may differ between a cell and the cell of the checkpoint from which its run resumes: the number of ranks, how
 # ranks share the same work, and keys that do not affect the work. If the layout of the checkpoint is whole, the strategy may
 # differ, too.
-_RANK_KEYS = keys_with_role(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
-_STRATEGY_KEYS = keys_with_role(Role.STRATEGY, Role.EXECUTION)
+_RANK_KEYS = find_role_keys(Role.RANKS, Role.PASSES, Role.NODES, Role.PLATFORM, Role.START, Role.INSTRUMENTS, Role.BOOKKEEPING)
+_STRATEGY_KEYS = find_role_keys(Role.STRATEGY, Role.EXECUTION)
 
 
 def explain_refused_resume(saved_cell: AnyCell, cell: AnyCell, layout: str, workload_options: Iterable[str]) -> str | None:
@@ -181,11 +181,11 @@ def explain_refused_resume(saved_cell: AnyCell, cell: AnyCell, layout: str, work
     layout: the layout of the checkpoint. workload_options: the names of the workload's own options, which must not differ.
     """
     cell_values, saved_values = msgspec.to_builtins(cell), msgspec.to_builtins(saved_cell)
-    for values in (cell_values, saved_values):  # when gradients are reduced does not change what a checkpoint contains
-        options = values["options"].items()
-        values["options"] = {
+    for plain_cell in (cell_values, saved_values):  # when gradients are reduced does not change what a checkpoint contains
+        option_items = plain_cell["options"].items()
+        plain_cell["options"] = {
             name: value
-            for name, value in options
+            for name, value in option_items
             if name not in STRATEGY_OPTIONS and (name, value) not in NEWER_OPTIONS.items()
         }
     free_keys = _RANK_KEYS | (_STRATEGY_KEYS if layout == "whole" else frozenset())
@@ -199,21 +199,21 @@ class GrowingFile:
     """Writes a file of a checkpoint, and computes its SHA-256 at the same time. `close` syncs the file to the disk."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._hash, self.size = path, hashlib.sha256(), 0
+        self._file_path, self._sha256, self.written_bytes = path, hashlib.sha256(), 0
         with files.as_workspace_error("write"):
-            self._handle = path.open("xb")
+            self._open_file = path.open("xb")
 
     def write(self, content: bytes | memoryview) -> None:
         """Append the content to the file. Raises WorkspaceError, for example if the disk is full."""
         with files.as_workspace_error("write"):
-            self._handle.write(content)
-        self._hash.update(content)
-        self.size += len(content)
+            self._open_file.write(content)
+        self._sha256.update(content)
+        self.written_bytes += len(content)
 
     def close(self) -> CheckpointFile:
         """Sync and close the file. Returns its entry for the manifest. Raises WorkspaceError."""
         with files.as_workspace_error("write"):
-            self._handle.flush()
-            os.fsync(self._handle.fileno())
-            self._handle.close()
-        return CheckpointFile(self._path.name, self.size, self._hash.hexdigest())
+            self._open_file.flush()
+            os.fsync(self._open_file.fileno())
+            self._open_file.close()
+        return CheckpointFile(self._file_path.name, self.written_bytes, self._sha256.hexdigest())

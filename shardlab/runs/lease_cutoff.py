@@ -17,32 +17,32 @@ from shardlab.terminal import moments
 NEAR_LEASE_END = timedelta(minutes=10)
 
 
-def judge_by_records(verdict: JudgedState, lease: Lease | None, last_record: datetime, current_time: datetime) -> JudgedState:
+def judge_by_records(judged: JudgedState, lease: Lease | None, last_time: datetime, current_time: datetime) -> JudgedState:
     """The state of a run; if the lease of its nodes ended before the run, the state says so instead of pending or running.
 
-    verdict: the state that follows from the records alone, which is returned in all other cases.
+    judged: the state that follows from the records alone, which is returned in all other cases.
     lease: the lease of the nodes; None if it is not known.
-    last_record: the time of the last record of the run, by the clocks of the nodes. current_time: the current time.
-    A record that is newer than the end of the lease shows that the lease was extended; `verdict` is then returned.
+    last_time: the time of the last record of the run, by the clocks of the nodes. current_time: the current time.
+    A record that is newer than the end of the lease shows that the lease was extended; `judged` is then returned.
     """
-    if lease is None or not lease.has_ended(current_time) or verdict.state not in ("pending", "running"):
-        return verdict
-    if last_record >= lease.expires:
-        return verdict
+    if lease is None or not lease.has_ended(current_time) or judged.state not in ("pending", "running"):
+        return judged
+    if last_time >= lease.expires:
+        return judged
     lease_end_text = describe_lease_end(lease)
-    if verdict.state == "pending":
+    if judged.state == "pending":
         return JudgedState("node_fail", f"{lease_end_text} before the run started")
-    if was_running_at_end(last_record, lease):
+    if was_running_at_end(last_time, lease):
         return JudgedState("node_fail", f"{lease_end_text} while the run was running")
     return JudgedState(
         "unknown",
-        f"{lease_end_text}, and the records here end {moments.format_time(last_record)}: how the run ended is not known",
+        f"{lease_end_text}, and the records here end {moments.format_time(last_time)}: how the run ended is not known",
     )
 
 
-def was_running_at_end(last_record: datetime, lease: Lease) -> bool:
-    """Whether a run was still running when the lease ended. last_record: the time of the last record of the run."""
-    return last_record >= lease.expires - NEAR_LEASE_END
+def was_running_at_end(last_record_time: datetime, lease: Lease) -> bool:
+    """Whether a run was still running when the lease ended. last_record_time: the time of the last record of the run."""
+    return last_record_time >= lease.expires - NEAR_LEASE_END
 
 
 def describe_lease_end(lease: Lease) -> str:

@@ -48,14 +48,14 @@ class PredictedRange(msgspec.Struct, frozen=True):
 ZERO = PredictedRange(0.0, 0.0, 0.0)
 
 
-def exact_range(value: float) -> PredictedRange:
-    """A range in which all three numbers are `value`, for a number that is known exactly."""
-    return PredictedRange(value, value, value)
+def make_exact_range(known_value: float) -> PredictedRange:
+    """A range in which all three numbers are `known_value`, for a number that is known exactly."""
+    return PredictedRange(known_value, known_value, known_value)
 
 
-def sum_ranges(ranges: Mapping[str, PredictedRange]) -> PredictedRange:
+def sum_ranges(range_by_name: Mapping[str, PredictedRange]) -> PredictedRange:
     """The sum of the ranges. If the numbers are independent of each other, the sum is wider than necessary, which is safe."""
-    return sum(ranges.values(), start=ZERO)
+    return sum(range_by_name.values(), start=ZERO)
 
 
 class PredictedExchange(msgspec.Struct, frozen=True):
@@ -130,7 +130,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The likely `tensor_bytes` by the formula, before earlier runs corrected it."""
 
 
-def prediction_path(run_folder: Path) -> Path:
+def find_prediction_path(run_folder: Path) -> Path:
     """The path of the prediction in the folder of a run."""
     return run_folder / "prediction.json"
 
@@ -142,7 +142,7 @@ def read_prediction(run_folder: Path) -> Prediction | None:
     be read.
     """
     try:
-        return get_decoder(Prediction).decode(files.read(prediction_path(run_folder)))
+        return get_decoder(Prediction).decode(files.read(find_prediction_path(run_folder)))
     except (FileNotFoundError, *DECODE_FAULTS):
         return None
     except OSError as error:

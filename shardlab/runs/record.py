@@ -398,13 +398,13 @@ class RecordLines(msgspec.Struct, Generic[T]):
     """The records of one file, and how much of the file could not be read."""
 
     records: list[T]
-    truncated: bool = False
+    is_truncated: bool = False
     """The last line is incomplete: the writer was killed, or is writing this line now."""
     corrupt: int = 0
     """Number of complete lines that are not a valid record of this type."""
 
 
-def read_lines(path: Path | str, record_type: type[T]) -> RecordLines[T]:
+def read_records(path: Path | str, record_type: type[T]) -> RecordLines[T]:
     """Read a record file. An incomplete last line or an invalid line does not stop the reading; RecordLines reports it.
 
     record_type: the type of the records. A file that does not exist has no records. Raises WorkspaceError if the file cannot be
@@ -415,10 +415,10 @@ def read_lines(path: Path | str, record_type: type[T]) -> RecordLines[T]:
         return RecordLines([])
     except OSError as error:
         raise WorkspaceError.from_os_error(error, "read") from error
-    return decode_lines(file_bytes, record_type)
+    return decode_records(file_bytes, record_type)
 
 
-def decode_lines(raw: bytes, record_type: type[T]) -> RecordLines[T]:
+def decode_records(raw: bytes, record_type: type[T]) -> RecordLines[T]:
     """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
     line_decoder = get_decoder(record_type)
     try:
@@ -441,7 +441,7 @@ def decode_lines(raw: bytes, record_type: type[T]) -> RecordLines[T]:
         try:
             record_lines.records.append(line_decoder.decode(last_part))
         except DECODE_FAULTS:
-            record_lines.truncated = True
+            record_lines.is_truncated = True
     return record_lines
 
 
@@ -465,20 +465,20 @@ class LineWriter:
     """Appends records to a file. Each record is one write, so that a killed writer leaves at most the last line incomplete."""
 
     def __init__(self, path: Path) -> None:
-        self._encoder, self._path = msgspec.json.Encoder(), path
+        self._encoder, self._record_path = msgspec.json.Encoder(), path
         try:
             try:
-                self._descriptor = files.append_descriptor(path)
+                self._descriptor = files.open_append_descriptor(path)
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = files.append_descriptor(path)
+                self._descriptor = files.open_append_descriptor(path)
             if (file_size := os.fstat(self._descriptor).st_size) and os.pread(self._descriptor, 1, file_size - 1) != b"\n":
                 # An earlier writer left its last line incomplete. End this line, so that the next record starts a new line.
                 os.write(self._descriptor, b"\n")
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "write") from error
 
-    def write(self, record: Record, *, sync: bool = False) -> None:
+    def write_record(self, record: Record, *, sync: bool = False) -> None:
         """Append one record to the file. sync: whether to wait until the record is on the disk. Raises WorkspaceError."""
         json_line = self._encoder.encode(record) + b"\n"
         try:
@@ -488,7 +488,7 @@ class LineWriter:
             if sync:
                 os.fsync(self._descriptor)
         except OSError as error:
-            error.filename = str(self._path)
+            error.filename = str(self._record_path)
             raise WorkspaceError.from_os_error(error, "write") from error
 
     def close(self) -> None:

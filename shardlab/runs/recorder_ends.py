@@ -15,21 +15,21 @@ def describe_early_ends(events: Iterable[Event]) -> list[str]:
     but telemetry or logged values are missing.
     """
     ends_by_host: dict[str, list[Event]] = {}
-    tracker: Event | None = None
+    tracker_end: Event | None = None
     for event in events:
         if event.event == SAMPLER_ENDED:
             ends_by_host.setdefault(event.host, []).append(event)
         elif event.event == TRACKER_ENDED:
-            tracker = event
+            tracker_end = event
     clauses = []
     for host, end_events in ends_by_host.items():
-        how_often = f"{len(end_events)} times" if len(end_events) > 1 else "once"
+        count_text = f"{len(end_events)} times" if len(end_events) > 1 else "once"
         clauses.append(
-            f"the sampler of {host} ended {how_often} while the run went on{_format_exit_code(end_events[-1])}: "
+            f"the sampler of {host} ended {count_text} while the run went on{_format_exit_code(end_events[-1])}: "
             f"see log/sampler.{host}.log"
         )
-    if tracker is not None:
-        clauses.append(f"the tracker ended early{_format_exit_code(tracker)}: see log/tracker.log")
+    if tracker_end is not None:
+        clauses.append(f"the tracker ended early{_format_exit_code(tracker_end)}: see log/tracker.log")
     return clauses
 
 

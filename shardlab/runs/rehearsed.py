@@ -15,7 +15,7 @@ import msgspec
 
 from shardlab.files import files, source_digest
 from shardlab.files.decoders import DECODE_FAULTS
-from shardlab.matrix.cell import Cell, Role, keys_with_role
+from shardlab.matrix.cell import Cell, Role, find_role_keys
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import Count, Measured
 
@@ -39,25 +39,25 @@ class RehearsalRequest(msgspec.Struct, frozen=True):
     own_strategy: OwnStrategy | None = None
     """The strategy of the cell, if a file of the workspace defines it; the file must be where `own_strategy.file` says."""
 
-    def cache_key(self, *, full_depth: bool) -> str:
+    def compute_cache_key(self, *, full_depth: bool) -> str:
         """The name of the result for this request in the cache of results: a digest of 16 hexadecimal digits.
 
         The digest covers everything on which the result depends: the keys of the cell that change a step, shardlab's source,
         the installed packages, and full_depth. full_depth: whether a deep model is rehearsed with all its blocks, and not
         extrapolated from two smaller numbers of blocks.
         """
-        relevant_keys = keys_with_role(
+        relevant_keys = find_role_keys(
             Role.MODEL, Role.PRECISION, Role.CLIPPING, Role.STRATEGY, Role.EXECUTION, Role.RANKS, Role.PASSES, Role.NODES
         )
         cell: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(self.cell).items() if key in relevant_keys}
         optimizer = self.cell.optimizer
         cell["optimizer"] = [optimizer.name, optimizer.momentum > 0, optimizer.weight_decay > 0, optimizer.fused]
-        encoded_parts = msgspec.json.encode([SCHEMA, cell, full_depth, _code_digests()], order="deterministic")
+        encoded_parts = msgspec.json.encode([SCHEMA, cell, full_depth, _compute_code_digests()], order="deterministic")
         return hashlib.sha256(encoded_parts).hexdigest()[:16]
 
 
 @functools.cache
-def _code_digests() -> tuple[str, str]:
+def _compute_code_digests() -> tuple[str, str]:
     """Two digests: of the part of shardlab's source that a rehearsal executes, and of the installed packages."""
     return source_digest.digest_packages(("shardlab", "trainers")), source_digest.digest_installed_packages()
 

@@ -15,7 +15,7 @@ import msgspec
 from shardlab.errors import InputError
 from shardlab.files import json_file
 from shardlab.matrix.batch_search import BatchSearch
-from shardlab.matrix.cell import AnyCell, Cell, as_training_cell
+from shardlab.matrix.cell import AnyCell, Cell, convert_to_training_cell
 from shardlab.matrix.retry import Retry
 from shardlab.plugins.plugin_kind import OwnStrategy, OwnWorkload
 from shardlab.record_types import RUN_ID_PATTERN, Count, HostName, MatrixName, Positive, Ranks, RunId, Sha256, WholeSeconds
@@ -135,7 +135,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The search to which the run belongs; its supervisor starts the next try."""
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "cell", as_training_cell(self.cell))
+        msgspec.structs.force_setattr(self, "cell", convert_to_training_cell(self.cell))
 
     @property
     def training_cell(self) -> Cell:
@@ -145,16 +145,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def may_be_retried(self) -> bool:
         """Whether there is a state after which the run may be started again automatically."""
-        return any(self.retries_after(state) for state in Retry.__struct_fields__)
+        return any(self.find_retry_limit(state) for state in Retry.__struct_fields__)
 
     @property
     def slurm_cluster(self) -> str | None:
         """The cluster of Slurm to which the run is submitted; None: the default cluster."""
         return self.cluster.get("slurm")
 
-    def retries_after(self, state: str) -> int:
+    def find_retry_limit(self, state: str) -> int:
         """How often the run may be started again automatically after it ended in this state."""
-        return self.retry.retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
+        return self.retry.find_retry_limit(state, self.requeues, on_slurm=self.scheduler == "slurm")
 
 
 def is_rehearsal(cell: AnyCell, cluster: Mapping[str, str], *, on_cpu: bool) -> bool:
@@ -166,7 +166,7 @@ def is_rehearsal(cell: AnyCell, cluster: Mapping[str, str], *, on_cpu: bool) -> 
     return on_cpu or cell.rehearses is not None or cluster.get("provider") == "virtual"
 
 
-def run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
+def make_run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
     """The id of a run, which is also the name of its folder: the cell's name, the repeat, and the attempt if it is not 1."""
     first_attempt_id = f"{cell.name()}-r{repeat}"
     return first_attempt_id if attempt == 1 else f"{first_attempt_id}-a{attempt}"
@@ -175,11 +175,11 @@ def run_id(cell: AnyCell, repeat: int, attempt: int = 1) -> str:
 class RunIdParts(msgspec.Struct, frozen=True):
     """The parts of a run id."""
 
-    cell: str
+    cell_name: str
     """The name of the cell."""
     repeat: int
     attempt: int
-    first: str
+    first_attempt_id: str
     """The run id of the first attempt."""
 
 
@@ -192,7 +192,7 @@ def parse_run_id(run_name: str) -> RunIdParts | None:
 def split_attempt(run_name: str) -> tuple[str, int]:
     """Split a run id into (the run id of the first attempt, the number of this attempt). For any other name: (name, 1)."""
     id_parts = parse_run_id(run_name)
-    return (id_parts.first, id_parts.attempt) if id_parts else (run_name, 1)
+    return (id_parts.first_attempt_id, id_parts.attempt) if id_parts else (run_name, 1)
 
 
 def read_run(run_json_path: Path) -> Run:

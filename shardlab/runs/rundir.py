@@ -13,7 +13,7 @@ from shardlab.files import files, json_file
 from shardlab.matrix.faults import LostWorker
 from shardlab.runs import run as run_file
 from shardlab.runs import state
-from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_lines
+from shardlab.runs.record import SCHEMA, Event, LineWriter, RecordLines, Result, StepRecord, find_damaged_line, read_records
 
 VALIDATION_FILE = "validation.jsonl"
 WORK_FOLDER = "work"  # what a command of a user writes there stays on the nodes: it may be large
@@ -64,11 +64,11 @@ class RunDir:
         """The file of events of one writer, such as `attempt`."""
         return self.path / f"events.{writer}.jsonl"
 
-    def environment(self, host: str) -> Path:
+    def environment_file(self, host: str) -> Path:
         """The file with the properties of a host: shardlab.hardware.host.Host as JSON."""
         return self.path / "env" / f"{host}.json"
 
-    def hosts(self) -> list[str]:
+    def list_hosts(self) -> list[str]:
         """The names of the hosts that have a file env/HOST.json, which a host writes when the ranks of the run connect."""
         return [name.removesuffix(".json") for name in files.list_names(f"{self.path}/env") if name.endswith(".json")]
 
@@ -89,7 +89,7 @@ class RunDir:
         """The file with the telemetry samples of a host."""
         return self.path / "samples" / f"{host}.jsonl"
 
-    def sampled_hosts(self) -> list[str]:
+    def list_sampled_hosts(self) -> list[str]:
         """The names of the hosts that have a file of telemetry samples."""
         return [name.removesuffix(".jsonl") for name in files.list_names(f"{self.path}/samples") if name.endswith(".jsonl")]
 
@@ -123,7 +123,7 @@ class RunDir:
     def is_rehearsal(self) -> bool:
         """Whether the run is a rehearsal, by its records. False if they cannot be read."""
         try:
-            return was_rehearsal(self.read_run(), self.read_result(), self.events())
+            return was_rehearsal(self.read_run(), self.read_result(), self.read_events())
         except (InputError, WorkspaceError):
             return False
 
@@ -134,40 +134,42 @@ class RunDir:
         event.
         """
         wall_s = time.time()
-        record = Event(schema=SCHEMA, event=event_kind, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
+        event_record = Event(schema=SCHEMA, event=event_kind, writer=writer, wall_s=wall_s, host=gethostname(), data=data)
         with LineWriter(self.events_file(writer)) as event_writer:
-            event_writer.write(record, sync=sync)
+            event_writer.write_record(event_record, sync=sync)
 
-    def events(self, *, strict: bool = False) -> list[Event]:
+    def read_events(self, *, strict: bool = False) -> list[Event]:
         """The events of all writers, sorted by their times. Damaged lines are left out.
 
         strict: whether to raise InputError, with the file and the line number, if a line is damaged. The state of the run is
         then unknown.
         """
-        events: list[Event] = []
+        all_events: list[Event] = []
         for file_name in files.list_names(self.path):
             if file_name.startswith("events.") and file_name.endswith(".jsonl"):
-                path = f"{self.path}/{file_name}"
-                event_lines = read_lines(path, Event)
-                if strict and event_lines.corrupt and (damaged_line := find_damaged_line(path, Event)) is not None:
-                    raise InputError(f"{path}:{damaged_line[0]}: is not an event of this version: {damaged_line[1]}.")
-                events += event_lines.records
-        return sorted(events, key=lambda event: event.wall_s)
+                event_path = f"{self.path}/{file_name}"
+                event_lines = read_records(event_path, Event)
+                if strict and event_lines.corrupt and (damaged_line := find_damaged_line(event_path, Event)) is not None:
+                    raise InputError(f"{event_path}:{damaged_line[0]}: is not an event of this version: {damaged_line[1]}.")
+                all_events += event_lines.records
+        return sorted(all_events, key=lambda event: event.wall_s)
 
     def steps(self, rank: int) -> RecordLines[StepRecord]:
         """The step records of a rank, and how many lines of the file are damaged."""
-        return read_lines(self.steps_file(rank), StepRecord)
+        return read_records(self.steps_file(rank), StepRecord)
 
     def count_timed_steps(self, world_size: int, lost_worker_fault: LostWorker | None = None) -> int:
         """The number of timed steps that every rank from 0 to gpus - 1 has recorded, including ranks that were lost.
 
         lost_worker_fault: the rank that the cell ends on purpose. If it made all steps before its end, it does not count.
         """
-        return _count_timed_steps([self.steps(rank).records for rank in range(world_size)], self.events(), lost_worker_fault)
+        return _count_timed_steps(
+            [self.steps(rank).records for rank in range(world_size)], self.read_events(), lost_worker_fault
+        )
 
     def judge(self) -> state.JudgedState:
         """The state of this run according to its files."""
-        return self.judge_with_result(self.events())[0]
+        return self.judge_with_result(self.read_events())[0]
 
     def has_ended(self) -> bool:
         """Whether this run is in a final state, according to its files. False if the records of the run cannot be read."""
@@ -176,15 +178,15 @@ class RunDir:
         except ShardlabError:
             return False
 
-    def sent_job(self) -> tuple[str, str]:
+    def find_sent_job(self) -> tuple[str, str]:
         """As `state.sent_job`, for the last submission of this run."""
-        return state.sent_job(state.find_last_sending(self.events()))
+        return state.find_sent_job(state.find_last_sending(self.read_events()))
 
     def judge_at_end(self, exit_data: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
         """The state that this run will have when its supervisor records its end. exit_data: the data of the event `exited`."""
         wall_s, data = time.time(), dict(exit_data)
         exited_event = Event(schema=SCHEMA, event="exited", writer="attempt", wall_s=wall_s, host=gethostname(), data=data)
-        return self.judge_with_result([*self.events(), exited_event], run)[0]
+        return self.judge_with_result([*self.read_events(), exited_event], run)[0]
 
     def judge_with_result(
         self, events: Sequence[Event], run: run_file.Run | None = None
@@ -198,15 +200,15 @@ class RunDir:
         """
         exited_event = next((event for event in reversed(events) if event.event == "exited"), None)
         if exited_event is None:
-            return state.judge(events, has_result=False, steps=0, steps_asked=None), None
+            return state.judge(events, has_result=False, steps=0, required_steps=None), None
         try:
             run, result = run or self.read_run(), self.read_result()
         except InputError as error:
             return state.JudgedState("unknown", str(error)), None
-        steps_asked, step_count = _required_steps(run, result), exited_event.data.get("steps")
-        if steps_asked is None or not isinstance(step_count, int) or step_count < steps_asked:
+        required_steps, step_count = _find_step_count(run, result), exited_event.data.get("steps")
+        if required_steps is None or not isinstance(step_count, int) or step_count < required_steps:
             step_count = self.count_timed_steps(run.cell.recording_ranks, run.cell.instruments.lost_worker)
-        return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=steps_asked), result
+        return state.judge(events, has_result=result is not None, steps=step_count, required_steps=required_steps), result
 
 
 def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Event]) -> bool:
@@ -222,24 +224,25 @@ def was_rehearsal(run: run_file.Run, result: Result | None, events: Sequence[Eve
 
 
 def judge_records(
-    run: run_file.Run, result: Result | None, events: Sequence[Event], steps: Mapping[int, Sequence[StepRecord]]
+    run: run_file.Run, result: Result | None, events: Sequence[Event], steps_by_rank: Mapping[int, Sequence[StepRecord]]
 ) -> state.JudgedState:
     """The state of a run according to records that the caller has already read.
 
-    run: the content of run.json. result: the content of result.json, or None. steps: the step records of each rank, by rank.
+    run: the content of run.json. result: the content of result.json, or None. steps_by_rank: the step records of each rank, by
+    rank.
     """
     lost_worker_fault = run.cell.instruments.lost_worker
     step_count = _count_timed_steps(
-        [steps.get(rank, ()) for rank in range(run.cell.recording_ranks)], events, lost_worker_fault
+        [steps_by_rank.get(rank, ()) for rank in range(run.cell.recording_ranks)], events, lost_worker_fault
     )
-    return state.judge(events, has_result=result is not None, steps=step_count, steps_asked=_required_steps(run, result))
+    return state.judge(events, has_result=result is not None, steps=step_count, required_steps=_find_step_count(run, result))
 
 
-def _required_steps(run: run_file.Run, result: Result | None) -> int | None:
+def _find_step_count(run: run_file.Run, result: Result | None) -> int | None:
     """The number of timed steps that the run must have. If the length of the run is given in epochs, only the result contains
     this number; None if there is no result."""
-    states_steps = run.cell.steps is not None and run.cell.command is None
-    return run.cell.steps if states_steps else (result.steps if result else None)
+    has_stated_steps = run.cell.steps is not None and run.cell.command is None
+    return run.cell.steps if has_stated_steps else (result.steps if result else None)
 
 
 def _count_timed_steps(
@@ -253,8 +256,8 @@ def _count_timed_steps(
     records of the steps before the checkpoint; these steps count as well.
     """
     has_resumed = any(event.event == "resumed" for event in events)
-    timed_numbers = [[record.step for record in records if not record.warmup] for records in records_by_rank]
-    step_counts = [len(steps) + (min(steps, default=1) - 1 if has_resumed else 0) for steps in timed_numbers]
+    step_numbers_by_rank = [[record.step for record in records if not record.warmup] for records in records_by_rank]
+    step_counts = [len(steps) + (min(steps, default=1) - 1 if has_resumed else 0) for steps in step_numbers_by_rank]
     if lost_worker_fault is not None and [*step_counts[lost_worker_fault.rank :], 0][0] >= lost_worker_fault.step - 1:
         del step_counts[lost_worker_fault.rank]
     return min(step_counts, default=0)

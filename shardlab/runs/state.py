@@ -51,13 +51,13 @@ class JudgedState(msgspec.Struct, frozen=True):
     """Whether the run, which is pending or planned, starts only after a person releases it."""
 
 
-def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked: int | None) -> JudgedState:
+def judge(events: Sequence[Event], *, has_result: bool, steps: int, required_steps: int | None) -> JudgedState:
     """The state of a run according to its own events. `jobs` combines this state with what the scheduler reports.
 
     events: the events of the run, of all processes that write events.
     has_result: whether result.json of the run exists.
     steps: the number of timed steps that every rank has recorded.
-    steps_asked: the number of timed steps that the run must have; None: not known, because the length of the run is given in
+    required_steps: the number of timed steps that the run must have; None: not known, because the length of the run is given in
     epochs and there is no result.json, which would contain the number.
     """
     if [event.event for event in events] == [IMPORTED]:
@@ -68,32 +68,32 @@ def judge(events: Sequence[Event], *, has_result: bool, steps: int, steps_asked:
     # If the ranks were started again in the same folder, only the events since the last start count.
     start_positions = [position for position, event in enumerate(ordered_events) if event.event == "started"]
     ordered_events = ordered_events[start_positions[-1] :] if len(start_positions) > 1 else ordered_events
-    by_name = {event.event: event for event in ordered_events}
+    event_by_name = {event.event: event for event in ordered_events}
     # If several ranks failed, the first failure is the reason: the other ranks failed because the first failed rank had ended.
-    by_name.update({event.event: event for event in reversed(ordered_events) if event.event == "failed"})
-    exited_event = by_name.get("exited")
+    event_by_name.update({event.event: event for event in reversed(ordered_events) if event.event == "failed"})
+    exited_event = event_by_name.get("exited")
     if exited_event is None:
-        if "cancelled" in by_name:
+        if "cancelled" in event_by_name:
             return JudgedState("cancelled", "cancelled before it started")
         last_event, last_hold = find_last_sending(ordered_events), _find_last_hold(ordered_events)
         is_unsent = last_event is None or last_event.event == "refused"
         if (
             last_event is not None
             and is_unsent
-            and "started" not in by_name
+            and "started" not in event_by_name
             and (last_hold is None or last_hold.wall_s < last_event.wall_s)
         ):
             return JudgedState("planned", str(last_event.data.get("why", "")))
-        if last_hold is not None and "started" not in by_name:
+        if last_hold is not None and "started" not in event_by_name:
             # A run that the scheduler does not have is held because of the lease. A run in the scheduler's queue is held
             # because packages changed.
             return JudgedState("planned" if is_unsent else "pending", str(last_hold.data.get("why", "")), held=True)
         for name, state in (("started", "running"), *((name, "pending") for name in SENDING_EVENTS), ("rendered", "planned")):
-            if name in by_name:
-                waiting_event = by_name.get("waiting") if name == "started" and "met" not in by_name else None
+            if name in event_by_name:
+                waiting_event = event_by_name.get("waiting") if name == "started" and "met" not in event_by_name else None
                 return JudgedState(state, f"waits: {waiting_event.data.get('why', '')}" if waiting_event else "")
         return JudgedState("unknown", "no event says that it was rendered")
-    return _judge_ended(by_name, exited_event, has_result, steps, steps_asked)
+    return _judge_ended(event_by_name, exited_event, has_result, steps, required_steps)
 
 
 def find_learnt_end(events: Sequence[Event]) -> JudgedState | None:
@@ -105,8 +105,8 @@ def find_learnt_end(events: Sequence[Event]) -> JudgedState | None:
     record_count = count_starts_and_ends(events)
     learnt_events = [event for event in events if event.event == ENDED_IN_SLURM and event.data.get("records") == record_count]
     end_data = max(learnt_events, key=lambda event: event.wall_s).data if learnt_events else {}
-    state = str(end_data.get("state"))
-    return JudgedState(state, str(end_data.get("why", ""))) if state in FINAL_STATES - {"completed"} else None
+    state_name = str(end_data.get("state"))
+    return JudgedState(state_name, str(end_data.get("why", ""))) if state_name in FINAL_STATES - {"completed"} else None
 
 
 def drop_learnt_ends(events: Sequence[Event]) -> list[Event]:
@@ -148,7 +148,7 @@ def find_last_sending(ordered_events: Sequence[Event]) -> Event | None:
     return refusals[-1] if refusals else sent_event
 
 
-def sent_job(sending_event: Event | None) -> tuple[str, str]:
+def find_sent_job(sending_event: Event | None) -> tuple[str, str]:
     """(job, token) of a run in Slurm, the job as `name_job` names it; two empty texts if it has none. sending_event: from
     `find_last_sending`."""
     data = sending_event.data if sending_event is not None else {}
@@ -164,10 +164,10 @@ def name_job(job_number: str, cluster: str | None) -> str:
 def _judge_ended(
     by_name: dict[str, Event], exited_event: Event, has_result: bool, steps: int, steps_asked: int | None
 ) -> JudgedState:
-    reason, exit_code = exited_event.data.get("reason"), exited_event.data.get("code")
+    end_reason, exit_code = exited_event.data.get("reason"), exited_event.data.get("code")
     purpose_text = str(by_name[ENDED_ON_PURPOSE].data.get("why", "")) if ENDED_ON_PURPOSE in by_name else ""
-    if reason in FINAL_STATES - {"completed"}:
-        return JudgedState(str(reason), str(exited_event.data.get("why", "")))
+    if end_reason in FINAL_STATES - {"completed"}:
+        return JudgedState(str(end_reason), str(exited_event.data.get("why", "")))
     if exit_code == 0:
         if not has_result:
             return JudgedState("failed", "exit code 0, but there is no result.json")
@@ -176,7 +176,7 @@ def _judge_ended(
         return JudgedState("completed", purpose_text)
     if "oom" in by_name:
         return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
-    if "timeout" in by_name and reason != TOLD_REASON:  # ranks that Slurm tells to end save a checkpoint as at a time limit
+    if "timeout" in by_name and end_reason != TOLD_REASON:  # ranks that Slurm tells to end save a checkpoint as at a time limit
         return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)

@@ -24,7 +24,7 @@ SuspendedSpan = tuple[float, float]  # first and last moment of a suspension, in
 def read_suspensions(events: Iterable[Event]) -> list[SuspendedSpan]:
     """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
 
-    Each suspension has one event of the kind SUSPENDED_EVENT. Its data contains `seconds`, the duration of the suspension.
+    Each suspension has one event of the kind SUSPENDED_EVENT. Its data contains `duration_s`, the duration of the suspension.
     If the event was written some time after the suspension had ended, its data also contains `ended_s`, the end of the
     suspension in seconds since the epoch.
     """
@@ -33,37 +33,37 @@ def read_suspensions(events: Iterable[Event]) -> list[SuspendedSpan]:
         for event in events
         if event.event == SUSPENDED_EVENT
     )
-    return [(end_s - seconds, end_s) for end_s, seconds in ends_and_durations if isinstance(seconds, int | float)]
+    return [(end_s - duration_s, end_s) for end_s, duration_s in ends_and_durations if isinstance(duration_s, int | float)]
 
 
-def total_duration_s(pauses: Iterable[SuspendedSpan]) -> float:
+def sum_durations_s(suspended_spans: Iterable[SuspendedSpan]) -> float:
     """The total duration of the suspensions, in seconds."""
-    return sum(end_s - begin_s for begin_s, end_s in pauses)
+    return sum(end_s - begin_s for begin_s, end_s in suspended_spans)
 
 
-def mark_suspended(records: Sequence[StepRecord], pauses: Sequence[SuspendedSpan]) -> Sequence[StepRecord]:
+def mark_suspended(records: Sequence[StepRecord], suspended_spans: Sequence[SuspendedSpan]) -> Sequence[StepRecord]:
     """The step records of a rank, with `watched` set to true for each step that a suspension overlaps.
 
     Readers do not use the times of a step record whose `watched` is true.
     """
-    if not pauses:
+    if not suspended_spans:
         return records
     return [
         msgspec.structs.replace(record, watched=True)
-        if overlaps_suspension(step_start_s(record), record.wall_s, pauses)
+        if overlaps_suspension(find_step_start_s(record), record.wall_s, suspended_spans)
         else record
         for record in records
     ]
 
 
-def step_start_s(record: StepRecord) -> float:
+def find_step_start_s(record: StepRecord) -> float:
     """The time when the step began, in seconds since the epoch."""
     return record.wall_s - record.step_ms / 1000
 
 
-def overlaps_suspension(begin_s: float, end_s: float, pauses: Iterable[SuspendedSpan]) -> bool:
+def overlaps_suspension(begin_s: float, end_s: float, spans: Iterable[SuspendedSpan]) -> bool:
     """Whether a suspension overlaps the period from begin_s to end_s, in seconds since the epoch."""
-    return any(begin_s < pause_end_s and pause_begin_s < end_s for pause_begin_s, pause_end_s in pauses)
+    return any(begin_s < suspension_end_s and suspension_begin_s < end_s for suspension_begin_s, suspension_end_s in spans)
 
 
 class SuspensionWatch:
@@ -75,15 +75,15 @@ class SuspensionWatch:
     """
 
     def __init__(self) -> None:
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._last_look_s, self._suspended_s = time.monotonic(), 0.0
+        self._lock, self._stop_event = threading.Lock(), threading.Event()
+        self._last_reading_s, self._suspended_s = time.monotonic(), 0.0
 
     def __enter__(self) -> SuspensionWatch:
         threading.Thread(target=self._watch_clock, daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self._stop.set()
+        self._stop_event.set()
 
     def take_suspended_s(self) -> float:
         """Seconds for which the process was suspended since the last call of `take_suspended_s`, including a suspension just
@@ -94,12 +94,12 @@ class SuspensionWatch:
         return suspended_s
 
     def _watch_clock(self) -> None:
-        while not self._stop.wait(POLL_S):
+        while not self._stop_event.wait(POLL_S):
             self._measure_suspension()
 
     def _measure_suspension(self) -> None:
         with self._lock:
             now_s = time.monotonic()
-            since_s, self._last_look_s = now_s - self._last_look_s, now_s
-            if since_s >= MIN_SUSPENSION_S:
-                self._suspended_s += since_s
+            gap_s, self._last_reading_s = now_s - self._last_reading_s, now_s
+            if gap_s >= MIN_SUSPENSION_S:
+                self._suspended_s += gap_s

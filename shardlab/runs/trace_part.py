@@ -30,9 +30,9 @@ class TracePart(msgspec.Struct, frozen=True, kw_only=True):
     """The number of all parts."""
 
 
-def find_trace_paths(folder: Path) -> list[Path]:
+def find_trace_paths(traces_folder: Path) -> list[Path]:
     """The files in a folder and its subfolders that may be traces, sorted: *.json and *.json.gz that are not hidden."""
-    return sorted(path for path in folder.rglob("*.json*") if _may_be_trace(path.relative_to(folder)))
+    return sorted(path for path in traces_folder.rglob("*.json*") if _may_be_trace(path.relative_to(traces_folder)))
 
 
 def _may_be_trace(path: Path) -> bool:
@@ -40,6 +40,6 @@ def _may_be_trace(path: Path) -> bool:
     return not is_hidden and not path.name.endswith((".jsonl", ".jsonl.gz"))  # lines of JSON are records, and no traces
 
 
-def summary_name(trace_number: int) -> str:
+def make_summary_name(trace_number: int) -> str:
     """The name of the file with the summary of a trace. trace_number: the place of the trace in the part, from 0."""
     return f"{trace_number:06d}.json"

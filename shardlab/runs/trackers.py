@@ -10,15 +10,15 @@ TRACKERS = ("mlflow", "tensorboard", "wandb")  # each name is also the name of t
 TRACKER_FOLDER = "track"  # the folder of a workspace with the files that trackers write
 
 
-def must_be_known(tracker: str, option_place: str) -> None:
-    """Raise UnknownName if `tracker` is not in TRACKERS. option_place: the command-line option that names it, for the
+def check_tracker_name(tracker_name: str, option_place: str) -> None:
+    """Raise UnknownName if `tracker_name` is not in TRACKERS. option_place: the command-line option that names it, for the
     message."""
-    if tracker not in TRACKERS:
-        raise UnknownName("tracker", tracker, TRACKERS, place=option_place)
+    if tracker_name not in TRACKERS:
+        raise UnknownName("tracker", tracker_name, TRACKERS, place=option_place)
 
 
-def must_be_installed(tracker: str, needed_for: str) -> None:
+def check_tracker_installed(tracker_name: str, needed_for: str) -> None:
     """Raise MissingExtra if a package that the tracker needs is not installed. needed_for: the beginning of the message."""
-    for needed_package in (tracker, "polars"):
+    for needed_package in (tracker_name, "polars"):
         if importlib.util.find_spec(needed_package) is None:
             raise MissingExtra(needed_for, needed_package)

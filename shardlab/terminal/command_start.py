@@ -29,10 +29,11 @@ if MYPY:
 INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def start_command(package: str) -> int:
+def start_command(package_name: str) -> int:
     """Import the module PACKAGE.cli, run its `main`, and return the exit code. A signal that is already ignored stays ignored.
 
-    package: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return 2.
+    package_name: jobs, provision, collect or shardlab. If a package of shardlab is not our own, say what hides it, and return
+    2.
     """
     for stream_name in ("stdout", "stderr"):
         if getattr(sys, stream_name) is None:  # the user closed it, e.g. by 2>&-
@@ -46,31 +47,31 @@ def start_command(package: str) -> int:
     if (shadow_sentence := package_origin.explain_shadowed_package()) is not None:
         return _print_refusal(shadow_sentence)
     try:
-        __import__(f"{package}.cli")
+        __import__(f"{package_name}.cli")
     except (ImportError, SyntaxError):
         if (overwrite_sentence := package_origin.explain_overwritten_package()) is not None:
             return _print_refusal(overwrite_sentence)
         raise
     gc.freeze()
     gc.enable()
-    exit_code: int = sys.modules[f"{package}.cli"].main()
+    exit_code: int = sys.modules[f"{package_name}.cli"].main()
     set_signal_action(lambda: os._exit(exit_code))  # the command is finished: a signal may end this process at once
     return exit_code
 
 
-def _entry_point(package: str) -> Callable[[], int]:
-    return lambda: start_command(package)
+def _make_entry_point(package_name: str) -> Callable[[], int]:
+    return lambda: start_command(package_name)
 
 
 # The four commands, for the entry points in pyproject.toml.
-provision, jobs, collect, shardlab = map(_entry_point, ("provision", "jobs", "collect", "shardlab"))
+provision, jobs, collect, shardlab = map(_make_entry_point, ("provision", "jobs", "collect", "shardlab"))
 
 
 def set_signal_action(action: Callable[[], object]) -> None:
     """From now on, each of INTERRUPT_SIGNALS calls `action` in the main thread. No effect if this process was not started by
     `start_command`."""
-    global _act
-    _act = action
+    global _signal_action
+    _signal_action = action
 
 
 def raise_on_signal() -> None:
@@ -96,11 +97,11 @@ def _exit_early() -> NoReturn:
 
 
 def _handle_signal(signal_number: int, frame: FrameType | None) -> None:
-    _act()
+    _signal_action()
 
 
 def _raise_interrupt() -> NoReturn:
     raise KeyboardInterrupt
 
 
-_act: Callable[[], object] = _exit_early
+_signal_action: Callable[[], object] = _exit_early

@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **options)
-        self.list_options: dict[str, Callable[[str], bool]] = {}
+        self.ends_list_by_option: dict[str, Callable[[str], bool]] = {}
         self.list_ends: Container[str] = ()  # words before which every list ends
 
     def add_list_option(self, option: str, *, ends_list: Callable[[str], bool] = lambda word: False, **settings: Any) -> None:
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
 
         ends_list: whether a word, such as a verb, is not an item, so that the list ends before it. settings: as for
         `add_argument`."""
-        self.list_options[option] = ends_list
+        self.ends_list_by_option[option] = ends_list
         self.add_argument(option, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -55,10 +55,10 @@ class Parser(argparse.ArgumentParser):
         ends_list: Callable[[str], bool] | None = None  # of the list to which the next word may belong
         for word in sys.argv[1:] if words is None else words:
             if word.startswith("-"):
-                ends_list = self.list_options.get(word.partition("=")[0])
+                ends_list = self.ends_list_by_option.get(word.partition("=")[0])
             elif ends_list is not None and (word in self.list_ends or ends_list(word)):
                 ends_list = None
-            elif ends_list is not None and joined_words[-1] not in self.list_options:
+            elif ends_list is not None and joined_words[-1] not in self.ends_list_by_option:
                 joined_words[-1] = f"{joined_words[-1].rstrip(',')},{word}"
                 continue
             joined_words.append(word)
@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message with the command that shows the help, and exit with code 2."""
-        command = self.prog.replace(" [FILE]", "")  # a usage of provision has this optional word
-        self.exit(2, printable.clean_text(f"{command}: {message.removesuffix('.')}. See: {command} --help\n"))
+        command_text = self.prog.replace(" [FILE]", "")  # a usage of provision has this optional word
+        self.exit(2, printable.clean_text(f"{command_text}: {message.removesuffix('.')}. See: {command_text} --help\n"))
 
     @property
     def first_words(self) -> list[str]:
@@ -83,11 +83,11 @@ class Parser(argparse.ArgumentParser):
 
 def common_options() -> Parser:
     """The options that every command has, such as --json. A user may write them before or after the verb."""
-    parent = Parser(add_help=False, argument_default=argparse.SUPPRESS)
-    parent.add_argument("--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)")
-    parent.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-    parent.add_argument("-v", "--verbose", action="store_true", help="print more details on standard error")
-    return parent
+    parser = Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("--workspace", metavar="DIR", help="folder with runs/ and report/ (default: $SHARDLAB_WORKSPACE or .)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print more details on standard error")
+    return parser
 
 
 def add_version_option(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +122,7 @@ class OutputStream:
         is_forced = "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ
         return self.console.is_terminal if is_forced else self.file.isatty()
 
-    def print(self, text: str, style: str | None = None) -> None:
+    def print_text(self, text: str, style: str | None = None) -> None:
         """Print a line. style: the style of the line on a terminal, in words of rich."""
         if self.is_terminal:
             self.console.print(text, style=style)
@@ -155,24 +155,24 @@ class Output:
 
     def print_line(self, text: str, style: str | None = None) -> None:
         """Print a line of the result: on standard output, or with --json on standard error."""
-        (self.remarks if self.json else self.results).print(text, style=style)
+        (self.remarks if self.json else self.results).print_text(text, style=style)
 
-    def print_script(self, text: str) -> bool:
+    def print_script(self, script_text: str) -> bool:
         """Print a script for a person to copy, with tabs and long lines unchanged, to the same stream as `print_line`.
 
         Returns False and prints nothing if the script contains a character that is not printable, because such a character
         could control the terminal.
         """
-        if not text.replace("\n", "").replace("\t", "").isprintable():
+        if not script_text.replace("\n", "").replace("\t", "").isprintable():
             return False
         script_stream = (self.remarks if self.json else self.results).file
-        script_stream.write(f"{text}\n")
+        script_stream.write(f"{script_text}\n")
         script_stream.flush()
         return True
 
     def print_remark(self, text: str, style: str | None = None) -> None:
         """Print a line on standard error that is not part of the result."""
-        self.remarks.print(text, style=style)
+        self.remarks.print_text(text, style=style)
 
     def print_detail(self, text: str) -> None:
         """Print a remark only with --verbose."""
@@ -217,18 +217,18 @@ class Output:
         `make_text_table`."""
         self.show_table(make_text_table(title, columns, rows, styles, priorities))
 
-    def print_log(self, log: printable.LogText, part: bytes) -> None:
+    def print_log(self, log_text: printable.LogCleaner, log_part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.
 
-        log: the object that cleans this log, part by part. part: the next bytes of the log.
+        log_text: the object that cleans this log, part by part. log_part: the next bytes of the log.
         """
-        self.results.file.write(log.add(part))
+        self.results.file.write(log_text.clean_part(log_part))
         self.results.file.flush()
 
-    def print_document(self, value: Any) -> None:
-        """Print `value` as the one JSON document of the command. Without --json, nothing is printed."""
+    def print_document(self, json_value: Any) -> None:
+        """Print `json_value` as the one JSON document of the command. Without --json, nothing is printed."""
         if self.json:
-            sys.stdout.write(msgspec.json.format(printable.json(value), indent=2).decode() + "\n")
+            sys.stdout.write(msgspec.json.format(printable.encode_printable_json(json_value), indent=2).decode() + "\n")
             sys.stdout.flush()
 
 

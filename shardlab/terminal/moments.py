@@ -5,28 +5,28 @@ from __future__ import annotations
 from datetime import UTC, datetime, tzinfo
 
 
-def parse_time(text: str) -> datetime | None:
+def parse_time(time_text: str) -> datetime | None:
     """Read a time in ISO 8601, with or without a time zone.
 
     Returns None if the text is not a time in ISO 8601, or if its year is so small or so large that the time cannot be converted
     to every time zone.
     """
     try:
-        parsed_time = datetime.fromisoformat(text)
+        parsed_time = datetime.fromisoformat(time_text)
     except ValueError:
         return None
     return parsed_time if 1 < parsed_time.year < 9999 else None
 
 
-def parse_time_as_utc(text: str) -> datetime | None:
+def parse_time_as_utc(time_text: str) -> datetime | None:
     """Read a time as `parse_time` does. A time without a zone is read as UTC."""
-    parsed_time = parse_time(text)
+    parsed_time = parse_time(time_text)
     return parsed_time if parsed_time is None or parsed_time.tzinfo is not None else parsed_time.replace(tzinfo=UTC)
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(duration_s: float) -> str:
     """A duration as text for people, in at most two units, such as `2h 05m`."""
-    minutes, rest_seconds = divmod(round(seconds), 60)
+    minutes, rest_seconds = divmod(round(duration_s), 60)
     if not minutes:
         return f"{rest_seconds}s"
     hours, minutes = divmod(minutes, 60)

@@ -38,28 +38,28 @@ def clean_to_one_line(text: str) -> str:
     return clean_text(text).replace("\n", " ")
 
 
-def map_texts(value: Any, change_text: Callable[[str], str]) -> Any:
+def map_texts(nested_value: Any, change_text: Callable[[str], str]) -> Any:
     """A copy of a value that consists of dicts and lists, in which `change_text` was applied to every text, also to dict
     keys."""
-    if isinstance(value, str):
-        return change_text(value)
-    if isinstance(value, dict):
-        return {map_texts(key, change_text): map_texts(entry, change_text) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [map_texts(entry, change_text) for entry in value]
-    return value
+    if isinstance(nested_value, str):
+        return change_text(nested_value)
+    if isinstance(nested_value, dict):
+        return {map_texts(key, change_text): map_texts(inner_value, change_text) for key, inner_value in nested_value.items()}
+    if isinstance(nested_value, list | tuple):
+        return [map_texts(inner_value, change_text) for inner_value in nested_value]
+    return nested_value
 
 
-def json(value: Any) -> bytes:
-    """`value` as JSON, with an escape such as \\u202e instead of every character that is not printable.
+def encode_printable_json(json_value: Any) -> bytes:
+    """`json_value` as JSON, with an escape such as \\u202e instead of every character that is not printable.
 
     A program that reads the JSON gets exactly the text that a node wrote, and a terminal that shows the JSON gets no control
     characters. Only a lone surrogate becomes "?", because UTF-8 and most JSON readers do not allow it.
     """
     try:
-        json_bytes = msgspec.json.encode(value)
+        json_bytes = msgspec.json.encode(json_value)
     except UnicodeEncodeError:
-        encodable_value = map_texts(msgspec.to_builtins(value), lambda text: text.encode("utf-8", "replace").decode())
+        encodable_value = map_texts(msgspec.to_builtins(json_value), lambda text: text.encode("utf-8", "replace").decode())
         json_bytes = msgspec.json.encode(encodable_value)
     return escape_unprintable(json_bytes)
 
@@ -68,10 +68,10 @@ def escape_unprintable(json_bytes: bytes) -> bytes:
     """A JSON document with an escape such as \\u202e instead of every character that is not printable."""
     if json_bytes.isascii() and b"\x7f" not in json_bytes:  # JSON escapes all control characters of ASCII except 7f
         return json_bytes
-    return "".join(char if char.isprintable() else _json_escape(char) for char in json_bytes.decode()).encode()
+    return "".join(char if char.isprintable() else _make_json_escape(char) for char in json_bytes.decode()).encode()
 
 
-class LogText:
+class LogCleaner:
     """Turns a log into text that is safe to show. The log is given in parts, in the order of the file.
 
     A part of the log may end in the middle of a line or of a character.
@@ -79,9 +79,9 @@ class LogText:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._column = 0  # number of characters that the last line has so far
+        self._line_length = 0  # number of characters that the last line has so far
 
-    def add(self, log_part: bytes) -> str:
+    def clean_part(self, log_part: bytes) -> str:
         """The text to show for the next part of the log. In this text, a carriage return of the log starts a new line.
 
         A terminal would otherwise overwrite text that it has already shown.
@@ -90,11 +90,11 @@ class LogText:
         for line_index, line in enumerate(replace_invisible(self._decoder.decode(log_part)).split("\n")):
             if line_index:
                 shown_lines.append("\n")
-                self._column = 0
-            chars_left = max(LONGEST_LINE - self._column, 0)
+                self._line_length = 0
+            chars_left = max(LONGEST_LINE - self._line_length, 0)
             shown_lines.append(line[:chars_left])
-            self._column += len(line)
-            if self._column > LONGEST_LINE and self._column - len(line) <= LONGEST_LINE:
+            self._line_length += len(line)
+            if self._line_length > LONGEST_LINE and self._line_length - len(line) <= LONGEST_LINE:
                 shown_lines.append(" ... (the log file has the rest of this line)")
         return "".join(shown_lines)
 
@@ -107,15 +107,15 @@ def replace_invisible(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else _replace_char(char) for char in text)
 
 
-def _replace_char(char: str) -> str:
-    return " " if unicodedata.category(char) == "Zs" else REPLACEMENT_CHARACTER
+def _replace_char(character: str) -> str:
+    return " " if unicodedata.category(character) == "Zs" else REPLACEMENT_CHARACTER
 
 
 def _shorten_line(line: str) -> str:
     return f"{line[:LONGEST_LINE]} ... ({len(line) - LONGEST_LINE:,} more characters)"
 
 
-def _json_escape(char: str) -> str:
+def _make_json_escape(character: str) -> str:
     """The JSON escape of a character, such as \\u202e. A character above U+FFFF gets two escapes (a surrogate pair)."""
-    hex_digits = char.encode("utf-16-be").hex()
+    hex_digits = character.encode("utf-16-be").hex()
     return "".join(f"\\u{hex_digits[digit_index : digit_index + 4]}" for digit_index in range(0, len(hex_digits), 4))

@@ -29,7 +29,7 @@ class RecordedOutput(Output):
 
     def print_document(self, value: Any) -> None:
         """Keep the document."""
-        self.document = msgspec.json.decode(printable.json(value))
+        self.document = msgspec.json.decode(printable.encode_printable_json(value))
 
     @property
     def html(self) -> str:

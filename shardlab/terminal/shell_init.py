@@ -81,25 +81,25 @@ end
 CODE_BY_SHELL = {"bash": BASH_CODE, "fish": FISH_CODE, "zsh": ZSH_CODE}
 
 
-def make_shell_code(shell: str | None, first_words: Iterable[str], command: list[str] | None = None) -> str:
+def make_shell_code(requested_shell: str | None, first_words: Iterable[str], command_words: list[str] | None = None) -> str:
     """The shell code that `shardlab shell-init` prints. A shell may evaluate the code several times with the same effect.
 
-    shell: the name of the shell, such as bash; None: the shell that started this program.
+    requested_shell: the name of the shell, such as bash; None: the shell that started this program.
     first_words: the words after `jobs` that belong to shardlab and not to the builtin; a word may begin with them if they end
     with `=`.
-    command: the words that run this program; None: the words with which this program was started.
+    command_words: the words that run this program; None: the words with which this program was started.
     Raises UnknownName for a shell that is not supported.
     """
     from argcomplete.shell_integration import shellcode
 
-    shell_name = shell or detect_shell()
+    shell_name = requested_shell or detect_shell()
     if shell_name not in CODE_BY_SHELL:
         raise UnknownName("shell", shell_name, CODE_BY_SHELL, place="shell-init")
-    quote_word = fish_quote if shell_name == "fish" else shlex.quote
+    quote_word = quote_for_fish if shell_name == "fish" else shlex.quote
     word_patterns = [f"{word}*" if word.endswith("=") else word for word in first_words]
     return CODE_BY_SHELL[shell_name].format(
-        first_words=" ".join(map(fish_quote, word_patterns)) if shell_name == "fish" else "|".join(word_patterns),
-        command=" ".join(map(quote_word, command or our_command())),
+        first_words=" ".join(map(quote_for_fish, word_patterns)) if shell_name == "fish" else "|".join(word_patterns),
+        command=" ".join(map(quote_word, command_words or find_own_command())),
         completion=shellcode(COMPLETED_COMMANDS, shell=shell_name, argcomplete_script="_shardlab"),
     )
 
@@ -113,7 +113,7 @@ def detect_shell() -> str:
     return parent_name if parent_name in CODE_BY_SHELL else Path(os.environ.get("SHELL", "")).name
 
 
-def our_command() -> list[str]:
+def find_own_command() -> list[str]:
     """The words of a command that runs this installation of shardlab. Their paths are absolute, so they work in any folder."""
     executable = shutil.which(sys.argv[0])
     if executable and Path(executable).name == "shardlab":
@@ -121,6 +121,6 @@ def our_command() -> list[str]:
     return [sys.executable, "-P", "-m", "shardlab"]  # with -P, Python imports no modules from the current folder
 
 
-def fish_quote(word: str) -> str:
+def quote_for_fish(word: str) -> str:
     """`word` in single quotes for fish. A backslash in single quotes is literal unless a quote or a backslash follows it."""
     return "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'"

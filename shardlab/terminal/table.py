@@ -19,7 +19,7 @@ LONGEST_LINE = 36  # the most characters of a text that is never folded; the lea
 _NUMERIC = re.compile(r"[-+]?[0-9]|\Z")  # matches a text that begins with a number or is empty
 
 
-class Text(msgspec.Struct, frozen=True):
+class CellText(msgspec.Struct, frozen=True):
     """A text of a table that has two parts."""
 
     value: str
@@ -47,7 +47,7 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
     """A column of a table: what it shows of a row, and how."""
 
     heading: str
-    value: Callable[[Row], str | float | Text | None] | None = None
+    value: Callable[[Row], str | float | CellText | None] | None = None
     """The text or number of a row; None: not known. A column of `pieces` without `value` has their texts."""
     unit: str = ""
     """The unit of the numbers."""
@@ -85,29 +85,31 @@ class Column(msgspec.Struct, Generic[Row], frozen=True):
         """The heading with the unit, in one line."""
         return f"{self.heading} ({self.unit})" if self.unit else self.heading
 
-    def whole_text(self, row: Row) -> Text:
+    def whole_text(self, row: Row) -> CellText:
         """The text of a row, not cut. The value is "" if it is not known."""
         if self.value is None:
-            return Text(self.separator.join(piece.text for piece in (self.pieces(row) if self.pieces else ()) if piece.text))
+            return CellText(
+                self.separator.join(piece.text for piece in (self.pieces(row) if self.pieces else ()) if piece.text)
+            )
         cell_value = self.value(row)
-        if isinstance(cell_value, Text):
+        if isinstance(cell_value, CellText):
             return cell_value
         if cell_value is None or isinstance(cell_value, str):
-            return Text(cell_value or "")
+            return CellText(cell_value or "")
         is_integer = isinstance(cell_value, int) and self.scale == 1
         number_text = f"{cell_value:,}" if is_integer else notation.format_number(cell_value / self.scale, self.digits)
-        return Text(f"+{number_text}" if self.is_signed and cell_value > 0 else number_text)
+        return CellText(f"+{number_text}" if self.is_signed and cell_value > 0 else number_text)
 
     def is_cut(self, row: Row) -> bool:
         """Whether the text of a row is longer than the longest that is shown."""
         return self.longest is not None and len(self.whole_text(row).value) > self.longest
 
-    def text(self, row: Row) -> Text:
+    def text(self, row: Row) -> CellText:
         """The text of a row, cut to the longest length."""
         cell_text = self.whole_text(row)
         if self.longest is None or len(cell_text.value) <= self.longest:
             return cell_text
-        return Text(self.cut_texts.get(cell_text.value) or f"{cell_text.value[: self.longest - 1]}…", cell_text.remark)
+        return CellText(self.cut_texts.get(cell_text.value) or f"{cell_text.value[: self.longest - 1]}…", cell_text.remark)
 
 
 class Table(msgspec.Struct, Generic[Row], frozen=True):
@@ -137,7 +139,7 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
             column
             if column.longest is None
             else msgspec.structs.replace(
-                column, cut_texts=_cut_apart([column.whole_text(row).value for row in self.shown_rows], column.longest)
+                column, cut_texts=_cut_texts([column.whole_text(row).value for row in self.shown_rows], column.longest)
             )
             for column in self.columns
         ]
@@ -148,11 +150,11 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
         """The first `most_rows` rows of each group."""
         if self.most_rows is None:
             return self.rows
-        counts: Counter[str] = Counter()
+        count_by_group: Counter[str] = Counter()
         first_rows = []
         for row in self.rows:
-            counts[self.group(row)] += 1
-            if counts[self.group(row)] <= self.most_rows:
+            count_by_group[self.group(row)] += 1
+            if count_by_group[self.group(row)] <= self.most_rows:
                 first_rows.append(row)
         return first_rows
 
@@ -205,29 +207,29 @@ class Table(msgspec.Struct, Generic[Row], frozen=True):
 
     def describe_hidden(self, width: int) -> str:
         """A line that names the columns for which a terminal of this width has no room, and where they are; "" if it has."""
-        if not (names := list(dict.fromkeys(self.hidden))):
+        if not (heading_names := list(dict.fromkeys(self.hidden))):
             return ""
-        rest_clause = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        return f"hidden at {width} columns: {'; '.join(names[:MOST_NAMED])}{rest_clause} (wider terminal, --json)"
+        rest_clause = f" and {len(heading_names) - MOST_NAMED} more" if len(heading_names) > MOST_NAMED else ""
+        return f"hidden at {width} columns: {'; '.join(heading_names[:MOST_NAMED])}{rest_clause} (wider terminal, --json)"
 
 
-def _cut_apart(texts: Sequence[str], longest: int) -> dict[str, str]:
-    """Cut those texts that are longer than `longest`: at the end, or if several texts have the same beginning, in the middle,
-    where they begin to differ. Returns {text: the cut text}."""
-    cut_texts = {text: f"{text[: longest - 1]}…" for text in texts if len(text) > longest}
-    for _ in range(longest):  # each round separates the texts that are still equal
-        texts_of_cut: dict[str, list[str]] = {}
+def _cut_texts(texts: Sequence[str], max_length: int) -> dict[str, str]:
+    """Cut those texts that are longer than `max_length`: at the end, or if several texts have the same beginning, in the
+    middle, where they begin to differ. Returns {text: the cut text}."""
+    cut_texts = {text: f"{text[: max_length - 1]}…" for text in texts if len(text) > max_length}
+    for _ in range(max_length):  # each round separates the texts that are still equal
+        texts_by_cut: dict[str, list[str]] = {}
         for text, cut_text in cut_texts.items():
-            texts_of_cut.setdefault(cut_text, []).append(text)
-        if len(texts_of_cut) == len(cut_texts):
+            texts_by_cut.setdefault(cut_text, []).append(text)
+        if len(texts_by_cut) == len(cut_texts):
             break
-        for equal_texts in texts_of_cut.values():
-            letters_at = enumerate(zip(*equal_texts, strict=False))
-            difference = next((index for index, letters in letters_at if len({*letters}) > 1), min(map(len, equal_texts)))
+        for equal_texts in texts_by_cut.values():
+            indexed_letters = enumerate(zip(*equal_texts, strict=False))
+            split_at = next((index for index, letters in indexed_letters if len({*letters}) > 1), min(map(len, equal_texts)))
             for text in equal_texts if len(equal_texts) > 1 else ():
-                head, start = text[: longest // 2], max(longest // 2, difference - _SHOWN_BEFORE)
-                tail = text[start : start + longest - len(head) - 2]
-                cut_texts[text] = f"{head}…{tail}{'…' if start + len(tail) < len(text) else ''}"
+                text_head, tail_start = text[: max_length // 2], max(max_length // 2, split_at - _SHOWN_BEFORE)
+                text_tail = text[tail_start : tail_start + max_length - len(text_head) - 2]
+                cut_texts[text] = f"{text_head}…{text_tail}{'…' if tail_start + len(text_tail) < len(text) else ''}"
     return cut_texts
 
 

@@ -36,7 +36,7 @@ _DECOMPRESSOR = zstandard.ZstdDecompressor(max_window_size=BLOCK_BYTES)
 T = TypeVar("T")
 
 
-class StandardInput:
+class StandardInputReceiver:
     """What another machine sends to a program that it started over SSH."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
@@ -64,19 +64,19 @@ class HeldCopy(msgspec.Struct):
 class ArrivedRun(msgspec.Struct):
     """The files of a run that arrived in a staging folder."""
 
-    end: RunEnd
+    run_end: RunEnd
     files: dict[str, ManifestFile]
     """By name: size, time and SHA-256 of a file as it was written."""
     is_alone: bool
     """Whether the staging folder was made for these files, so that it contains no other entries."""
 
 
-class Arrival:
+class RunReceiver:
     """Receives the files of runs, one run after the other."""
 
     def __init__(
         self,
-        connection: RemoteConversation | StandardInput,
+        connection: RemoteConversation | StandardInputReceiver,
         shared_runs: Path | None = None,
         report_bytes: Callable[[int], None] = lambda _count: None,
         asked_names: Container[str] | None = None,
@@ -88,21 +88,21 @@ class Arrival:
         asked_names: the only names that files may have; None: all that files of a run may have."""
         self._connection, self._shared_runs, self._report_bytes = connection, shared_runs, report_bytes
         self._asked_names = asked_names
-        self._count = self._next_report_at = 0
+        self._received_bytes = self._next_report_at = 0
         self._buffer = memoryview(bytearray(MOST_BLOCK_BYTES))
-        self._length = memoryview(bytearray(BLOCK_LENGTH.size))
+        self._length_buffer = memoryview(bytearray(BLOCK_LENGTH.size))
 
-    def receive(self, run_id: str, staging: Path, local_copies: Mapping[str, HeldCopy]) -> ArrivedRun:
-        """Receive all files of a run. staging: the folder of this run into which the files are written. local_copies: what is
-        on this machine already, by name of the file.
+    def receive_run(self, run_id: str, staging_folder: Path, local_copies: Mapping[str, HeldCopy]) -> ArrivedRun:
+        """Receive all files of a run. staging_folder: the folder of this run into which the files are written. local_copies:
+        what is on this machine already, by name of the file.
 
         Raises InputError if the cluster sends something that is not allowed, and OSError if a file cannot be written.
         """
         arrived_files: dict[str, ManifestFile] = {}
-        is_alone = not os.path.lexists(staging)
+        is_alone = not os.path.lexists(staging_folder)
         while not isinstance(message := self._connection.receive(FILE_OR_END), RunEnd):
             if self._asked_names is None:
-                manifest.check_name(message.name)
+                manifest.check_received_name(message.name)
             elif message.name not in self._asked_names:
                 raise InputError(f"the cluster sends {message.name[:100]!r}, which was not asked for")
             local_copy = local_copies.get(message.name)
@@ -115,61 +115,61 @@ class Arrival:
                 blocks = (self._receive_block(message, message.follows),)
             else:
                 blocks = self._receive_blocks(message)
-            staged_path, held_copy = f"{staging}/{message.name}", local_copy if message.begin else None
+            staged_path, held_copy = f"{staging_folder}/{message.name}", local_copy if message.begin else None
             # A file is never written twice into a new folder. Some file systems store `a` and `A` as the same file.
             extra_flags = os.O_EXCL if is_alone else os.O_TRUNC if held_copy is None else 0
             arrived_files[message.name] = self._write_file(staged_path, extra_flags, held_copy, blocks, message.mtime_ns)
-        self._report_bytes(self._count)
+        self._report_bytes(self._received_bytes)
         return ArrivedRun(message, arrived_files, is_alone)
 
     def _write_file(
-        self, path: str, extra_flags: int, held_copy: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
+        self, file_path: str, extra_flags: int, held_copy: HeldCopy | None, blocks: Iterable[memoryview | bytes], mtime_ns: int
     ) -> ManifestFile:
         """Write a file. Returns what was written.
 
         extra_flags: further flags of `os.open`. held_copy: the file with whose content it begins, which may be the file itself.
         blocks: the rest of the content. mtime_ns: the time of the last change that the file gets.
         """
-        digest = hashlib.sha256()
-        descriptor = _open_file(path, extra_flags)
+        sha256 = hashlib.sha256()
+        descriptor = _open_file(file_path, extra_flags)
         try:
             written_bytes = 0
             if held_copy is not None:
-                is_in_place = str(held_copy.path) == path
+                is_in_place = str(held_copy.path) == file_path
                 for block in _read_blocks(held_copy.path, 0, held_copy.file.bytes):
-                    digest.update(block)
+                    sha256.update(block)
                     files.write_all(descriptor, b"" if is_in_place else block)
                     written_bytes += len(block)
                 os.lseek(descriptor, written_bytes, os.SEEK_SET)
             for block in blocks:
-                digest.update(block)
+                sha256.update(block)
                 files.write_all(descriptor, block)
                 written_bytes += len(block)
-                self._count += len(block)
-                if self._count >= self._next_report_at:
-                    self._next_report_at = self._count + BLOCK_BYTES
-                    self._report_bytes(self._count)
+                self._received_bytes += len(block)
+                if self._received_bytes >= self._next_report_at:
+                    self._next_report_at = self._received_bytes + BLOCK_BYTES
+                    self._report_bytes(self._received_bytes)
             if held_copy is not None:
                 os.ftruncate(descriptor, written_bytes)
             os.utime(descriptor, ns=(mtime_ns, mtime_ns))
         finally:
             os.close(descriptor)
-        return ManifestFile(written_bytes, mtime_ns, digest.hexdigest())
+        return ManifestFile(written_bytes, mtime_ns, sha256.hexdigest())
 
-    def _receive_blocks(self, file: FileBegin) -> Iterator[memoryview | bytes]:
+    def _receive_blocks(self, file_begin: FileBegin) -> Iterator[memoryview | bytes]:
         while True:
-            self._connection.receive_into(self._length)
-            (block_length,) = BLOCK_LENGTH.unpack(self._length)
+            self._connection.receive_into(self._length_buffer)
+            (block_length,) = BLOCK_LENGTH.unpack(self._length_buffer)
             if not block_length:
                 return
-            yield self._receive_block(file, block_length)
+            yield self._receive_block(file_begin, block_length)
 
-    def _receive_block(self, file: FileBegin, block_length: int) -> memoryview | bytes:
+    def _receive_block(self, file_begin: FileBegin, block_length: int) -> memoryview | bytes:
         if block_length > MOST_BLOCK_BYTES:
             raise InputError(f"the cluster sends a block of {block_length:,} bytes; allowed are {MOST_BLOCK_BYTES:,}")
         block = self._buffer[:block_length]
         self._connection.receive_into(block)
-        return _decompress_block(block, file.name) if file.is_compressed else block
+        return _decompress_block(block, file_begin.name) if file_begin.is_compressed else block
 
 
 def _decompress_block(block: memoryview, file_name: str) -> bytes:
@@ -214,8 +214,8 @@ def _make_folder(folder: Path) -> None:
 def _read_blocks(path: Path, begin_byte: int, end_byte: int) -> Iterator[memoryview | bytes]:
     """The bytes of a regular file from `begin_byte` to `end_byte`, in blocks; fewer bytes if the file is shorter, has vanished
     or is something else now, which the SHA-256 shows."""
-    with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as file:
-        file.seek(begin_byte)
-        while begin_byte < end_byte and (block := file.read(min(BLOCK_BYTES, end_byte - begin_byte))):
+    with contextlib.suppress(FileNotFoundError, NotRegular), files.open_regular(path) as opened_file:
+        opened_file.seek(begin_byte)
+        while begin_byte < end_byte and (block := opened_file.read(min(BLOCK_BYTES, end_byte - begin_byte))):
             begin_byte += len(block)
             yield block

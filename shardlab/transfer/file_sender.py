@@ -28,24 +28,24 @@ class FileSender:
         """write_through: sends bytes at once, and raises an exception if it cannot."""
         self._write_through = write_through
         self._encoder = msgspec.json.Encoder()
-        self._unwritten: list[bytes] = []  # what is not yet sent
+        self._unwritten_parts: list[bytes] = []  # what is not yet sent
         self._unwritten_bytes = 0  # size of `_unwritten` in bytes
-        self._memory = memoryview(bytearray(BLOCK_BYTES))  # the block of a file that is being sent
+        self._buffer = memoryview(bytearray(BLOCK_BYTES))  # the block of a file that is being sent
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
     def send_message(self, message: object) -> None:
         """Send a message, at the latest with the next `flush_output`."""
-        self._write(self._encoder.encode(message) + b"\n")
+        self._add_output(self._encoder.encode(message) + b"\n")
 
     def flush_output(self) -> None:
         """Send everything that is not yet sent."""
-        self._write_through(b"".join(self._unwritten))
-        self._unwritten, self._unwritten_bytes = [], 0
+        self._write_through(b"".join(self._unwritten_parts))
+        self._unwritten_parts, self._unwritten_bytes = [], 0
 
     def send_file(
         self,
         path: str,
-        name: str,
+        file_name: str,
         file_bytes: int,
         mtime_ns: int,
         held_file: HeldFile | None = None,
@@ -54,48 +54,49 @@ class FileSender:
     ) -> ManifestFile:
         """Send a file from where the other machine's copy ends. Returns the size and the digest of the file as it was sent.
 
-        name: the name in the message. file_bytes, mtime_ns: size and time of the file before it is opened; what is appended
-        later is not sent. held_file: the copy of the other machine. is_shared: whether the content is not sent. Raises OSError.
+        file_name: the name in the message. file_bytes, mtime_ns: size and time of the file before it is opened; what is
+        appended later is not sent. held_file: the copy of the other machine. is_shared: whether the content is not sent. Raises
+        OSError.
         """
         descriptor, _ = files.open_descriptor(path)
         try:
-            begin_byte, digest = 0, hashlib.sha256()
+            begin_byte, sha256 = 0, hashlib.sha256()
             if held_file is not None and held_file.bytes <= file_bytes:
                 for block in self._read_blocks(descriptor, 0, held_file.bytes):
-                    digest.update(block)
+                    sha256.update(block)
                     begin_byte += len(block)
-                if begin_byte != held_file.bytes or digest.hexdigest() != held_file.sha256:
-                    begin_byte, digest = 0, hashlib.sha256()
+                if begin_byte != held_file.bytes or sha256.hexdigest() != held_file.sha256:
+                    begin_byte, sha256 = 0, hashlib.sha256()
             if file_bytes and begin_byte == file_bytes:  # the other machine has the whole file
-                return ManifestFile(file_bytes, mtime_ns, digest.hexdigest())
-            is_compressed = name.endswith(TEXT_SUFFIXES)
-            end = begin_byte
+                return ManifestFile(file_bytes, mtime_ns, sha256.hexdigest())
+            is_compressed = file_name.endswith(TEXT_SUFFIXES)
+            end_byte = begin_byte
             if is_shared:
                 for block in self._read_blocks(descriptor, begin_byte, file_bytes):
-                    digest.update(block)
-                    end += len(block)
-                self.send_message(FileBegin(name, begin_byte, end, mtime_ns))
+                    sha256.update(block)
+                    end_byte += len(block)
+                self.send_message(FileBegin(file_name, begin_byte, end_byte, mtime_ns))
             elif (
                 file_bytes - begin_byte <= BLOCK_BYTES
                 and len(block := self._read_block(descriptor, begin_byte, file_bytes)) == file_bytes - begin_byte
             ):
-                digest.update(block)
-                end = file_bytes
-                content = self._compressor.compress(block) if is_compressed else bytes(block)
-                self.send_message(FileBegin(name, begin_byte, file_bytes, mtime_ns, is_compressed, len(content)))
-                self._write(content)
+                sha256.update(block)
+                end_byte = file_bytes
+                block_bytes = self._compressor.compress(block) if is_compressed else bytes(block)
+                self.send_message(FileBegin(file_name, begin_byte, file_bytes, mtime_ns, is_compressed, len(block_bytes)))
+                self._add_output(block_bytes)
             else:
-                self.send_message(FileBegin(name, begin_byte, file_bytes, mtime_ns, is_compressed))
+                self.send_message(FileBegin(file_name, begin_byte, file_bytes, mtime_ns, is_compressed))
                 try:
                     for block in self._read_blocks(descriptor, begin_byte, file_bytes):
-                        digest.update(block)
-                        end += len(block)
+                        sha256.update(block)
+                        end_byte += len(block)
                         self._send_block(self._compressor.compress(block) if is_compressed else block)
                 finally:
                     self._send_block(b"")  # also if the file cannot be read further, so that the next message is understood
         finally:
             os.close(descriptor)
-        return ManifestFile(end, mtime_ns, digest.hexdigest())
+        return ManifestFile(end_byte, mtime_ns, sha256.hexdigest())
 
     def _read_blocks(self, descriptor: int, begin_byte: int, end_byte: int) -> Iterator[memoryview]:
         """The bytes of a file from `begin_byte` to `end_byte` in blocks; fewer bytes if the file has become shorter.
@@ -110,18 +111,18 @@ class FileSender:
     def _read_block(self, descriptor: int, begin_byte: int, end_byte: int) -> memoryview:
         """The bytes of a file from `begin_byte` to `end_byte`, at most one block; fewer bytes if the file has become
         shorter."""
-        return self._memory[: os.preadv(descriptor, [self._memory[: min(BLOCK_BYTES, end_byte - begin_byte)]], begin_byte)]
+        return self._buffer[: os.preadv(descriptor, [self._buffer[: min(BLOCK_BYTES, end_byte - begin_byte)]], begin_byte)]
 
     def _send_block(self, block: bytes | memoryview) -> None:
-        self._write(BLOCK_LENGTH.pack(len(block)))
+        self._add_output(BLOCK_LENGTH.pack(len(block)))
         if len(block) > MOST_COPIED_BYTES:
             self.flush_output()
             self._write_through(block)
         else:
-            self._write(bytes(block))
+            self._add_output(bytes(block))
 
-    def _write(self, content: bytes) -> None:
-        self._unwritten.append(content)
-        self._unwritten_bytes += len(content)
+    def _add_output(self, sent_part: bytes) -> None:
+        self._unwritten_parts.append(sent_part)
+        self._unwritten_bytes += len(sent_part)
         if self._unwritten_bytes > MOST_WAITING_BYTES:
             self.flush_output()

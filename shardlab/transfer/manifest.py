@@ -52,12 +52,12 @@ class RunManifest(msgspec.Struct):
         return has_files and self.complete == other_manifest.complete
 
 
-class Listing(msgspec.Struct):
+class FolderListing(msgspec.Struct):
     """The entries of a run folder."""
 
-    regular: dict[str, os.stat_result] = {}
+    status_by_file: dict[str, os.stat_result] = {}
     """Name of a regular file -> its status."""
-    other: dict[str, str] = {}
+    other_kinds: dict[str, str] = {}
     """Name -> kind of each entry that a manifest cannot contain: an entry that is neither a regular file nor a folder, or whose
     name is not valid UTF-8."""
 
@@ -71,11 +71,11 @@ class ManifestDifference(msgspec.Struct):
     """Files that are missing."""
     added: list[str] = []
     """Files that are not in the manifest."""
-    hashed: int = 0
+    hashed_count: int = 0
     """Number of files that had to be read for the comparison."""
 
     @property
-    def problems(self) -> list[str]:
+    def describe_problems(self) -> list[str]:
         """The differences in words: one clause for each file that changed or is missing."""
         changed_clauses = [f"{name}: its content changed" for name in self.changed]
         return changed_clauses + [f"{name}: the file is missing" for name in self.vanished]
@@ -95,21 +95,21 @@ def check_received_manifest(run_manifest: RunManifest, run_id: str) -> None:
         id_text = f"{run_manifest.schema} and run id {run_manifest.run_id!r}"
         raise InputError(f"the cluster's manifest has schema {id_text}. Expected: {MANIFEST_SCHEMA} and {run_id!r}")
     for name in run_manifest.files:
-        check_name(name)
-    folders = {name.rpartition("/")[0] for name in run_manifest.files}
-    while folders:
-        if files_and_folders := sorted(folders & run_manifest.files.keys()):  # a file cannot be a folder, too
+        check_received_name(name)
+    folder_names = {name.rpartition("/")[0] for name in run_manifest.files}
+    while folder_names:
+        if files_and_folders := sorted(folder_names & run_manifest.files.keys()):  # a file cannot be a folder, too
             raise InputError(INVALID_NAME_TEXT.format(files_and_folders[0][:100]))
-        folders = {folder.rpartition("/")[0] for folder in folders if "/" in folder}
+        folder_names = {folder.rpartition("/")[0] for folder in folder_names if "/" in folder}
 
 
-def check_name(name: str) -> None:
+def check_received_name(file_name: str) -> None:
     """Check the name of a file that another machine sent. Raises InputError if a file of a run may not have this name."""
-    if not _is_valid_name(name):
-        raise InputError(INVALID_NAME_TEXT.format(name[:100]))
+    if not _is_valid_name(file_name):
+        raise InputError(INVALID_NAME_TEXT.format(file_name[:100]))
 
 
-def _is_valid_name(name: str) -> bool:
+def _is_valid_name(file_name: str) -> bool:
     """Whether a file of a run may have this name.
 
     Not allowed: names outside of the run folder, the name of the manifest, and hidden names, because hidden files are temporary
@@ -117,9 +117,9 @@ def _is_valid_name(name: str) -> bool:
     """
     # These conditions are fast, because a run may have thousands of files. Together they exclude an empty part between slashes,
     # and a part that begins with a dot.
-    has_hidden_part = name.startswith(("/", ".")) or name.endswith("/") or "//" in name or "/." in name
-    is_manifest = name == MANIFEST_FILE or name.startswith(f"{MANIFEST_FILE}/")
-    return 0 < len(name) <= MOST_NAME_LENGTH and name.isprintable() and not has_hidden_part and not is_manifest
+    has_hidden_part = file_name.startswith(("/", ".")) or file_name.endswith("/") or "//" in file_name or "/." in file_name
+    is_manifest = file_name == MANIFEST_FILE or file_name.startswith(f"{MANIFEST_FILE}/")
+    return 0 < len(file_name) <= MOST_NAME_LENGTH and file_name.isprintable() and not has_hidden_part and not is_manifest
 
 
 def write_manifest(run_dir: RunDir, manifest: RunManifest) -> None:
@@ -128,27 +128,27 @@ def write_manifest(run_dir: RunDir, manifest: RunManifest) -> None:
 
 
 def make_manifest(
-    run_dir: RunDir, listing: Listing, *, is_complete: bool, earlier_manifest: RunManifest | None = None
+    run_dir: RunDir, listing: FolderListing, *, is_complete: bool, earlier_manifest: RunManifest | None = None
 ) -> RunManifest:
     """Make the manifest of a run: hash every file that `listing` contains. Raises WorkspaceError if a file cannot be read.
 
     earlier_manifest: an earlier manifest. A file that still has the size and the time in this manifest is not hashed again.
     """
-    file_of_name: dict[str, ManifestFile] = {}
+    file_by_name: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
-        for name, status in listing.regular.items():
+        for name, status in listing.status_by_file.items():
             old_file = earlier_manifest.files.get(name) if earlier_manifest else None
             try:
-                file_of_name[name] = (
+                file_by_name[name] = (
                     old_file if old_file and is_unchanged(old_file, status) else hash_file(run_dir.path / name, status)
                 )
             except FileNotFoundError:  # the run is still going on and removed the file
                 continue
-    return RunManifest(MANIFEST_SCHEMA, run_dir.run_id, file_of_name, is_complete)
+    return RunManifest(MANIFEST_SCHEMA, run_dir.run_id, file_by_name, is_complete)
 
 
 def compare_with_manifest(
-    run_dir: RunDir, listing: Listing, old_manifest: RunManifest
+    run_dir: RunDir, listing: FolderListing, old_manifest: RunManifest
 ) -> tuple[RunManifest, ManifestDifference]:
     """Compare a run with its manifest `old_manifest`. Returns (manifest of the run as it is now, difference from
     `old_manifest`).
@@ -157,44 +157,44 @@ def compare_with_manifest(
     may be appended even after the end of a run.
     """
     difference = ManifestDifference()
-    current_files: dict[str, ManifestFile] = {}
+    current_file_by_name: dict[str, ManifestFile] = {}
     with files.as_workspace_error("read"):
-        for name, status in listing.regular.items():
+        for name, file_status in listing.status_by_file.items():
             old_file = old_manifest.files.get(name)
-            if old_file and is_unchanged(old_file, status):
-                current_files[name] = old_file
+            if old_file and is_unchanged(old_file, file_status):
+                current_file_by_name[name] = old_file
                 continue
-            current_files[name] = hash_file(run_dir.path / name, status)
-            difference.hashed += 1
+            current_file_by_name[name] = hash_file(run_dir.path / name, file_status)
+            difference.hashed_count += 1
             if old_file is None:
                 difference.added.append(name)
-            elif current_files[name].sha256 != old_file.sha256 and not only_grew(run_dir.path / name, old_file):
+            elif current_file_by_name[name].sha256 != old_file.sha256 and not only_appended(run_dir.path / name, old_file):
                 difference.changed.append(name)
-    difference.vanished = sorted(old_manifest.files.keys() - current_files.keys())
-    return RunManifest(MANIFEST_SCHEMA, run_dir.run_id, current_files, True), difference
+    difference.vanished = sorted(old_manifest.files.keys() - current_file_by_name.keys())
+    return RunManifest(MANIFEST_SCHEMA, run_dir.run_id, current_file_by_name, True), difference
 
 
-def list_files(folder: Path) -> Listing:
+def list_files(folder: Path) -> FolderListing:
     """List the entries of a run folder, ordered by name. Hidden files and folders are not listed, because they are temporary,
     and neither is the working folder of a command.
 
     Raises WorkspaceError if a folder cannot be read.
     """
-    listing = Listing()
+    listing = FolderListing()
     with files.as_workspace_error("read"):
         _list_folder(folder, "", listing)
     return listing
 
 
-def is_unchanged(file: ManifestFile, status: os.stat_result) -> bool:
+def is_unchanged(manifest_file: ManifestFile, file_status: os.stat_result) -> bool:
     """Whether a file still has the size and the time that it had when it was hashed."""
-    return (file.bytes, file.mtime_ns) == (status.st_size, status.st_mtime_ns)
+    return (manifest_file.bytes, manifest_file.mtime_ns) == (file_status.st_size, file_status.st_mtime_ns)
 
 
-def hash_file(path: Path, status: os.stat_result) -> ManifestFile:
-    """Hash a file. status: the size and time of the file before it is read, so that a change during the reading will be
+def hash_file(path: Path, file_status: os.stat_result) -> ManifestFile:
+    """Hash a file. file_status: the size and time of the file before it is read, so that a change during the reading will be
     noticed."""
-    return ManifestFile(status.st_size, status.st_mtime_ns, compute_digest(path))
+    return ManifestFile(file_status.st_size, file_status.st_mtime_ns, compute_digest(path))
 
 
 def compute_digest(path: Path | str, hashed_bytes: int | None = None) -> str:
@@ -205,59 +205,59 @@ def compute_digest(path: Path | str, hashed_bytes: int | None = None) -> str:
     descriptor, file_bytes = files.open_descriptor(path)
     try:
         if file_bytes < BLOCK_BYTES:  # one read: a run may have thousands of small files
-            content = os.read(descriptor, BLOCK_BYTES)
-            if len(content) == file_bytes:
-                return hashlib.sha256(content[:hashed_bytes]).hexdigest()
+            file_content = os.read(descriptor, BLOCK_BYTES)
+            if len(file_content) == file_bytes:
+                return hashlib.sha256(file_content[:hashed_bytes]).hexdigest()
             os.lseek(descriptor, 0, os.SEEK_SET)  # the file changed since it was opened, so it is read from its start again
         with open(descriptor, "rb", buffering=0, closefd=False) as open_file:
             if hashed_bytes is None:
                 return hashlib.file_digest(open_file, "sha256").hexdigest()
-            digest = hashlib.sha256()
+            sha256 = hashlib.sha256()
             while hashed_bytes and (block := open_file.read(min(BLOCK_BYTES, hashed_bytes))):
-                digest.update(block)
+                sha256.update(block)
                 hashed_bytes -= len(block)
-            return digest.hexdigest()
+            return sha256.hexdigest()
     finally:
         os.close(descriptor)
 
 
-def regular_file_status(folder: Path, file_name: str) -> os.stat_result | None:
+def read_file_status(folder: Path, file_name: str) -> os.stat_result | None:
     """The status of the regular file `file_name` in a folder, or None if there is no entry of this name.
 
     file_name: a path relative to the folder. Raises NotRegular if the entry is not a regular file, or if `folder` or any folder
     on the path is not a folder."""
-    path = str(folder)
+    entry_path = str(folder)
     for name_part in file_name.split("/"):
         try:
-            folder_mode = os.lstat(path).st_mode
+            folder_mode = os.lstat(entry_path).st_mode
         except FileNotFoundError:
             return None
         if not stat.S_ISDIR(folder_mode):
-            raise files.NotRegular(path, files.describe_file_kind(folder_mode))
-        path = f"{path}/{name_part}"
+            raise files.NotRegular(entry_path, files.describe_file_kind(folder_mode))
+        entry_path = f"{entry_path}/{name_part}"
     try:
-        file_status = os.lstat(path)
+        file_status = os.lstat(entry_path)
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(file_status.st_mode):
-        raise files.NotRegular(path, files.describe_file_kind(file_status.st_mode))
+        raise files.NotRegular(entry_path, files.describe_file_kind(file_status.st_mode))
     return file_status
 
 
-def put_in_place(staged_path: Path, final_path: Path, file: ManifestFile) -> None:
+def put_in_place(staged_path: Path, final_path: Path, manifest_file: ManifestFile) -> None:
     """Move a file that arrived to its final path, and set the time that the manifest gives for it. Raises OSError."""
-    os.utime(staged_path, ns=(file.mtime_ns, file.mtime_ns))
+    os.utime(staged_path, ns=(manifest_file.mtime_ns, manifest_file.mtime_ns))
     files.move_into_place(staged_path, final_path)
 
 
-def only_grew(path: Path, earlier_file: ManifestFile) -> bool:
+def only_appended(path: Path, earlier_file: ManifestFile) -> bool:
     """Whether a file is an event file that still begins with its earlier content, so that events were only appended."""
     if not (path.name.startswith("events.") and path.suffix == ".jsonl"):
         return False
     return compute_digest(path, earlier_file.bytes) == earlier_file.sha256
 
 
-def _list_folder(folder: Path, prefix: str, listing: Listing) -> None:
+def _list_folder(folder: Path, prefix: str, listing: FolderListing) -> None:
     try:
         with os.scandir(folder) as folder_entries:
             sorted_entries = sorted(folder_entries, key=lambda entry: entry.name)
@@ -272,10 +272,10 @@ def _list_folder(folder: Path, prefix: str, listing: Listing) -> None:
         except FileNotFoundError:
             continue
         if not files.is_utf8(entry.name):
-            listing.other[entry_name] = f"{files.describe_file_kind(entry_status.st_mode)} whose name is not valid UTF-8"
+            listing.other_kinds[entry_name] = f"{files.describe_file_kind(entry_status.st_mode)} whose name is not valid UTF-8"
         elif stat.S_ISREG(entry_status.st_mode):
-            listing.regular[entry_name] = entry_status
+            listing.status_by_file[entry_name] = entry_status
         elif stat.S_ISDIR(entry_status.st_mode):
             _list_folder(folder / entry.name, f"{entry_name}/", listing)
         else:
-            listing.other[entry_name] = files.describe_file_kind(entry_status.st_mode)
+            listing.other_kinds[entry_name] = files.describe_file_kind(entry_status.st_mode)

@@ -24,55 +24,55 @@ def write_checksums(folder: Path, model: Any, optimizer: Any, step: int) -> None
     rank = torch.distributed.get_rank() if has_group else int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
     environment_size = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
     world_size = torch.distributed.get_world_size() if has_group else environment_size
-    record = ModelChecksum(schema=SCHEMA, step=step, rank=rank, world_size=world_size)
+    model_checksum = ModelChecksum(schema=SCHEMA, step=step, rank=rank, world_size=world_size)
     own_optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate, Lightning and DeepSpeed wrap that of the script
-    record.optimizer = None if optimizer is None else type(own_optimizer).__name__
-    sums: list[torch.Tensor] = []
+    model_checksum.optimizer = None if optimizer is None else type(own_optimizer).__name__
+    checksum_tensors: list[torch.Tensor] = []
     for piece in list_pieces(model):
         if isinstance(piece, UnseenParameter):
-            record.unseen[piece.name] = piece.why
+            model_checksum.unseen[piece.name] = piece.reason
             continue
         if piece.weight.numel() == 0:
             continue
-        sums.append(_project(piece.weight, piece.name, piece.shape, piece.offsets))
+        checksum_tensors.append(_compute_projections(piece.weight, piece.name, piece.shape, piece.offsets))
         if piece.gradient is not None:
-            sums.append(_project(piece.gradient, piece.name, piece.shape, piece.offsets))
-        record.pieces.append(
+            checksum_tensors.append(_compute_projections(piece.gradient, piece.name, piece.shape, piece.offsets))
+        model_checksum.pieces.append(
             PieceChecksum(
                 name=piece.name, shape=list(piece.shape), offsets=list(piece.offsets), block=list(piece.weight.shape),
                 dtype=str(piece.weight.dtype).removeprefix("torch."), weight=[],
                 gradient=None if piece.gradient is None else [],
             )
         )  # fmt: skip
-    numbers = iter(torch.stack(sums).tolist() if sums else ())  # waits for the GPU, once
-    for entry in record.pieces:
-        entry.weight = next(numbers)
-        entry.gradient = None if entry.gradient is None else next(numbers)
-    path = folder / f"rank-{rank:05d}.jsonl"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    checksum_numbers = iter(torch.stack(checksum_tensors).tolist() if checksum_tensors else ())  # waits for the GPU, once
+    for piece_checksum in model_checksum.pieces:
+        piece_checksum.weight = next(checksum_numbers)
+        piece_checksum.gradient = None if piece_checksum.gradient is None else next(checksum_numbers)
+    checksums_path = folder / f"rank-{rank:05d}.jsonl"
+    descriptor = os.open(checksums_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(record) + b"\n")
+        file.write(msgspec.json.encode(model_checksum) + b"\n")
 
 
 @torch.no_grad()
-def _project(block: torch.Tensor, name: str, shape: tuple[int, ...], offsets: tuple[int, ...]) -> torch.Tensor:
+def _compute_projections(block: torch.Tensor, name: str, shape: tuple[int, ...], offsets: tuple[int, ...]) -> torch.Tensor:
     """The checksum of a block of a parameter, as a tensor on the device of the block."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
-    total = torch.zeros(PROJECTIONS, dtype=torch.float64, device=block.device)
+    sums = torch.zeros(PROJECTIONS, dtype=torch.float64, device=block.device)
     strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
-    rows = max(1, CHUNK_ELEMENTS // max(1, block[0].numel()))
-    for start in range(0, block.shape[0], rows):
-        chunk = block[start : start + rows]
-        first_place = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True)) + start * strides[0]
+    for dimension_size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * dimension_size)
+    chunk_rows = max(1, CHUNK_ELEMENTS // max(1, block[0].numel()))
+    for first_row in range(0, block.shape[0], chunk_rows):
+        chunk = block[first_row : first_row + chunk_rows]
+        first_place = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True)) + first_row * strides[0]
         places = torch.full((1,) * chunk.dim(), first_place, dtype=torch.int64, device=block.device)
-        for dimension, (size, stride) in enumerate(zip(chunk.shape, strides, strict=True)):
-            along = torch.arange(size, device=block.device) * stride
-            places = places + along.view([-1 if axis == dimension else 1 for axis in range(chunk.dim())])
+        for dimension, (dimension_size, stride) in enumerate(zip(chunk.shape, strides, strict=True)):
+            dimension_places = torch.arange(dimension_size, device=block.device) * stride
+            places = places + dimension_places.view([-1 if axis == dimension else 1 for axis in range(chunk.dim())])
         values = chunk.to(torch.float64).flatten()
-        total += torch.stack([torch.where(is_negative, -values, values).sum() for is_negative in _draw_signs(places, seed)])
-    return total
+        sums += torch.stack([torch.where(is_negative, -values, values).sum() for is_negative in _draw_signs(places, seed)])
+    return sums
 
 
 def _draw_signs(places: torch.Tensor, seed: int) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ WRAPPERS = {
 WRAPPER_PARTS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_flat_param")
 
 
-class Piece(NamedTuple):
+class ParameterPiece(NamedTuple):
     """A block of a parameter. A tensor is None if this rank holds no element of the parameter."""
 
     name: str
@@ -38,68 +38,69 @@ class UnseenParameter(NamedTuple):
     """A parameter whose pieces cannot be found."""
 
     name: str
-    why: str
+    reason: str
 
 
-def list_pieces(model: Any) -> Iterator[Piece | UnseenParameter]:
+def list_pieces(model: Any) -> Iterator[ParameterPiece | UnseenParameter]:
     """Yields the pieces of all parameters of a model that this rank holds."""
-    while (attribute := WRAPPERS.get(type(model).__name__)) is not None:
-        model = getattr(model, attribute)
+    while (wrapped_attribute := WRAPPERS.get(type(model).__name__)) is not None:
+        model = getattr(model, wrapped_attribute)
     seen_ids = set()
-    for prefix, module in model.named_modules():
+    for module_name, module in model.named_modules():
         flat_parameter = getattr(getattr(module, "_handle", None), "flat_param", None)
         if flat_parameter is not None:
             seen_ids |= {id(flat_parameter), *map(id, flat_parameter._params or ())}
-            yield from _split_flat_parameter(f"{prefix}." if prefix else "", flat_parameter)
+            yield from _split_flat_parameter(f"{module_name}." if module_name else "", flat_parameter)
     for name, parameter in model.named_parameters():
         if id(parameter) in seen_ids:
             continue
         if hasattr(parameter, "ds_tensor"):
-            yield from _cut_zero_parameter(_clean_name(name), parameter)
+            yield from _cut_zero_parameter(_strip_wrapper_names(name), parameter)
         elif hasattr(parameter, "placements"):
-            yield _localize_dtensor(_clean_name(name), parameter)
+            yield _localize_dtensor(_strip_wrapper_names(name), parameter)
         else:
             gradient = None if parameter.grad is None else parameter.grad.flatten()
-            yield Piece(_clean_name(name), parameter.detach().flatten(), gradient, (parameter.numel(),), (0,))
+            yield ParameterPiece(_strip_wrapper_names(name), parameter.detach().flatten(), gradient, (parameter.numel(),), (0,))
 
 
-def _clean_name(name: str) -> str:
-    for part in WRAPPER_PARTS:
-        name = name.replace(part, "")
+def _strip_wrapper_names(name: str) -> str:
+    for wrapper_part in WRAPPER_PARTS:
+        name = name.replace(wrapper_part, "")
     return name
 
 
-def _split_flat_parameter(prefix: str, flat_parameter: Any) -> Iterator[Piece]:
-    """The pieces in this rank's shard of a flat parameter of FSDP1. prefix: the name of the module that has the parameter."""
-    shard = getattr(
+def _split_flat_parameter(module_prefix: str, flat_parameter: Any) -> Iterator[ParameterPiece]:
+    """The pieces in this rank's shard of a flat parameter of FSDP1. module_prefix: the name of the module that has the
+    parameter."""
+    local_shard = getattr(
         flat_parameter, "_local_shard", flat_parameter.data
     ).detach()  # it has no _local_shard before the first step
     flat_gradient = flat_parameter.grad
-    for index, info in enumerate(flat_parameter._shard_param_infos):
-        if not info.in_shard:
+    for index, shard_info in enumerate(flat_parameter._shard_param_infos):
+        if not shard_info.in_shard:
             continue
-        part = slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard)
+        shard_slice = slice(shard_info.offset_in_shard, shard_info.offset_in_shard + shard_info.numel_in_shard)
         gradient = flat_parameter._params[index].grad if flat_parameter._params is not None else flat_gradient
         if gradient is not None:
             gradient = gradient.flatten()
-            gradient = gradient[part] if gradient.numel() == shard.numel() else gradient
-        if gradient is not None and gradient.numel() != info.numel_in_shard:
+            gradient = gradient[shard_slice] if gradient.numel() == local_shard.numel() else gradient
+        if gradient is not None and gradient.numel() != shard_info.numel_in_shard:
             gradient = None
-        name = _clean_name(prefix + flat_parameter._fqns[index])
-        numel = math.prod(flat_parameter._shapes[index])
-        yield Piece(name, shard[part], gradient, (numel,), (info.intra_param_start_idx,))
+        name = _strip_wrapper_names(module_prefix + flat_parameter._fqns[index])
+        element_count = math.prod(flat_parameter._shapes[index])
+        yield ParameterPiece(name, local_shard[shard_slice], gradient, (element_count,), (shard_info.intra_param_start_idx,))
 
 
-def _cut_zero_parameter(name: str, parameter: Any) -> Iterator[Piece]:
+def _cut_zero_parameter(name: str, parameter: Any) -> Iterator[ParameterPiece]:
     """The piece of a parameter of ZeRO stage 3. The last ranks may hold only padding."""
-    partition = parameter.ds_tensor.detach().flatten()
-    start = parameter.ds_process_group.rank() * partition.numel()
-    held_elements = min(partition.numel(), parameter.ds_numel - start)
+    rank_partition = parameter.ds_tensor.detach().flatten()
+    first_element = parameter.ds_process_group.rank() * rank_partition.numel()
+    held_elements = min(rank_partition.numel(), parameter.ds_numel - first_element)
     if held_elements > 0:
-        yield Piece(name, partition[:held_elements], None, (parameter.ds_numel,), (start,))
+        yield ParameterPiece(name, rank_partition[:held_elements], None, (parameter.ds_numel,), (first_element,))
 
 
-def _localize_dtensor(name: str, parameter: Any) -> Piece | UnseenParameter:
+def _localize_dtensor(name: str, parameter: Any) -> ParameterPiece | UnseenParameter:
     """The piece of a parameter that is a DTensor. Only blocks are supported: a strided shard is none."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -110,5 +111,5 @@ def _localize_dtensor(name: str, parameter: Any) -> Piece | UnseenParameter:
     weight = parameter.detach().to_local()
     gradient = parameter.grad.to_local() if hasattr(parameter.grad, "to_local") else None
     if not parameter.shape:  # a single number
-        return Piece(name, weight.view(1), None if gradient is None else gradient.view(1), (1,), (0,))
-    return Piece(name, weight, gradient, tuple(parameter.shape), tuple(offsets))
+        return ParameterPiece(name, weight.view(1), None if gradient is None else gradient.view(1), (1,), (0,))
+    return ParameterPiece(name, weight, gradient, tuple(parameter.shape), tuple(offsets))

@@ -102,14 +102,15 @@ class ArchiveIndex(msgspec.Struct, frozen=True, kw_only=True):
     left_out: list[LeftOutFile]
 
 
-def read_index(path: Path) -> ArchiveIndex:
-    """Read and check archive.json in the archive `path`. Raises InputError if the file is not a valid archive."""
-    with _open_archive(path) as archive_zip:
-        return _read_valid_index(path, archive_zip)
+def read_index(archive_path: Path) -> ArchiveIndex:
+    """Read and check archive.json in the archive `archive_path`. Raises InputError if the file is not a valid archive."""
+    with _open_archive(archive_path) as archive_zip:
+        return _read_valid_index(archive_path, archive_zip)
 
 
-def unpack_archive(path: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
-    """Check the size and the SHA-256 of each file of the archive `path`, and write the wanted files into an empty folder.
+def unpack_archive(archive_path: Path, folder: Path, is_wanted: Callable[[str], bool] = lambda _name: True) -> ArchiveIndex:
+    """Check the size and the SHA-256 of each file of the archive `archive_path`, and write the wanted files into an empty
+    folder.
 
     folder: the empty folder; a file `workspace/NAME` of the archive becomes `NAME` in it. is_wanted: is called with the path of
     each file below `workspace/`; returns whether to write this file.
@@ -117,19 +118,20 @@ def unpack_archive(path: Path, folder: Path, is_wanted: Callable[[str], bool] = 
     Raises InputError if the archive is damaged or is not valid, and WorkspaceError if a file cannot be written; the caller then
     removes the folder.
     """
-    with _open_archive(path) as archive_zip:
-        index = _read_valid_index(path, archive_zip)
-        wanted_names = {name for name in index.files if is_wanted(name.removeprefix(WORKSPACE_PREFIX))}
-        _check_free_space(path, folder, sum(index.files[name].bytes for name in wanted_names))
-        for name, expected_file in index.files.items():
+    with _open_archive(archive_path) as archive_zip:
+        archive_index = _read_valid_index(archive_path, archive_zip)
+        wanted_names = {name for name in archive_index.files if is_wanted(name.removeprefix(WORKSPACE_PREFIX))}
+        _check_free_space(archive_path, folder, sum(archive_index.files[name].bytes for name in wanted_names))
+        for name, expected_file in archive_index.files.items():
             target_path = folder / name.removeprefix(WORKSPACE_PREFIX) if name in wanted_names else None
-            _check_and_write(path, archive_zip, name, expected_file, target_path)
-        return index
+            _check_and_write(archive_path, archive_zip, name, expected_file, target_path)
+        return archive_index
 
 
-def may_contain(name: str) -> bool:
-    """Whether an archive may contain a file with this path. name: the path below the folder `workspace/` of the archive."""
-    return _is_allowed_name(WORKSPACE_PREFIX + name)
+def may_contain(inner_path: str) -> bool:
+    """Whether an archive may contain a file with this path. inner_path: the path below the folder `workspace/` of the
+    archive."""
+    return _is_allowed_name(WORKSPACE_PREFIX + inner_path)
 
 
 @contextlib.contextmanager
@@ -189,20 +191,20 @@ def _is_allowed_name(name: str) -> bool:
     return all(path_part and not path_part.startswith(".") and len(path_part.encode()) <= 255 for path_part in path_parts)
 
 
-def _check_free_space(path: Path, folder: Path, needed_bytes: int) -> None:
+def _check_free_space(archive_path: Path, folder: Path, needed_bytes: int) -> None:
     disk_status = os.statvfs(folder)
     free_bytes = disk_status.f_bavail * disk_status.f_frsize
     if needed_bytes > free_bytes:
         raise InputError(
-            f"{path}: its files have {needed_bytes / 2**30:,.1f} GiB, and {folder.parent} has "
+            f"{archive_path}: its files have {needed_bytes / 2**30:,.1f} GiB, and {folder.parent} has "
             f"{free_bytes / 2**30:,.1f} GiB free. "
             "Allowed: a folder on a disk with more free space."
         )
 
 
 def _read_member(archive_zip: zipfile.ZipFile, member_name: str, most_bytes: int) -> bytes:
-    with archive_zip.open(member_name) as member:
-        member_bytes = member.read(most_bytes + 1)
+    with archive_zip.open(member_name) as member_file:
+        member_bytes = member_file.read(most_bytes + 1)
     if len(member_bytes) > most_bytes:
         raise InputError(f"{member_name}: has more than {most_bytes} bytes.")
     return member_bytes

@@ -21,7 +21,7 @@ _HANDLE = re.compile(r"(c[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 HEADING = "#"  # of the column with the handles
 
 
-def make_column(find_handle: Callable[[Row], str]) -> Column[Row]:
+def make_handle_column(find_handle: Callable[[Row], str]) -> Column[Row]:
     """The column of a table with the handles. find_handle: returns the handle of a row."""
     return Column(HEADING, find_handle, is_number=False)
 
@@ -31,22 +31,23 @@ def number_cells(cell_ids: Iterable[str]) -> dict[str, str]:
     return {cell_id: f"c{number}" for number, cell_id in enumerate(cell_ids, 1)}
 
 
-def run_handle(run_id: str, handles: Mapping[str, str]) -> str:
-    """The handle of a run, such as `c3.2`; "" if the matrix does not have its cell. handles: as `number_cells` returns them."""
+def make_handle(run_id: str, handles: Mapping[str, str]) -> str:
+    """The handle of a run, such as `c3.2`; "" if the matrix does not have its cell. handle_by_cell: as `number_cells` returns
+    them."""
     id_parts = parse_run_id(run_id)
-    return f"{handles[id_parts.cell]}.{id_parts.repeat}" if id_parts and id_parts.cell in handles else ""
+    return f"{handles[id_parts.cell_name]}.{id_parts.repeat}" if id_parts and id_parts.cell_name in handles else ""
 
 
-def find_cell(name: str, handles: Mapping[str, str]) -> str:
+def find_cell_id(cell_name: str, handles: Mapping[str, str]) -> str:
     """The id of the cell that a handle names; any other name is returned unchanged. Raises InputError if the matrix has fewer
     cells than the number of the handle."""
-    match = _HANDLE.fullmatch(name)
-    if match is None or match[2]:
-        return name
-    cell_id = next((cell_id for cell_id, handle in handles.items() if handle == name), None)
+    handle_match = _HANDLE.fullmatch(cell_name)
+    if handle_match is None or handle_match[2]:
+        return cell_name
+    cell_id = next((cell_id for cell_id, handle in handles.items() if handle == cell_name), None)
     if cell_id is None:
         allowed_text = f"c1 to c{len(handles)}, or an id" if handles else "an id, because no matrix was submitted here"
-        raise InputError(f"{name}: the last matrix (or that of --matrix) has no such cell. Allowed: {allowed_text}.")
+        raise InputError(f"{cell_name}: the last matrix (or that of --matrix) has no such cell. Allowed: {allowed_text}.")
     return cell_id
 
 
@@ -67,14 +68,14 @@ def match_run_ids(run_ids: Iterable[str], patterns: Iterable[str], handles: Mapp
 
 def _find_by_short_name(all_ids: list[str], name: str, handles: Mapping[str, str]) -> list[str]:
     """The last attempts of the runs that a handle or the beginning of an id names. Raises InputError."""
-    if (match := _HANDLE.fullmatch(name)) is not None:
-        cell_id = find_cell(match[1], handles)
+    if (handle_match := _HANDLE.fullmatch(name)) is not None:
+        cell_id = find_cell_id(handle_match[1], handles)
         cell_runs = _select_last_attempts(
-            run_id for run_id in all_ids if (id_parts := parse_run_id(run_id)) and id_parts.cell == cell_id
+            run_id for run_id in all_ids if (id_parts := parse_run_id(run_id)) and id_parts.cell_name == cell_id
         )
-        run_ids = [run_id for run_id in cell_runs if match[2] is None or run_handle(run_id, handles) == name]
+        run_ids = [run_id for run_id in cell_runs if handle_match[2] is None or make_handle(run_id, handles) == name]
         if not run_ids:
-            allowed_text = ", ".join(run_handle(run_id, handles) for run_id in cell_runs[:MOST_CANDIDATES]) or "another cell"
+            allowed_text = ", ".join(make_handle(run_id, handles) for run_id in cell_runs[:MOST_CANDIDATES]) or "another cell"
             raise InputError(f"{name}: the cell {cell_id} has no such run in this workspace. Allowed: {allowed_text}.")
         return run_ids
     # the beginning ...-r1 is not that of ...-r10
@@ -85,7 +86,7 @@ def _find_by_short_name(all_ids: list[str], name: str, handles: Mapping[str, str
         and run_id.startswith(name)
         and not (_NUMBER_AT_END.search(name) and run_id[len(name) : len(name) + 1].isdigit())
     )
-    cell_ids = list(dict.fromkeys(id_parts.cell if (id_parts := parse_run_id(run_id)) else run_id for run_id in run_ids))
+    cell_ids = list(dict.fromkeys(id_parts.cell_name if (id_parts := parse_run_id(run_id)) else run_id for run_id in run_ids))
     if not run_ids:
         raise UnknownName("run", name, all_ids)
     if len(cell_ids) > 1:

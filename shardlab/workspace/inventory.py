@@ -94,7 +94,7 @@ class Inventory(msgspec.Struct, frozen=True):
     environments: dict[str, ProvisionedEnvironment] = {}
     """The further environments that exist on all nodes, by name."""
 
-    def with_role(self, role: str) -> list[InventoryNode]:
+    def list_with_role(self, role: str) -> list[InventoryNode]:
         """The nodes that have this role, in the order of the cluster file."""
         return [node for node in self.nodes if role in node.roles]
 
@@ -120,7 +120,7 @@ def find_environment(workspace: Workspace, cluster: Cluster, name: str) -> Provi
     environment = read_inventory(workspace, cluster.name).environments.get(name)
     if environment is None:
         raise InputError(f"the environment {name} is not ready on the cluster {cluster.name}. {PROVISION_HINT}.")
-    if name not in cluster.environments or environment.keys != cluster.environments[name].digest():
+    if name not in cluster.environments or environment.keys != cluster.environments[name].compute_digest():
         raise InputError(f"the environment {name} changed in the cluster file since `provision` made it. {PROVISION_HINT}.")
     return environment
 
@@ -158,7 +158,7 @@ def read_lease(workspace: Workspace, cluster_name: str | None = None) -> Lease |
 def read_all_reduces(workspace: Workspace, cluster_name: str) -> tuple[MeasuredAllReduce, ...]:
     """The all-reduces that `provision` measured on the cluster with this name; empty if there are none, or if the inventory
     cannot be read (`jobs submit` says why)."""
-    inventory = _read_optional(workspace, cluster_name)
+    inventory = _read_inventory_if_valid(workspace, cluster_name)
     return () if inventory is None else inventory.all_reduces
 
 
@@ -168,22 +168,22 @@ def read_node_bytes(workspace: Workspace, cluster: Cluster) -> int | None:
         import psutil
 
         return int(psutil.virtual_memory().total)
-    inventory = _read_optional(workspace, cluster.name)
+    inventory = _read_inventory_if_valid(workspace, cluster.name)
     if inventory is None:
         return None
     if cluster.provider == "slurm":
         cluster_partition = None if cluster.slurm is None else cluster.slurm.partition
-        memory_sizes = [
+        node_bytes = [
             node_type.memory_mib << 20
             for node_type in inventory.node_types
             if cluster_partition is None or node_type.partition in cluster_partition.split(",")
         ]
     else:
-        memory_sizes = [node.facts.memory_bytes or 0 for node in inventory.with_role("worker") or inventory.nodes]
-    return min(memory_sizes, default=0) or None
+        node_bytes = [node.facts.memory_bytes or 0 for node in inventory.list_with_role("worker") or inventory.nodes]
+    return min(node_bytes, default=0) or None
 
 
-def _read_optional(workspace: Workspace, cluster_name: str) -> Inventory | None:
+def _read_inventory_if_valid(workspace: Workspace, cluster_name: str) -> Inventory | None:
     """The inventory of the cluster with this name; None if there is none, or if it cannot be read."""
     try:
         inventory = read_any_inventory(workspace)
@@ -199,11 +199,11 @@ def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, st
     In a cluster without Slurm, if no node has the role controller, the first node is used. Raises InputError.
     """
     inventory = read_inventory(workspace, cluster.name)
-    nodes = inventory.with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
+    nodes = inventory.list_with_role("controller") or (inventory.nodes if cluster.slurm is None else [])
     node = next(iter(nodes), None)
     if node is None or node.python is None:
         raise InputError(f"{inventory_path(workspace)}: lists no controller with shardlab. Run again: provision CLUSTER.yaml.")
-    address = Address(
+    ssh_address = Address(
         host=node.host,
         port=node.port,
         user=node.user,
@@ -212,4 +212,4 @@ def find_controller(workspace: Workspace, cluster: Cluster) -> tuple[Address, st
         host_keys=cluster.ssh.host_keys,
         shared=cluster.login is not None,
     )
-    return address, node.python
+    return ssh_address, node.python

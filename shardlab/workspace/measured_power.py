@@ -25,28 +25,28 @@ class MeasuredPowers(msgspec.Struct, frozen=True):
     """Maps the id of a run to the mean power of one of its GPUs in watts."""
 
 
-def write_powers(workspace: Workspace, matrix_name: str, watts_per_gpu: Mapping[str, float]) -> None:
+def write_powers(workspace: Workspace, matrix_name: str, watts_by_run: Mapping[str, float]) -> None:
     """Write the file of a matrix, unless no power was measured or the file already has this content. Raises WorkspaceError."""
-    if not watts_per_gpu:
+    if not watts_by_run:
         return
-    folder = _power_folder(workspace)
-    powers_json = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_per_gpu))), indent=2) + b"\n"
-    path = folder / f"{matrix_name}.json"
+    power_folder = _find_power_folder(workspace)
+    powers_json = msgspec.json.format(msgspec.json.encode(MeasuredPowers(SCHEMA, dict(watts_by_run))), indent=2) + b"\n"
+    power_path = power_folder / f"{matrix_name}.json"
     with files.as_workspace_error("write"):
-        if path.exists() and files.read(path) == powers_json:
+        if power_path.exists() and files.read(power_path) == powers_json:
             return
-    files.make_folder(folder)
-    files.write_atomic(path, powers_json)
+    files.make_folder(power_folder)
+    files.write_atomic(power_path, powers_json)
 
 
 def read_all_powers(workspace: Workspace) -> dict[str, float]:
     """The watts per GPU of the runs of all matrices, by run id. Files that are damaged or cannot be read are left out."""
     watts_by_run: dict[str, float] = {}
-    for path in sorted(_power_folder(workspace).glob("*.json")):
+    for path in sorted(_find_power_folder(workspace).glob("*.json")):
         if (measured_powers := json_file.read_json_if_valid(path, MeasuredPowers)) is not None:
             watts_by_run |= measured_powers.watts_per_gpu
     return watts_by_run
 
 
-def _power_folder(workspace: Workspace) -> Path:
+def _find_power_folder(workspace: Workspace) -> Path:
     return workspace.shardlab_folder / "power"

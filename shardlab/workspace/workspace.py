@@ -55,7 +55,7 @@ class Workspace:
         folder = self.path / "templates"
         return None if (folder / "__init__.py").exists() else folder
 
-    def template_files(self) -> list[Path]:
+    def list_template_files(self) -> list[Path]:
         """The user's templates, sorted by path."""
         return sorted(self.own_templates.rglob("*.j2")) if self.own_templates is not None else []
 
@@ -72,16 +72,16 @@ class Workspace:
         """
         return (self.path / Path(path).expanduser()).absolute()
 
-    def data_folder(self, configured_path: str | None) -> Path:
+    def find_data_folder(self, configured_path: str | None) -> Path:
         """The folder that contains the data sets. configured_path: data.path of the cluster file; None or empty: use
         .shardlab/data."""
         return self.resolve_path(configured_path) if configured_path else self.shardlab_folder / "data"
 
-    def find_run(self, name: str, matrix_name: str | None = None) -> RunDir:
+    def find_run_dir(self, run_name: str, matrix_name: str | None = None) -> RunDir:
         """The folder of the run with this name, which `match_run` accepts. Raises InputError if there is no such run."""
-        run_dir = RunDir(self.runs / self.match_run(name, matrix_name))
+        run_dir = RunDir(self.runs / self.match_run(run_name, matrix_name))
         if not run_dir.run_json.exists():
-            raise UnknownName("run", name, self.run_ids(), place=str(self.runs))
+            raise UnknownName("run", run_name, self.list_runs(), place=str(self.runs))
         return run_dir
 
     def match_run(self, name: str, matrix_name: str | None = None) -> str:
@@ -92,7 +92,7 @@ class Workspace:
         run_ids = self.match_runs([name], matrix_name)
         if len(run_ids) > 1:
             cell_handles = self.number_cells(matrix_name)
-            candidates = [f"{handles.run_handle(run_id, cell_handles)} {run_id}".strip() for run_id in run_ids[:5]]
+            candidates = [f"{handles.make_handle(run_id, cell_handles)} {run_id}".strip() for run_id in run_ids[:5]]
             raise InputError(f"{name!r} matches {len(run_ids)} runs: {', '.join(candidates)}. Allowed: one run.")
         return run_ids[0]
 
@@ -103,7 +103,7 @@ class Workspace:
 
         matrix_name: the matrix whose cells handles number; None: the last matrix. run_ids: the ids to choose from; None: those
         of all runs in this workspace."""
-        all_ids = self.run_ids() if run_ids is None else run_ids
+        all_ids = self.list_runs() if run_ids is None else run_ids
         return handles.match_run_ids(all_ids, names, self.number_cells(matrix_name))
 
     def number_cells(self, matrix_name: str | None = None) -> dict[str, str]:
@@ -113,7 +113,7 @@ class Workspace:
             return handles.number_cells(cell.id for cell in self.read_expansion(matrix_name).cells)
         return {}
 
-    def run_ids(self) -> list[str]:
+    def list_runs(self) -> list[str]:
         """The ids of all runs in this workspace, sorted."""
         try:
             return sorted(entry.name for entry in os.scandir(self.runs) if RUN_ID.fullmatch(entry.name) and entry.is_dir())
@@ -122,9 +122,9 @@ class Workspace:
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "read") from error
 
-    def all_runs(self) -> list[RunDir]:
+    def list_folders(self) -> list[RunDir]:
         """The folders of all runs in this workspace, sorted by id."""
-        return [RunDir(self.runs / run_id) for run_id in self.run_ids()]
+        return [RunDir(self.runs / run_id) for run_id in self.list_runs()]
 
     @contextlib.contextmanager
     def hold_runs_lock(self) -> Iterator[None]:
@@ -143,7 +143,7 @@ class Workspace:
         files.write_json(folder / f"{expansion.name}.json", expansion)
         files.write_json(self.shardlab_folder / LAST_MATRIX, LastMatrix(schema=1, name=expansion.name))
 
-    def matrix_names(self) -> list[str]:
+    def list_matrix_names(self) -> list[str]:
         """The names of the matrices that were rendered in this workspace, sorted."""
         return sorted(path.stem for path in (self.shardlab_folder / "matrices").glob("*.json"))
 
@@ -156,8 +156,8 @@ class Workspace:
         ):
             matrix_name = last_matrix.name
         if matrix_name is not None:
-            if matrix_name not in self.matrix_names():
-                raise UnknownName("matrix in this workspace", matrix_name, self.matrix_names())
+            if matrix_name not in self.list_matrix_names():
+                raise UnknownName("matrix in this workspace", matrix_name, self.list_matrix_names())
             expansion = json_file.read_json(self.shardlab_folder / "matrices" / f"{matrix_name}.json", Expansion, fault)
         if expansion is None:
             raise InputError(

@@ -69,7 +69,7 @@ class Proof(msgspec.Struct, kw_only=True):
     """Consent: the SHA-256 of each file, by its path in the workspace."""
 
 
-def mark_path(workspace: Workspace) -> Path:
+def make_mark_path(workspace: Workspace) -> Path:
     """The path of this user's mark."""
     return workspace.shardlab_folder / f"trusted.{os.geteuid()}.json"
 
@@ -85,13 +85,13 @@ def begin_workspace(workspace: Workspace) -> None:
         os.umask(os.umask(0o077) | stat.S_IWGRP)
     if _may_begin(workspace):
         try:
-            unseen_powers = _cluster_file_powers(workspace)
+            unseen_powers = _list_cluster_file_powers(workspace)
         except InputError:
             return
         _make_proofs_folder()
         with _hold_beginning_lock():
             if _may_begin(workspace):  # else another command has begun it in the meantime
-                _write_proof(workspace, began=True, unshown=unseen_powers)
+                _write_proof(workspace, began_here=True, unshown=unseen_powers)
 
 
 def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Path] = (), *, only_writes: bool = False) -> None:
@@ -102,12 +102,12 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
     other_files = list(other_files)
     if not is_allowed(workspace, other_files) and not _is_allowed_now(workspace, other_files):
         exposed_reasons = workspace.explain_exposed_folders()
-        reason = (
+        cause = (
             f"{exposed_reasons[0].rstrip('.')}"
             if exposed_reasons
             else "nothing shows that this workspace began on this account"
         )
-        unknown_files = sorted(_files_without_consent(workspace, other_files))
+        unknown_files = sorted(_list_files_without_consent(workspace, other_files))
         remainder = f" and {len(unknown_files) - MOST_NAMED_FILES} more" if len(unknown_files) > MOST_NAMED_FILES else ""
         file_list = (
             f" Not allowed yet: {', '.join(map(printable.clean_to_one_line, unknown_files[:MOST_NAMED_FILES]))}{remainder}."
@@ -115,10 +115,10 @@ def must_be_allowed(workspace: Workspace, action: str, other_files: Iterable[Pat
             else ""
         )
         raise InputError(
-            f"{workspace.path}: not allowed: this command would {action}, and {reason}; files of another person may steer it."
+            f"{workspace.path}: not allowed: this command would {action}, and {cause}; files of another person may steer it."
             f"{file_list} If you wrote these files or have read all of them, allow it with --trust."
         )
-    if not only_writes and (unshown := unshown_powers(workspace)):
+    if not only_writes and (unshown := list_unshown_powers(workspace)):
         raise InputError(
             f"{workspace.path / 'cluster.yaml'}: was there before this workspace began, and was not shown yet. It "
             f"{'; '.join(map(printable.clean_to_one_line, unshown))}. Run first: provision, which shows it; or allow it "
@@ -140,12 +140,12 @@ def is_allowed(workspace: Workspace, other_files: Iterable[Path] = ()) -> bool:
     if proof is None or proof.began:
         return False
     _remove_bytecode(workspace)
-    return not _files_without_consent(workspace, other_files)
+    return not _list_files_without_consent(workspace, other_files)
 
 
 def _is_allowed_now(workspace: Workspace, other_files: Iterable[Path]) -> bool:
     """As `is_allowed`, but after any other command has begun the workspace: its mark is there before its proof is."""
-    if not _proofs_folder().is_dir():
+    if not _find_proofs_folder().is_dir():
         return False
     with contextlib.suppress(WorkspaceError), _hold_beginning_lock():  # without a writable folder, nothing begins
         return is_allowed(workspace, other_files)
@@ -184,17 +184,17 @@ def extend_consent(workspace: Workspace, *paths: Path) -> None:
     """Extend the consent to files that this process has just written into the workspace. Does nothing in an own workspace."""
     proof = _read_proof(workspace)
     if proof is not None and not proof.began:
-        proof.files |= _file_digests(workspace, paths)
-        files.write_json(_proof_file(workspace), proof)
+        proof.files |= _compute_file_digests(workspace, paths)
+        files.write_json(_find_proof(workspace), proof)
 
 
-def copies_folder(workspace: Workspace, name: str) -> Path:
-    """The folder in .shardlab for copies and answers that commands execute or believe. name: SOURCE or ANSWERS.
+def find_copies(workspace: Workspace, name: str) -> Path:
+    """The folder in .shardlab for copies and answers that commands execute or believe. folder_name: SOURCE or ANSWERS.
 
-    In a workspace that is not own, the folder has another name, because another person may have made the folder `name`.
+    In a workspace that is not own, the folder has another name, because another person may have made the folder `folder_name`.
     """
     proof = _read_proof(workspace)
-    return workspace.shardlab_folder / (name if proof is None or proof.began else f"{name}-{_proof_file(workspace).stem[:8]}")
+    return workspace.shardlab_folder / (name if proof is None or proof.began else f"{name}-{_find_proof(workspace).stem[:8]}")
 
 
 def list_powers(cluster: Cluster) -> list[str]:
@@ -205,7 +205,7 @@ def list_powers(cluster: Cluster) -> list[str]:
     if cluster.login is not None:
         powers.append(f"logs in to {f'{cluster.login.user}@' if cluster.login.user else ''}{cluster.login.host}")
     powers += [f"logs in to {node.host}" for node in cluster.nodes if cluster.provider == "ssh"]
-    for environment in cluster.all_environments().values():
+    for environment in cluster.map_environments().values():
         named_paths = (environment.python, environment.use, environment.container)
         powers += [f"runs the interpreter of {path}" for path in named_paths if path]
         powers += [f"installs packages from {environment.wheelhouse}"] if environment.wheelhouse else []
@@ -213,7 +213,7 @@ def list_powers(cluster: Cluster) -> list[str]:
     return powers + [f"runs `{line}` in every job" for line in (cluster.slurm.setup if cluster.slurm is not None else [])]
 
 
-def unshown_powers(workspace: Workspace, named_cluster: Cluster | None = None) -> list[str]:
+def list_unshown_powers(workspace: Workspace, named_cluster: Cluster | None = None) -> list[str]:
     """What the workspace's cluster file does, as in `list_powers`, if the file was there before the workspace began and was
     not shown to the user yet. What the user added afterwards is the user's own and is left out.
 
@@ -221,9 +221,9 @@ def unshown_powers(workspace: Workspace, named_cluster: Cluster | None = None) -
     """
     proof = _read_proof(workspace)
     if proof is None:
-        powers = _cluster_file_powers(workspace) + (list_powers(named_cluster) if named_cluster is not None else [])
+        powers = _list_cluster_file_powers(workspace) + (list_powers(named_cluster) if named_cluster is not None else [])
         return list(dict.fromkeys(powers)) if _may_begin(workspace) else []
-    return [power for power in _cluster_file_powers(workspace) if power in proof.unshown] if proof.unshown else []
+    return [power for power in _list_cluster_file_powers(workspace) if power in proof.unshown] if proof.unshown else []
 
 
 def mark_powers_shown(workspace: Workspace) -> None:
@@ -232,7 +232,7 @@ def mark_powers_shown(workspace: Workspace) -> None:
     proof = _read_proof(workspace)
     if proof is not None and proof.unshown:
         proof.unshown = []
-        files.write_json(_proof_file(workspace), proof)
+        files.write_json(_find_proof(workspace), proof)
 
 
 def store_consent(workspace: Workspace, print_line: Callable[[str], object], other_files: Iterable[Path] = ()) -> None:
@@ -245,25 +245,25 @@ def store_consent(workspace: Workspace, print_line: Callable[[str], object], oth
         mark_powers_shown(workspace)
         return
     earlier_proof = _read_proof(workspace)
-    digests = _file_digests(workspace, [*steering_files(workspace), *other_files])
+    digests = _compute_file_digests(workspace, [*steering_files(workspace), *other_files])
     for name, file_digest in digests.items():
         if file_digest == UNREADABLE_DIGEST:
             raise InputError(f"{workspace.path / name}: cannot be allowed, because it is no regular file that can be read.")
     _remove_bytecode(workspace)
     allowed_digests = earlier_proof.files if earlier_proof is not None and not earlier_proof.began else {}
-    _write_proof(workspace, began=False, digests=allowed_digests | digests)
+    _write_proof(workspace, began_here=False, digest_by_name=allowed_digests | digests)
     print_line(f"{workspace.path}: allowed from now on, as long as these {len(digests)} file(s) do not change (SHA-256, path):")
     for name, file_digest in digests.items():
         print_line(f"  {file_digest[:16]}  {printable.clean_to_one_line(name)}")
 
 
 def _write_proof(
-    workspace: Workspace, *, began: bool, unshown: Iterable[str] = (), digests: dict[str, str] | None = None
+    workspace: Workspace, *, began_here: bool, unshown: Iterable[str] = (), digest_by_name: dict[str, str] | None = None
 ) -> None:
     """Write the proof, and the mark in the workspace. Raises WorkspaceError and InputError; the workspace is then unchanged."""
     proofs_folder = _make_proofs_folder()
     files.make_folder(workspace.shardlab_folder)
-    mark_file, inodes, ctime_ns = mark_path(workspace), [workspace.real_path.stat().st_ino], None
+    mark_file, inodes, ctime_ns = make_mark_path(workspace), [workspace.real_path.stat().st_ino], None
     if not workspace.explain_exposed_folders():
         proof_name = secrets.token_hex(16)
         files.write_atomic(mark_file, f"{proof_name}\n".encode(), mode=0o600)
@@ -271,9 +271,9 @@ def _write_proof(
             mark_status = mark_file.stat()
             inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino], mark_status.st_ctime_ns
     else:
-        proof_name = _proof_name_of_path(workspace)
-    path, file_digests = str(workspace.real_path), digests or {}
-    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began, unshown=list(unshown), files=file_digests)
+        proof_name = _make_proof_name(workspace)
+    path, file_digests = str(workspace.real_path), digest_by_name or {}
+    proof = Proof(workspace=path, inodes=inodes, ctime_ns=ctime_ns, began=began_here, unshown=list(unshown), files=file_digests)
     try:
         files.write_json(proofs_folder / f"{proof_name}.json", proof)
     except WorkspaceError:
@@ -286,31 +286,31 @@ def _write_proof(
 def _read_proof(workspace: Workspace) -> Proof | None:
     """The valid proof of this user for the workspace; None if there is none."""
     try:
-        proof_path = _proof_file(workspace)
+        proof_path = _find_proof(workspace)
         proof = msgspec.json.decode(files.read(proof_path), type=Proof)
         inodes, ctime_ns = [workspace.real_path.stat().st_ino], None
-        if proof_path.stem != _proof_name_of_path(workspace):
-            mark_status = mark_path(workspace).lstat()
+        if proof_path.stem != _make_proof_name(workspace):
+            mark_status = make_mark_path(workspace).lstat()
             inodes, ctime_ns = [*inodes, workspace.shardlab_folder.stat().st_ino, mark_status.st_ino], mark_status.st_ctime_ns
         return proof if (proof.inodes, proof.ctime_ns) == (inodes, ctime_ns) else None
     except (OSError, InputError, WorkspaceError, *DECODE_FAULTS):
         return None
 
 
-def _proof_file(workspace: Workspace) -> Path:
+def _find_proof(workspace: Workspace) -> Path:
     """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
     proof_name = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if not workspace.explain_exposed_folders():  # else another user may have written the mark
-            proof_name = files.read(mark_path(workspace)).decode().strip()
-    return _proofs_folder() / f"{proof_name if _PROOF_NAME.fullmatch(proof_name) else _proof_name_of_path(workspace)}.json"
+            proof_name = files.read(make_mark_path(workspace)).decode().strip()
+    return _find_proofs_folder() / f"{proof_name if _PROOF_NAME.fullmatch(proof_name) else _make_proof_name(workspace)}.json"
 
 
-def _proof_name_of_path(workspace: Workspace) -> str:
+def _make_proof_name(workspace: Workspace) -> str:
     return hashlib.sha256(os.fsencode(workspace.real_path)).hexdigest()[:32]
 
 
-def _proofs_folder() -> Path:
+def _find_proofs_folder() -> Path:
     """The folder of the user's proofs. Raises InputError if the user has no home folder."""
     try:
         state_folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -321,7 +321,7 @@ def _proofs_folder() -> Path:
 
 def _make_proofs_folder() -> Path:
     """Make the folder of the user's proofs. Raises WorkspaceError, and InputError if the user has no home folder."""
-    folder = _proofs_folder()
+    folder = _find_proofs_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -334,7 +334,7 @@ def _make_proofs_folder() -> Path:
 
 def _hold_beginning_lock() -> AbstractContextManager[int]:
     """The lock under which a workspace begins. Raises WorkspaceError if it cannot be opened."""
-    return files.hold_lock(_proofs_folder() / "begin.lock")
+    return files.hold_lock(_find_proofs_folder() / "begin.lock")
 
 
 def _may_begin(workspace: Workspace) -> bool:
@@ -344,7 +344,7 @@ def _may_begin(workspace: Workspace) -> bool:
     return not (is_used or workspace.explain_exposed_folders() or _others_can_change(cluster_file))
 
 
-def _cluster_file_powers(workspace: Workspace) -> list[str]:
+def _list_cluster_file_powers(workspace: Workspace) -> list[str]:
     """What the cluster file in the workspace does, as in `list_powers`; empty if there is no cluster file."""
     from shardlab.cluster import cluster  # not at the top: `cluster` imports this module
 
@@ -353,21 +353,21 @@ def _cluster_file_powers(workspace: Workspace) -> list[str]:
     return list_powers(cluster.find_cluster(None, workspace.path)) if is_written else []
 
 
-def _files_without_consent(workspace: Workspace, other_files: Iterable[Path]) -> set[str]:
+def _list_files_without_consent(workspace: Workspace, other_files: Iterable[Path]) -> set[str]:
     """The files to which the user has not consented, by their paths in the workspace."""
     proof = _read_proof(workspace)
     allowed_digests = proof.files if proof is not None and not proof.began else {}
-    digests = _file_digests(workspace, [*steering_files(workspace), *other_files])
+    digests = _compute_file_digests(workspace, [*steering_files(workspace), *other_files])
     return {name for name, digest in digests.items() if allowed_digests.get(name) != digest or digest == UNREADABLE_DIGEST}
 
 
-def _file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
+def _compute_file_digests(workspace: Workspace, paths: Iterable[Path]) -> dict[str, str]:
     """The SHA-256 of each file, by its path in the workspace; UNREADABLE_DIGEST if it is no regular file that can be read."""
     digest_by_name = {}
     for path in paths:
         file_name = os.path.relpath(path, workspace.path)
         try:
-            digest_by_name[file_name] = hashlib.sha256(files.read(path, follow=True)).hexdigest()
+            digest_by_name[file_name] = hashlib.sha256(files.read(path, follow_links=True)).hexdigest()
         except OSError:
             digest_by_name[file_name] = UNREADABLE_DIGEST
     return digest_by_name

@@ -13,7 +13,7 @@ from collect.reading import load
 from collect.sources import memory
 from shardlab.files import files
 from shardlab.matrix.cell import Instruments, Profile
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -60,7 +60,7 @@ def test_each_profiled_cell_is_named_also_behind_an_unprofiled_family(tmp_path):
     support.keep(workspace, cells, repeats=1)
     for cell in cells:
         support.completed(workspace, cell)
-    looked = RunDir(workspace.runs / run_id(cells[-1], 1, 1))
+    looked = RunDir(workspace.runs / make_run_id(cells[-1], 1, 1))
     result = json.loads(looked.result.read_text())
     result["instruments"] = {"profile": {"cost_s": 1.0, "watched_steps": [3, 4]}}
     looked.result.write_text(json.dumps(result))

@@ -18,7 +18,7 @@ from support_e2e import HANG_S, benches, clock, holds_pause, processes_of, start
 from support_long import only_long
 
 from shardlab.runs import suspension
-from shardlab.runs.checkpoint import complete_checkpoints, step_of_checkpoint
+from shardlab.runs.checkpoint import list_checkpoints, parse_checkpoint_step
 from shardlab.runs.suspension import POLL_S
 
 pytestmark = pytest.mark.e2e
@@ -335,7 +335,7 @@ def test_a_retry_after_the_time_limit_resumes_from_the_last_checkpoint(bench, tm
     assert run["state"] == "timeout"
     assert "its time limit is near: saved after step" in run["why"]
     (first,) = bench.folders()
-    step = step_of_checkpoint(complete_checkpoints(first.path)[0])
+    step = parse_checkpoint_step(list_checkpoints(first.path)[0])
     sent = bench.run("jobs", "retry", "--only", "timeout").stdout
     assert f"attempt 2 after timeout, resumes from its checkpoint at step {step}" in sent
     second = running(bench)

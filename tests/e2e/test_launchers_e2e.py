@@ -11,7 +11,7 @@ import pytest
 from support_e2e import benches, processes_of, until
 
 from jobs.launcher import load_launchers
-from shardlab.runs.checkpoint import complete_checkpoints
+from shardlab.runs.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.e2e
 EVERY = sorted(name for name, launcher in load_launchers().items() if launcher.starts_trainings)
@@ -86,7 +86,7 @@ def test_a_signal_of_submitit_makes_all_ranks_save_and_a_retry_resumes(bench):
     os.kill(process_of_rank(folder, 0).pid, signal.SIGUSR2)
     until(lambda: folder.judge().state == "timeout", "all ranks save and end")
     assert "saved after step" in folder.judge().why
-    assert len(complete_checkpoints(folder.path)) == 1
+    assert len(list_checkpoints(folder.path)) == 1
     sent = bench.run("jobs", "retry", "--only", "timeout").stdout
     assert "from its checkpoint at step" in sent
 

@@ -10,7 +10,7 @@ from support_sampler import ended, records, sampled, start
 from collect.figures import telemetry
 from collect.metric import load_metrics
 from jobs.node.node_processes import PLAYED_NVML_VARIABLE
-from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_records
 
 pytest_plugins = ["support_nvml"]
 UUIDS = [f"GPU-{number}-played" for number in range(8)]
@@ -69,7 +69,7 @@ def test_a_rehearsal_shows_every_panel_of_gpus_marked_as_played(bench, playing):
     bench.run("jobs", "submit", "--matrix", name, "--wait", env=os.environ | playing)
     (folder,) = bench.folders()
     (samples,) = (folder.path / "samples").glob("*.jsonl")
-    assert {gpu.played for sample in read_lines(samples, Sample).records for gpu in sample.gpus} == {True}
+    assert {gpu.played for sample in read_records(samples, Sample).records for gpu in sample.gpus} == {True}
     summary = bench.json("collect", "summarize")
     page = (bench.path / "report" / "index.html").read_text()
     figures = support_report.unpack(page, "specs")

@@ -16,7 +16,7 @@ from support_long import only_in_long_form
 from support_practice import WHY, states
 
 from provision.checks.clock import CLOCK
-from provision.fact import Facts
+from provision.fact import FactAnswers
 from provision.facts.services import SERVICES
 from provision.facts.system import SYSTEM
 from provision.operation import Change, Nothing, Operation, Site, Target, shell_change
@@ -118,7 +118,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
     )
     assert started.returncode == 0, started.stderr
     workspace = Workspace(practice.folder)
-    node = virtual.nodes(practice.cluster, workspace)[2]
+    node = virtual.list_nodes(practice.cluster, workspace)[2]
     asked = []
 
     def once(argv, **options):
@@ -171,7 +171,7 @@ def test_services_of_two_nodes_start_and_end_at_once_without_harm(practice):
 @only_in_long_form
 def test_an_operation_reboots_a_node_once_and_its_services_start_again(practice):
     node = practice.nodes["work1"]
-    target = Target(node, Facts(node))
+    target = Target(node, FactAnswers(node))
     before = target.facts[SYSTEM].boot_id
 
     def plan(site: Site, target: Target) -> list[Change] | Nothing:
@@ -221,7 +221,7 @@ def test_one_provision_repairs_different_damage_on_three_nodes(practice):
     assert said["verified"] is True
     assert practice.provision("plan")["changes"] == 0
     assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
-    assert Facts(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
+    assert FactAnswers(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
     private = (practice.machine("work1").root / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     assert "base64 /etc/munge/munge.key" in logged
     assert key[:24] not in logged
@@ -332,7 +332,7 @@ def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
         date.chmod(0o755)
         said = practice.provision(code=1)
         node = practice.nodes["work1"]
-        outcome = CLOCK.run(Site(practice.cluster, Workspace(practice.folder), []), Target(node, Facts(node)))
+        outcome = CLOCK.run(Site(practice.cluster, Workspace(practice.folder), []), Target(node, FactAnswers(node)))
     finally:
         date.unlink(missing_ok=True)
         rule.write_text(before)

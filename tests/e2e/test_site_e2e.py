@@ -10,7 +10,7 @@ from support_practice import WHY
 from support_site import ACCOUNT, PASSWORD, SECOND_FACTOR, Site, answered, package_index
 from support_slurm import Desk
 
-from provision.practice.base import wheels_folder
+from provision.practice.base import find_wheels_folder
 from provision.practice.machine import WHEELS_FOLDER
 from shardlab.cluster import cluster
 from shardlab.runs.rundir import RunDir
@@ -289,7 +289,7 @@ def test_an_own_environment_is_used_as_it_is(site, described, ready, venv):
 def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, described, image, monkeypatch):
     made = site.at("container", described, {"container": str(image), "runtime": "charliecloud"}, NO_INDEX)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels_folder()))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(find_wheels_folder()))
     said = json.loads(made.run("provision", "--json").stdout)
     says = operation(said)["says"]
     assert f"check the packages of environment.container: {image}: the tested versions" in says
@@ -308,7 +308,7 @@ def test_ranks_train_in_a_container_and_the_desk_sends_the_other_packages(site, 
 
 def test_the_login_node_downloads_from_a_package_index(site, described, image, tmp_path):
     address = str(ipaddress.ip_network(site.slurm.cluster.lan.subnet)[-2])  # the address of this machine
-    with package_index(wheels_folder(), tmp_path, address) as url:
+    with package_index(find_wheels_folder(), tmp_path, address) as url:
         setup = [f"export PIP_INDEX_URL={url} PIP_TRUSTED_HOST={address}"]
         made = site.at("index", described, {"container": str(image), "runtime": "charliecloud"}, setup)
         said = json.loads(made.run("provision", "--only", "site-environment", "--json").stdout)

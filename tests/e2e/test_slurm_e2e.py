@@ -14,7 +14,7 @@ from support_slurm import FOREVER, MATRIX, RANKS, Desk, studies
 
 import templates
 from shardlab.runs import suspension
-from shardlab.runs.checkpoint import complete_checkpoints, step_of_checkpoint
+from shardlab.runs.checkpoint import list_checkpoints, parse_checkpoint_step
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.suspension import MIN_SUSPENSION_S
 
@@ -264,7 +264,7 @@ def test_packed_runs_share_an_allocation_and_nothing_else(study):
     for allocation in sent:
         assert {jobs[run] for run in allocation.runs} == {allocation.job}
         folders = [RunDir(one.path / "runs" / run) for run in allocation.runs]
-        first, second = ([event for event in folder.events() if event.writer == "attempt"] for folder in folders)
+        first, second = ([event for event in folder.read_events() if event.writer == "attempt"] for folder in folders)
         assert first[-1].event == "exited"
         assert first[-1].wall_s <= second[0].wall_s
 
@@ -282,7 +282,7 @@ def test_a_run_past_its_time_limit_resumes_from_its_checkpoint(study):
     one.jobs("submit", "--matrix", name)
     one.until(lambda: one.events("requeued"), "its time is up and Slurm has it again")
     (folder,) = one.folders()
-    (saved,) = complete_checkpoints(folder.path)
+    (saved,) = list_checkpoints(folder.path)
     assert one.states() == ["pending"]
     job = one.events("submitted")[0].data["job"]
 
@@ -292,7 +292,7 @@ def test_a_run_past_its_time_limit_resumes_from_its_checkpoint(study):
         return one.events("resumed")
 
     (resumed,) = one.until(goes_on, "it goes on")
-    assert resumed.data["step"] == step_of_checkpoint(saved)
+    assert resumed.data["step"] == parse_checkpoint_step(saved)
     assert one.events("started")[-1].data["restarts"] == 1
     assert one.states() == ["running"]
 
@@ -367,7 +367,7 @@ def test_a_preempted_run_waits_if_slurm_requeues_it_and_is_preempted_otherwise(s
 def begin_saving_run(one):
     """Submit a run that saves checkpoints, and wait until it has saved one. Returns the number of its job."""
     one.jobs("submit", "--matrix", one.matrix(SAVES, steps=600))
-    one.until(lambda: complete_checkpoints(one.folders()[0].path), "it saves a checkpoint")
+    one.until(lambda: list_checkpoints(one.folders()[0].path), "it saves a checkpoint")
     assert not one.events("exited")
     return one.events("submitted")[0].data["job"]
 
@@ -433,7 +433,7 @@ def test_a_run_in_an_allocation_that_is_cancelled_while_it_saves_is_cancelled(st
     salloc = ["salloc", "--quiet", "--job-name=mine", "--nodes=1", "--exclusive", "--gpus-per-node=2", *jobs]
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(one.slurm.answer, "head", *salloc)
-        one.until(lambda: one.folders() and complete_checkpoints(one.folders()[0].path), "it saves a checkpoint")
+        one.until(lambda: one.folders() and list_checkpoints(one.folders()[0].path), "it saves a checkpoint")
         one.slurm.run("head", "scancel --me --name=mine")
         must_be_recorded(one, "cancelled")
         assert waiting.result().code != 0

@@ -19,7 +19,7 @@ from support_long import only_in_long_form
 from support_slurm import FOREVER, MATRIX, RANKS, Desk, SlurmCluster, Study, studies
 
 from provision.practice.base import PRACTICE_UID, PRACTICE_USER
-from provision.practice.network import interface_name
+from provision.practice.network import make_interface_name
 
 pytestmark = pytest.mark.e2e
 CHECKPOINTS = "  instruments: {checkpoints: {every_steps: 50}}\n"
@@ -81,7 +81,7 @@ def until_resumed(one: Study) -> None:
 @contextlib.contextmanager
 def cut_link(slurm: SlurmCluster, node: str):
     """Cut the link of a node: its interface on this machine is down during the block."""
-    link = f"vb-{interface_name(f'{slurm.cluster.name}/{node}')}"  # systemd-nspawn's name of it
+    link = f"vb-{make_interface_name(f'{slurm.cluster.name}/{node}')}"  # systemd-nspawn's name of it
     subprocess.run(["ip", "link", "set", link, "down"], check=True)
     try:
         yield

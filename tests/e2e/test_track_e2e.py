@@ -61,7 +61,7 @@ def test_a_tracker_that_is_missing_is_named_before_anything_is_submitted(tmp_pat
     assert refused(bench, "--track", "wandb") == 1
     said = capsys.readouterr().err
     assert "jobs submit --track wandb needs the package 'wandb'" in said
-    assert extras.install_command("wandb") in said
+    assert extras.make_install_command("wandb") in said
     assert list(bench.path.iterdir()) == []
 
 

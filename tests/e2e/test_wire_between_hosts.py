@@ -17,7 +17,7 @@ import pytest
 from support_aside import why_not
 from support_e2e import HANG_S, until
 
-from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_records
 from trainers.communication import CountedCall
 
 WHY = why_not() or (None if shutil.which("ip") else "there is no `ip` (Debian: iproute2)")
@@ -79,7 +79,7 @@ def hosts(request):
 
 def seen(path):
     """Returns the samples that the sampler has written to a file so far."""
-    return read_lines(path, Sample).records if path.exists() else []
+    return read_records(path, Sample).records if path.exists() else []
 
 
 def sent_besides(words, data):

@@ -32,7 +32,7 @@ def test_the_launchers_and_schedulers_state_the_golden_facts():
     lines = []
     for launcher in (*launchers.load_launchers().values(), launchers.find_launcher(TRACE_STRATEGY)):
         lines += [*support_facts.describe(launcher.name, launcher), *describe_commands(launcher)]
-    for name in registry.plugin_names("jobs.schedulers"):
+    for name in registry.list_plugin_names("jobs.schedulers"):
         module = find_scheduler(name)
         facts = {key: getattr(module, key) for key in ("NAME", "TEMPLATE", "TEMPLATES", "SCRIPT", "POLL_S")}
         lines += [name, *(f"  {key}: {support_facts.format_fact(fact)}" for key, fact in facts.items())]

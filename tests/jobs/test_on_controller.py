@@ -20,7 +20,7 @@ from shardlab.errors import InputError
 from shardlab.remote import proxy_jump, remote_workspace
 from shardlab.remote.proxy_jump import JumpHost
 from shardlab.remote.remote_workspace import RemoteWorkspace
-from shardlab.remote.ssh_command import ssh_command
+from shardlab.remote.ssh_command import make_ssh_command
 from shardlab.verb import Invocation
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -112,7 +112,7 @@ def test_words_with_spaces_and_quotes_arrive_unchanged_at_a_remote_command(tmp_p
     folder = tmp_path / 'it\'s a "workspace" $HOME;'
     there = RemoteWorkspace(**{**{name: getattr(THERE, name) for name in THERE.__struct_fields__}, "python": sys.executable})
     there = RemoteWorkspace(**{**{name: getattr(there, name) for name in there.__struct_fields__}, "workspace": str(folder)})
-    *ssh, host, command = there.command("shardlab.remote.upload", ["--json"], "")
+    *ssh, host, command = there.make_ssh_command("shardlab.remote.upload", ["--json"], "")
     assert (ssh[0], host) == ("ssh", "10.9.9.1")
     assert 'UserKnownHostsFile="/w s/known"' in " ".join(ssh)
     given = json.dumps({"matrices/a b.yaml": "text", "cluster.yaml": "c"}).encode()
@@ -149,23 +149,23 @@ def test_an_upload_outside_of_its_folders_is_refused(tmp_path, name):
 
 def test_host_keys_are_held_to_the_files_of_the_workspace():
     """`ssh` checks host keys strictly unless the cluster file says accept-new."""
-    words = ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
+    words = make_ssh_command(Address("host", 2222, "bob", Path("/k"), Path("/known"), "accept-new"))
     assert "StrictHostKeyChecking=accept-new" in words
     assert words[-4:] == ["-l", "bob", "--", "host"]
-    assert "StrictHostKeyChecking=yes" in ssh_command(Address("host"))
+    assert "StrictHostKeyChecking=yes" in make_ssh_command(Address("host"))
 
 
 def test_tokens_of_ssh_in_paths_are_escaped():
     """In paths, `%` is doubled and quotes are escaped, so that ssh does not expand tokens such as %h in them."""
-    words = ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
+    words = make_ssh_command(Address("host", identity=Path("/100%h"), known_hosts=Path('/a "b" %d')))
     assert "/100%%h" in words
     assert 'UserKnownHostsFile="/a \\"b\\" %%d"' in " ".join(words)
     first, second = JumpHost("gate"), JumpHost("inner", "alice", 2222)
-    assert proxy_jump.proxy_option([first], lambda _: ["-o", "X=50%"]) == [
+    assert proxy_jump.make_proxy_option([first], lambda _: ["-o", "X=50%"]) == [
         "-o",
         "ProxyCommand=ssh -W '[%h]:%p' -o X=50%% -- gate",
     ]
-    assert proxy_jump.proxy_option([first, second], lambda _: []) == [
+    assert proxy_jump.make_proxy_option([first, second], lambda _: []) == [
         "-o",
         "ProxyCommand=ssh -W '[%h]:%p' -o 'ProxyCommand=ssh -W '\"'\"'[%%h]:%%p'\"'\"' -- gate' -p 2222 -l alice -- inner",
     ]
@@ -244,7 +244,7 @@ def test_words_behind_two_hyphens_are_no_options(workspace, invocation, monkeypa
     words = ["logs", "--workspace", "here", "--", "--workspace"]
     assert on_controller.run_remotely(there, invocation(*words)) == 0
     assert there.handed == ("jobs", ["logs", "--", "--workspace"])
-    assert sent_script(THERE.command("jobs", ["logs", "--", "run"], "")).endswith(
+    assert sent_script(THERE.make_ssh_command("jobs", ["logs", "--", "run"], "")).endswith(
         """ logs --workspace '/shared/it'"'"'s' -- run"""
     )
 

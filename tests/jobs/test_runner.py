@@ -17,7 +17,7 @@ from jobs.schedulers import local
 from jobs.supervisor import attempt
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -29,7 +29,7 @@ def workspace(tmp_path):
 
 def submitted(workspace, repeat) -> RunDir:
     """Make a submitted run, whose script only prints that it ran."""
-    folder = RunDir(workspace.runs / run_id(CELL, repeat))
+    folder = RunDir(workspace.runs / make_run_id(CELL, repeat))
     folder.path.mkdir(parents=True)
     run = Run(
         schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=repeat, attempt=1,
@@ -62,7 +62,7 @@ def test_the_runner_starts_waiting_runs_and_no_claimed_runs(workspace):
     done = runner(workspace)
     assert (done.returncode, done.stderr) == (0, "")
     assert (output(waiting), output(claimed)) == ("ran\n", None)
-    assert "exited" in {event.event for event in waiting.events()}
+    assert "exited" in {event.event for event in waiting.read_events()}
 
 
 def test_a_second_runner_starts_no_run(workspace):
@@ -113,7 +113,7 @@ def test_a_refusal_of_a_job_names_the_submission_that_it_refuses(workspace, monk
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", "m.0123456789")
     assert attempt.main([str(folder.path), "--", "true"]) == attempt.PACKAGES_CHANGED_CODE
-    (refused,) = [event for event in folder.events() if event.event == "refused"]
+    (refused,) = [event for event in folder.read_events() if event.event == "refused"]
     assert refused.data["token"] == "m.0123456789"
     assert "/of other source that the run was submitted with" in capsys.readouterr().err
 

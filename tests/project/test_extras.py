@@ -104,7 +104,7 @@ def test_a_verb_without_a_needed_package_names_the_extra_to_install(verb, worksp
         assert done.returncode == 1, (module, done.stderr)
         (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
         assert re.match(rf"error: collect {verb}.* needs the package '{module}', which is not installed here; ", sentence)
-        assert sentence.endswith(f"install it with: {extras.install_command(extras.EXTRA_OF_MODULE[module])}")
+        assert sentence.endswith(f"install it with: {extras.make_install_command(extras.EXTRA_OF_MODULE[module])}")
         assert "Traceback" not in done.stderr
 
 
@@ -121,7 +121,7 @@ def test_the_printed_command_installs_from_this_checkout_with_this_python(tmp_pa
 
 def test_an_installation_without_a_checkout_needs_no_path(monkeypatch, tmp_path):
     monkeypatch.setattr(extras, "SOURCE_ROOT", str(tmp_path))
-    assert extras.install_command("xlsx") == f"{sys.executable} -m pip install 'shardlab[xlsx]'"
+    assert extras.make_install_command("xlsx") == f"{sys.executable} -m pip install 'shardlab[xlsx]'"
 
 
 def test_an_environment_of_pipx_or_uv_gets_a_command_of_its_program(monkeypatch, tmp_path):
@@ -129,7 +129,7 @@ def test_an_environment_of_pipx_or_uv_gets_a_command_of_its_program(monkeypatch,
     (tmp_path / "shardlab").mkdir()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "shardlab"))
     (tmp_path / "shardlab" / "pipx_metadata.json").touch()
-    assert extras.install_command("xlsx") == "pipx runpip shardlab install 'shardlab[xlsx]'"
+    assert extras.make_install_command("xlsx") == "pipx runpip shardlab install 'shardlab[xlsx]'"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "uv"], check=True)
     python = tmp_path / "uv" / "bin" / "python"
     code = f"from shardlab import extras; extras.SOURCE_ROOT = {str(tmp_path)!r}; print(extras.install_command('xlsx'))"

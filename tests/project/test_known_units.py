@@ -14,7 +14,7 @@ from collect.report import report_start, verdict_text
 from collect.traces import advice
 from collect.verdicts import printed_number
 from jobs.planner import planner_table
-from provision.clock import Offset
+from provision.clock import NodeClockOffset
 from shardlab.terminal import moments, notation
 
 KNOWN = {name: size for name, (_, size) in UNITS.items()} | {"KB": 1e3, "KiB/s": 1024.0, "m": 60.0, "d": 86400.0, "kWh": 3.6e6}
@@ -29,12 +29,12 @@ FORMATTERS = {
     "the rest of a fetch": (progress._format_duration, SECONDS[3:]),
     "a duration": (moments.format_duration, SECONDS[3:]),
     "advice about a trace": (lambda seconds: advice._format_ms(int(seconds * 1e9)), SECONDS),
-    "an offset of a clock": (lambda seconds: str(Offset(seconds, 0.0)).partition(" from ")[0], SECONDS),
+    "an offset of a clock": (lambda seconds: str(NodeClockOffset(seconds, 0.0)).partition(" from ")[0], SECONDS),
 }
 
 
 def scale_size(size):
-    unit, unit_bytes = notation.bytes_unit([size])
+    unit, unit_bytes = notation.choose_unit([size])
     return unit, size / unit_bytes
 
 

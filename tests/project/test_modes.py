@@ -39,13 +39,13 @@ def test_private_files_and_folders_are_private_with_any_umask(tmp_path, monkeypa
         umask | stat.S_IWOTH
     )  # as every command begins (console.run_command): a workspace that others may write gets no mark
     workspace_trust.begin_workspace(workspace)
-    proofs = workspace_trust._proofs_folder()
+    proofs = workspace_trust._find_proofs_folder()
     files.write_atomic(tmp_path / "token", b"secret", mode=0o600)
     assert {
         "a user's folder in /tmp": mode(private),
         "a folder of data on a node": mode(tmp_path / "data"),
         "the lock of this folder": mode(tmp_path / f"data{node_folder.LOCK_SUFFIX}"),
-        "the mark of a workspace": mode(workspace_trust.mark_path(workspace)),
+        "the mark of a workspace": mode(workspace_trust.make_mark_path(workspace)),
         "the folder of proofs": mode(proofs),
         "a file that is written as private": mode(tmp_path / "token"),
     } == {

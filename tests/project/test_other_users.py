@@ -72,7 +72,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(shared, squat, name):
     name = name.format(US)
     as_other(squat.replace("{}", name), shared)
     before = (shared / name).lstat()
-    make = shared_connection.socket_folder if "ssh" in name else node_folder._make_user_folder
+    make = shared_connection.make_socket_folder if "ssh" in name else node_folder._make_user_folder
     made = Path(as_us(make))
     assert (made.parent, made.name[: len(name) + 1]) == (shared, f"{name}-")
     status = made.lstat()

@@ -10,7 +10,7 @@ import support_collect as support
 
 from collect.cli import main
 from jobs.launchers import submitit
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from tests.project.test_house import ROOT, SOURCES
 
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
@@ -53,7 +53,7 @@ class Canary:
 def test_a_report_of_runs_that_hold_pickles_reads_none(tmp_path):
     workspace, canary = support.matrix(tmp_path / "w"), tmp_path / "was read"
     content = pickle.dumps(Canary(canary))
-    run = workspace.find_run(run_id(support.cell(), 1))
+    run = workspace.find_run_dir(make_run_id(support.cell(), 1))
     for name in (submitit.SUBMITIT_FOLDER, "trace", "memory", "steps", "log", "env"):
         folder = run.path / name
         folder.mkdir(parents=True, exist_ok=True)

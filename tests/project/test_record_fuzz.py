@@ -33,7 +33,7 @@ from shardlab.matrix.expansion import Expansion
 from shardlab.runs.checksums import PROJECTIONS, ModelChecksum, PieceChecksum
 from shardlab.runs.prediction import PredictedRange, Prediction
 from shardlab.runs.record import Event, Result, Sample, StepRecord, ValidationRecord
-from shardlab.runs.run import Run, run_id
+from shardlab.runs.run import Run, make_run_id
 
 SEED = 37
 VALUES = [
@@ -244,7 +244,7 @@ def drawn_command(draw, workspace, in_slurm):
     if in_slurm or draw.random() < 0.3:
         words = draw.choice(JOBS if in_slurm else JOBS[:2])
         return cli.main, [*words, *(["--matrix", f"{workspace.path}/m.yaml"] if words == ["submit"] else []), *where]
-    row = run_id(support.cell(), 1)
+    row = make_run_id(support.cell(), 1)
     words = draw.choice(
         [["fetch"], ["timeline", row], ["explain", row, "throughput_per_s"], ["compare", "quickstart", str(workspace.path)]] * 3
         + [["summarize"], ["archive"], ["archive", "--anonymous"], ["export", "--to", "json"]]

@@ -22,7 +22,7 @@ from jobs.slurm import query, submission
 from shardlab import json_schema, record_types, run_guard
 from shardlab.cluster.cluster import Cluster
 from shardlab.hardware import host
-from shardlab.runs.record import Event, read_lines
+from shardlab.runs.record import Event, read_records
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 
@@ -185,7 +185,7 @@ def test_a_signal_goes_only_to_a_process_that_names_the_folder_of_the_run(tmp_pa
             run_queue._cancel_run(folder, folder.judge())
         assert [process.wait() for process in processes[1:]] == [-15, -15]
         assert processes[0].poll() is None
-        assert [event.event for event in folders[0].events()][-1] == "cancel_requested"  # a supervisor would read it
+        assert [event.event for event in folders[0].read_events()][-1] == "cancel_requested"  # a supervisor would read it
     finally:
         for process in processes:
             process.kill()
@@ -295,5 +295,5 @@ def test_a_pattern_of_a_type_allows_no_line_break_at_the_end():
 def test_a_corrupt_line_is_counted_and_the_others_are_read(tmp_path):
     path = tmp_path / "events.x.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in [EVENT, {**EVENT, "host": "a\n"}, EVENT]))
-    lines = read_lines(path, Event)
+    lines = read_records(path, Event)
     assert (len(lines.records), lines.corrupt) == (2, 1)

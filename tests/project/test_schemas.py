@@ -86,7 +86,7 @@ def test_each_schema_is_a_valid_json_schema(name):
 
 @pytest.mark.parametrize(("name", "path"), FILES, ids=lambda value: getattr(value, "stem", value))
 def test_shipped_files_satisfy_their_schema(name, path):
-    data = document.load(path).data
+    data = document.load_document(path).data
     assert mistakes(name, data) == []
     assert mistakes(name, data | {"surprise": 1}) == [("", "additionalProperties")]
 
@@ -108,7 +108,7 @@ def test_shipped_files_satisfy_their_schema(name, path):
     ],
 )
 def test_the_reader_refuses_each_mistake_that_the_schema_marks(name, text, where, word, tmp_path):
-    assert mistakes(name, document.parse(text.encode(), "x").data) == [(where, word)]
+    assert mistakes(name, document.parse_document(text.encode(), "x").data) == [(where, word)]
     (tmp_path / "file.yaml").write_text(text)
     with pytest.raises(InputError):
         READERS[name](tmp_path / "file.yaml")

@@ -30,7 +30,7 @@ from jobs.slurm.share import AccountShare, parse_shares
 from provision import clock
 from provision.checks import all_reduce, compiled, judged_proof, network
 from provision.checks.all_reduce import AllReduceReport
-from provision.cloudlab.waiting import WaitingLines
+from provision.cloudlab.waiting import WaitingLinePrinter
 from provision.command import display, init
 from provision.fact import Unanswered
 from provision.facts import wheels
@@ -88,7 +88,7 @@ def sentences_of_shardlab(folder):
         )[2][:25],
     )
     yield "shardlab/files/files.py", refusal(files.read, write(folder / "long", 1235), 1234)
-    yield "shardlab/files/document.py", refusal(document.load, write(folder / "long.yaml", document.MAX_BYTES + 1))
+    yield "shardlab/files/document.py", refusal(document.load_document, write(folder / "long.yaml", document.MAX_BYTES + 1))
     yield (
         "shardlab/files/plugin_source.py",
         refusal(plugin_source.read_plugin_file, write(folder / "long.py", plugin_source.MOST_BYTES + 1)),
@@ -139,26 +139,29 @@ def sentences_of_checks():
     ):  # fmt: skip
         outcome = network.judge_network([of_report()], ["eth0", "eth0"], counts, "; without gpu3", controls)
         yield "provision/checks/network.py", f"{outcome.passed}: {outcome.says}"
-    for offset in (clock.Offset(1.25, 0.0125), clock.Offset(-0.5, 0.25)):
-        yield "provision/clock.py", f"{offset} {offset.agrees} {offset.is_decided}"
+    for offset in (clock.NodeClockOffset(1.25, 0.0125), clock.NodeClockOffset(-0.5, 0.25)):
+        yield "provision/clock.py", f"{offset} {offset.agrees} {offset.is_exact_enough}"
 
 
 def sentences_of_provision(folder):
-    yield "provision/command/display.py", display._gpus_text(HOST)
-    yield "provision/command/display.py", display._gpus_text(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML"))
+    yield "provision/command/display.py", display._describe_gpus(HOST)
+    yield (
+        "provision/command/display.py",
+        display._describe_gpus(msgspec.structs.replace(HOST, gpus=None, gpu_why_absent="no NVML")),
+    )
     for seconds in (59, 5400, 90061):
         yield "shardlab/matrix/cell_sizes.py", cell_sizes.format_seconds(seconds)
     quota = Quota("/scratch", 120 * GIB, 1000 * GIB, 40_000, 1_000_000)
-    yield "provision/command/init.py", init._quota_line(quota)
-    yield "provision/command/init.py", init._quota_line(msgspec.structs.replace(quota, used_bytes=None, most_files=None))
-    yield "provision/command/init.py", init._quota_line(msgspec.structs.replace(quota, most_bytes=None, used_files=None))
+    yield "provision/command/init.py", init._describe_quota(quota)
+    yield "provision/command/init.py", init._describe_quota(msgspec.structs.replace(quota, used_bytes=None, most_files=None))
+    yield "provision/command/init.py", init._describe_quota(msgspec.structs.replace(quota, most_bytes=None, used_files=None))
     shared = SharedFolder("SCRATCH", "/scratch/me", "lustre", 12_345 * GIB, 1_000_000)
-    yield "provision/command/init.py", init._folder_line(shared)
-    yield "provision/command/init.py", init._folder_line(SharedFolder("", "/home/me", "nfs", None, None))
+    yield "provision/command/init.py", init._describe_folder(shared)
+    yield "provision/command/init.py", init._describe_folder(SharedFolder("", "/home/me", "nfs", None, None))
     purposes = [("packages", GIB, 1000), ("the Python environment", 12 * GIB, 60_000)]
-    yield "provision/operations/space.py", space._check_fits("gpu1", FreeSpace(100 * GIB, 0, "/"), purposes)
+    yield "provision/operations/space.py", space._check_space("gpu1", FreeSpace(100 * GIB, 0, "/"), purposes)
     for room in (FreeSpace(int(2.5 * GIB), 0, "/"), FreeSpace(100 * GIB, 50_000, "/data")):
-        yield "provision/operations/space.py", refusal(space._check_fits, "gpu1", room, purposes)
+        yield "provision/operations/space.py", refusal(space._check_space, "gpu1", room, purposes)
     yield "provision/facts/wheels.py", refusal(wheels.parse, "torch-2.9.0+cu130-x\ntorch-2.9.0+cpu-x\n")
     yield "provision/facts/wheels.py", f"{wheels.parse('torch-2.9.0+cu130-x')} {wheels.parse('torch-2.9.0+cpu-x')}"
     yield "provision/operation.py", Write("a file", "/etc/x", b"12345", 0o600, "me:us").command
@@ -168,7 +171,7 @@ def sentences_of_provision(folder):
 def sentences_of_waiting(capsys, monkeypatch):
     seconds = iter([0.0, 1.0, 30.0, 65.0, 190.0])
     monkeypatch.setattr("provision.cloudlab.waiting.time.monotonic", lambda: next(seconds))
-    lines = WaitingLines(Output())
+    lines = WaitingLinePrinter(Output())
     for text in ("two nodes boot", "two nodes boot", "one node boots", "one node boots"):
         lines.show(text)
     yield from (("provision/cloudlab/waiting.py", line) for line in capsys.readouterr().err.splitlines())
@@ -206,7 +209,7 @@ def sentences_of_collect_numbers():
         numbers = (notation.format_number(value), notation.format_number(value, 2), notation.format_spread(value))
         yield "shardlab/terminal/notation.py", " ".join((*numbers, notation.format_amount(value)))
     for sizes in ([], [1023.0], [1024.0, 5.0], [2.0**20], [2.0**30, -5.0]):
-        yield "shardlab/terminal/notation.py", f"{notation.bytes_unit(sizes)}"
+        yield "shardlab/terminal/notation.py", f"{notation.choose_unit(sizes)}"
     yield "shardlab/terminal/notation.py", notation.format_time(1_938_000_000.0)
     quantities = [
         (1.0, "calls"), (1234.0, "parameters"), (1234.5, "calls"), (58.25, "s"), (999.0, "bytes"), (1e3, "bytes"),

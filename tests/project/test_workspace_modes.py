@@ -70,7 +70,7 @@ def make_runs(root):
 def make_submission(root, monkeypatch):
     """The script of an array of jobs, up to the moment when it would be sent to Slurm."""
     workspace = Workspace(root / "workspace")
-    runs = [RunDir(workspace.runs / name) for name in workspace.run_ids()]
+    runs = [RunDir(workspace.runs / name) for name in workspace.list_runs()]
     for run in runs:  # the runs were rendered for this machine, so they have no script for sbatch
         files.write_new(run.path / slurm.SCRIPT, b"#!/bin/sh\n#SBATCH --time=5\n", mode=0o755)
 
@@ -93,7 +93,7 @@ def make_locks(root, monkeypatch):
     workspace_trust.begin_workspace(workspace)
     workspace_trust.store_consent(workspace, lambda _: None)
     own_folder.make_own_folder(root, "own")
-    shared_connection.socket_folder()
+    shared_connection.make_socket_folder()
     os.close(node_folder._lock_filled_folder(root / "data", lambda folder: (folder / "item").write_text("x")))
     with node_lock.hold_lock("node", "gpu1", lambda _: None), lock.hold_locks([(root / "cluster.lock", "the cluster")], ["x"]):
         pass
@@ -117,7 +117,7 @@ def make_records(root, monkeypatch):
     """Steps that a rank of a user's script reports, samples that are kept for the next command, and a staging folder."""
     for name in ("reported", "kept"):
         (root / name).mkdir()
-    steps._Reporter(str(root / "reported")).write(1, 0.5, None, None)
+    steps._Reporter(str(root / "reported")).write_step(1, 0.5, None, None)
     monkeypatch.setattr(sample_cache, "_find_cache_folder", lambda: root / "kept")
     state = sample_cache.LinesFileState(path_sha256="a" * 64, bytes=1, mtime_ns=1, inode=1)
     monkeypatch.setattr(gather, "_receive_files", lambda *_: None)  # only the folder into which files of a node arrive

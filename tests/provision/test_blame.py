@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from provision.fact import Fact, Facts, Unanswered
+from provision.fact import FactAnswers, FactQuery, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.services import SERVICES
@@ -53,7 +53,7 @@ def test_a_worker_unreachable_for_the_inventory_fails_and_not_the_controller(tmp
         target.facts.answers |= {ENVIRONMENT.name: InstalledEnvironment(source="x"), ADDRESSES.name: {}}
     worker = one.targets[2]
     cut(worker)
-    worker.facts.forget()
+    worker.facts.forget_answers()
     after = Operation("after", lambda site, target: Nothing(f"{target.node.name} goes on"))
     steps = run(one, INVENTORY, after)
     assert states(steps) == {
@@ -101,7 +101,7 @@ def two(plan) -> tuple[Site, Operation]:
     entries = [NodeEntry(name="a"), NodeEntry(name="b")]
     cluster = Cluster(schema=1, name="bench", provider="ssh", nodes=entries)
     nodes = [SshNode(entry.name, entry.name, None, None, None, "python", remote=Cut()) for entry in entries]
-    found = [Target(node, Facts(node), entry) for node, entry in zip(nodes, entries, strict=True)]
+    found = [Target(node, FactAnswers(node), entry) for node, entry in zip(nodes, entries, strict=True)]
     return Site(cluster, None, found), Operation("try", plan)
 
 
@@ -165,7 +165,7 @@ def test_an_exception_of_a_change_or_fact_names_the_node_that_failed():
     with pytest.raises(Unreachable) as caught:
         RunCommand("do it", ["true"]).make(one.targets[1].node)
     assert caught.value.reasons_by_node == {"b": "10.0.0.3: cannot be reached: no route to host."}
-    fact = Fact("five", lambda python: ["five"], int, timeout_s=1)
+    fact = FactQuery("five", lambda python: ["five"], int, timeout_s=1)
     with pytest.raises(Unanswered) as unanswered:
         one.targets[0].facts[fact]
     assert list(unanswered.value.reasons_by_node) == ["a"]

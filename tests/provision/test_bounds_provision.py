@@ -7,7 +7,7 @@ import pytest
 from support_bounds import check_limit, is_allowed, refusal
 
 from provision.checks import network
-from provision.clock import Offset
+from provision.clock import NodeClockOffset
 from provision.cloudlab import creation, extension, portal, token
 from provision.command import command_line, init
 from provision.facts import nodes
@@ -24,11 +24,11 @@ def passes(**changes):
 
 
 def hours(count):
-    return is_allowed(extension.check_options, count, "reason", says="Allowed: 1 to 8760.")
+    return is_allowed(extension.check_extend_options, count, "reason", says="Allowed: 1 to 8760.")
 
 
 def reason(length):
-    return is_allowed(extension.check_options, 1, "x" * length, says="Allowed: 1 to 2000 characters.")
+    return is_allowed(extension.check_extend_options, 1, "x" * length, says="Allowed: 1 to 2000 characters.")
 
 
 def rated_nodes(count):
@@ -44,7 +44,7 @@ def granted(seconds_less):
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(creation, "refresh_experiment", lambda *_: found.pop(0))
-        asked = SimpleNamespace(extend=lambda *_: None)
+        asked = SimpleNamespace(request_extension=lambda *_: None)
         return refusal(extension.extend_experiment, None, asked, 24, "reason", of=extension.PartialGrant) is None
 
 
@@ -54,10 +54,14 @@ LIMITS = {
     "free inodes of the shared folder": (lambda count: passes(free_inodes=count), (20_000, None), (19_999,)),
     "difference of the clocks of a job": (lambda s: passes(together=summed(spread=s)), (1.0,), (1.001,)),
     "wrong sums of an all-reduce": (lambda count: passes(together=summed(wrong=count)), (0,), (1,)),
-    "offset of a clock with its uncertainty": (lambda s: Offset(s, 0.25).agrees, (0.75, -0.75), (0.76, -0.76)),
-    "offset that is surely too large": (lambda s: not Offset(s, 0.25).is_decided, (1.25, -1.25, 0.76), (1.26, -1.26)),
+    "offset of a clock with its uncertainty": (lambda s: NodeClockOffset(s, 0.25).agrees, (0.75, -0.75), (0.76, -0.76)),
+    "offset that is surely too large": (
+        lambda s: not NodeClockOffset(s, 0.25).is_exact_enough,
+        (1.25, -1.25, 0.76),
+        (1.26, -1.26),
+    ),
     "share of data on the control network": (
-        lambda sent: not network._control_traffic([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
+        lambda sent: not network._describe_control_traffic([CONTROL], [{"eth0": sent}], 1000.0), (0, 20), (21,),
     ),
     "hours of an extension": (hours, (1, 8760), (0, 8761, None)),
     "characters of a reason": (reason, (1, 2000), (0, 2001)),
@@ -80,7 +84,7 @@ def test_the_values_at_a_limit_pass_and_the_next_do_not(what):
 )
 def test_the_portal_decides_about_a_pause_up_to_two_minutes(header, waits_s):
     answer = SimpleNamespace(retry_after=header, date=None)
-    assert portal._retry_after_s(answer, 2.0) == waits_s
+    assert portal._choose_pause_s(answer, 2.0) == waits_s
 
 
 def test_a_reason_of_slurm_is_cut_after_200_characters():
@@ -91,5 +95,5 @@ def test_a_reason_of_slurm_is_cut_after_200_characters():
 
 def test_the_file_of_init_names_up_to_24_modules_and_counts_the_rest():
     names = [f"gcc/{number}" for number in range(25)]
-    assert init._module_lines(names[:24]) == [f"other modules: {', '.join(names[:24])}"]
-    assert init._module_lines(names) == [f"other modules: {', '.join(names[1:])} and 1 more"]
+    assert init._list_module_lines(names[:24]) == [f"other modules: {', '.join(names[:24])}"]
+    assert init._list_module_lines(names) == [f"other modules: {', '.join(names[1:])} and 1 more"]

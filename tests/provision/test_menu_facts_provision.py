@@ -12,7 +12,7 @@ from support_golden import same_as_golden
 import provision.facts
 from provision import order
 from provision.datasets.formats import FORMATS
-from provision.fact import Fact
+from provision.fact import FactQuery
 from provision.provider import NOTHING_TO_DO, find_provider
 from shardlab import registry
 
@@ -28,7 +28,7 @@ def describe_order():
 
 
 def describe_providers():
-    for name in registry.plugin_names("provision.providers"):
+    for name in registry.list_plugin_names("provision.providers"):
         plugin = find_provider(name)
         yield from support_facts.describe(f"provider {name}", plugin, left_out=("name",))
         yield f"  has: {', '.join(key for key in FUNCTIONS if getattr(plugin, key) is not None)}"
@@ -43,7 +43,7 @@ def describe_facts():
         if entry.name.startswith("_"):
             continue
         module = importlib.import_module(f"provision.facts.{entry.name}")
-        found = {name: value for name, value in vars(module).items() if isinstance(value, Fact)}
+        found = {name: value for name, value in vars(module).items() if isinstance(value, FactQuery)}
         for name, fact in sorted(found.items()):
             yield from support_facts.describe(f"fact {entry.name}.{name}", fact)
             yield f"  command: {support_facts.format_fact(fact.command('/opt/python'))}"

@@ -9,7 +9,7 @@ import pytest
 
 from provision import order, provider
 from provision.check import Check
-from provision.fact import Fact, Unanswered
+from provision.fact import FactQuery, Unanswered
 from provision.facts.users import USERS, Users
 from provision.operation import Nothing, Operation, Write
 from shardlab import registry
@@ -26,7 +26,7 @@ def defined(folder: str, kind: type) -> dict[str, Any]:
     return {f"{one.__name__}.{name}": value for one in modules for name, value in vars(one).items() if isinstance(value, kind)}
 
 
-FACTS = defined("facts", Fact)
+FACTS = defined("facts", FactQuery)
 
 
 @pytest.mark.parametrize("place", FACTS)
@@ -40,7 +40,7 @@ def test_the_names_of_facts_are_not_used_twice():
     assert sorted(names) == sorted(set(names))
 
 
-@pytest.mark.parametrize("name", registry.plugin_names("provision.facts"))
+@pytest.mark.parametrize("name", registry.list_plugin_names("provision.facts"))
 def test_the_parser_of_a_fact_is_tested(name):
     used = re.compile(rf"from provision\.facts(\.{name} import| import [^\n]*\b{name}\b)")
     assert any(used.search(path.read_text()) for path in TESTS.rglob("test_*.py"))
@@ -70,7 +70,7 @@ def test_an_operation_names_each_file_of_etc_that_it_writes(operation):
             continue
         for change in () if isinstance(planned, Nothing) else planned:
             if isinstance(change, Write) and change.path.startswith("/etc/"):
-                assert change.path in operation.files
+                assert change.path in operation.written_paths
 
 
 def test_no_two_folders_import_each_other():

@@ -18,7 +18,7 @@ from provision.plan import OperationStep
 from provision.providers import ssh
 from shardlab.cluster import cluster
 from shardlab.errors import InputError
-from shardlab.remote.remote import CommandOutput, Unreachable, put_command
+from shardlab.remote.remote import CommandOutput, Unreachable, make_put_command
 from shardlab.terminal.console import Output
 
 NOBODY = 65534
@@ -51,7 +51,9 @@ class AsNobody:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner):
-        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner))
+        return self.run(
+            make_put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=bool(owner)
+        )
 
 
 @pytest.fixture

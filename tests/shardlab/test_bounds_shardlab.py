@@ -25,7 +25,7 @@ MATRIX = "schema: 1\nname: m\ntitle: t\ndefaults: {{workload: gpt2-tiny}}\naxes:
 
 
 def nested(levels):
-    return document.parse(("[" * levels + "1" + "]" * levels).encode(), "f")
+    return document.parse_document(("[" * levels + "1" + "]" * levels).encode(), "f")
 
 
 def expression_of(length):
@@ -92,7 +92,7 @@ def test_a_file_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path, mo
         monkeypatch.setattr(module, name, 64)
     path = tmp_path / "file"
     path.write_bytes(b"#" * size)
-    assert is_allowed(document.load, path, says="larger than") is is_read
+    assert is_allowed(document.load_document, path, says="larger than") is is_read
     assert is_allowed(plugin_source.read_plugin_file, path, says="longer than") is is_read
     assert (refusal(files.read, path, 64, of=files.TooLarge) is None) is is_read
 
@@ -110,13 +110,14 @@ def test_a_matrix_may_have_the_largest_number_of_combinations(tmp_path, monkeypa
 def test_a_line_of_the_largest_length_is_shown_whole_and_a_longer_one_is_cut():
     assert printable.clean_text("x" * 4000) == "x" * 4000
     assert printable.clean_text("x" * 4001) == "x" * 4000 + " ... (1 more characters)"
-    assert printable.LogText().add(b"x" * 4000 + b"\n") == "x" * 4000 + "\n"
-    assert printable.LogText().add(b"x" * 4001 + b"\n") == "x" * 4000 + " ... (the log file has the rest of this line)\n"
+    assert printable.LogCleaner().clean_part(b"x" * 4000 + b"\n") == "x" * 4000 + "\n"
+    cleaned = printable.LogCleaner().clean_part(b"x" * 4001 + b"\n")
+    assert cleaned == "x" * 4000 + " ... (the log file has the rest of this line)\n"
 
 
 def test_the_name_of_a_model_has_at_most_forty_characters():
-    assert model_file._model_name(Path("m" * 40 + ".json")) == "m" * 40
-    assert model_file._model_name(Path("m" * 41 + ".json")) == "m" * 40
+    assert model_file._make_model_name(Path("m" * 40 + ".json")) == "m" * 40
+    assert model_file._make_model_name(Path("m" * 41 + ".json")) == "m" * 40
 
 
 @pytest.mark.parametrize(("length", "is_used"), [(49, True), (50, False)])
@@ -125,7 +126,7 @@ def test_sockets_of_ssh_are_in_the_users_cache_unless_its_path_is_too_long(tmp_p
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
         cache = Path(short, "x" * (length - len(f"{short}//shardlab/ssh")))
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        folder = shared_connection.socket_folder()
+        folder = shared_connection.make_socket_folder()
     assert len(f"{cache}/shardlab/ssh") == length
     assert folder.is_relative_to(cache) is is_used
     assert folder.is_relative_to(tmp_path) is not is_used

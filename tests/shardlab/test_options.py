@@ -48,21 +48,21 @@ def test_a_value_of_another_type_is_refused():
 
 
 def test_the_message_of_a_refused_option_spells_values_as_a_matrix_file():
-    assert Option("a", 4, "", least=1, most=8).refuse(9) == "found 9. Allowed: a whole number from 1 to 8."
-    assert Option("a", None, "", kind="int", most=8, nullable=True).refuse(True) == (
+    assert Option("a", 4, "", least=1, most=8).explain_refused_value(9) == "found 9. Allowed: a whole number from 1 to 8."
+    assert Option("a", None, "", kind="int", most=8, nullable=True).explain_refused_value(True) == (
         "found true. Allowed: a whole number up to 8, or null."
     )
-    assert Option("a", 0.5, "", least=0, most=1).refuse(1.5) == "found 1.5. Allowed: a number from 0 to 1."
-    assert Option("a", False, "").refuse("yes") == "found yes. Allowed: true, false."
-    assert Option("a", "pre", "", ("pre", "post")).refuse(None) == "found null. Allowed: pre, post."
-    assert Option("a", "", "").refuse(3) == "found 3. Allowed: text."
+    assert Option("a", 0.5, "", least=0, most=1).explain_refused_value(1.5) == "found 1.5. Allowed: a number from 0 to 1."
+    assert Option("a", False, "").explain_refused_value("yes") == "found yes. Allowed: true, false."
+    assert Option("a", "pre", "", ("pre", "post")).explain_refused_value(None) == "found null. Allowed: pre, post."
+    assert Option("a", "", "").explain_refused_value(3) == "found 3. Allowed: text."
 
 
 def test_an_option_of_type_float_accepts_integers_and_refuses_nan():
     """An option of type float accepts 1 for 1.0, and refuses NaN."""
     option = Option("a", 0.5, "", least=0.25)
-    assert option.refuse(1) is None
-    assert option.refuse(math.nan) is not None
+    assert option.explain_refused_value(1) is None
+    assert option.explain_refused_value(math.nan) is not None
 
 
 @pytest.mark.parametrize("broken", [{"default": None}, {"default": None, "nullable": True}, {"default": 0, "least": 1}])

@@ -34,7 +34,7 @@ def test_the_words_made_from_arguments_give_these_arguments(line):
 
 def test_words_leave_out_what_is_omitted_and_what_is_a_default():
     arguments = jobs.cli.parser().parse_args(["plan", "--scale", "full", "--matrix", "a", "--workspace", "w", "--cluster", "c"])
-    assert format_words(arguments, omitted=("workspace", "cluster")) == ["plan", "--matrix=a"]
+    assert format_words(arguments, omitted_names=("workspace", "cluster")) == ["plan", "--matrix=a"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from support_e2e import HANG_S
 
-from provision.fact import Facts
+from provision.fact import FactAnswers
 from provision.operation import Nothing, Target
 from shardlab.cluster.cluster_keys import NodeEntry
-from shardlab.remote.remote import CommandOutput, put_command
+from shardlab.remote.remote import CommandOutput, make_put_command
 
 SETTLE = r"""\
 mount --make-rprivate /
@@ -54,10 +54,10 @@ class Aside:
         return CommandOutput(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def put(self, content, path, *, mode, owner) -> CommandOutput:
-        return self.run(put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
+        return self.run(make_put_command(content, path, mode=mode, owner=owner), timeout_s=HANG_S, stdin=content, root=True)
 
     def target(self) -> Target:
-        return Target(self, Facts(self), NodeEntry(name=self.name))
+        return Target(self, FactAnswers(self), NodeEntry(name=self.name))
 
     def end(self) -> None:
         self.process.kill()
@@ -73,7 +73,7 @@ def settle(operation, site, target) -> list[str]:
     assert not isinstance(planned, Nothing), planned
     for change in planned:
         change.make(target.node)
-    target.facts.forget()
+    target.facts.forget_answers()
     again = operation.plan(site, target)
     assert isinstance(again, Nothing), [change.description for change in again]
     return [change.description for change in planned]

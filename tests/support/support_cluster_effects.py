@@ -18,11 +18,11 @@ from jobs.planning import plan
 from jobs.rendering import render
 from provision import order
 from provision.cloudlab import profile_request, token
-from provision.fact import Facts, Unanswered
-from provision.facts.disk import Disk, disk_fact
+from provision.fact import FactAnswers, Unanswered
+from provision.facts.disk import Disk, make_disk_query
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
-from provision.facts.mounts import MountPlace, mount_fact
-from provision.facts.room import room_fact
+from provision.facts.mounts import MountPlace, make_mount_query
+from provision.facts.room import make_free_space_query
 from provision.nodes import pretend
 from provision.operation import Change, Nothing, Site, Target, Write
 from provision.operations import datasets, packages
@@ -82,8 +82,11 @@ def _make_targets(cluster: Cluster, workspace: Workspace) -> list[Target]:
     found = pretend.read_pretended_facts(FACTS, of_nodes.nodes(cluster, workspace))
     for facts in found:
         for path in ("/srv/disk", "/srv/shared"):
-            facts.answers |= {mount_fact(path).name: MountPlace(), room_fact(path).name: facts[room_fact("/")]}
-        facts.answers[disk_fact("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
+            facts.answers |= {
+                make_mount_query(path).name: MountPlace(),
+                make_free_space_query(path).name: facts[make_free_space_query("/")],
+            }
+        facts.answers[make_disk_query("/dev/nvme9n1").name] = Disk("/dev/nvme9n1")
     return [Target(facts.node, facts, entry) for facts, entry in zip(found, cluster.nodes, strict=True)]
 
 
@@ -106,14 +109,14 @@ def site(cluster: Cluster, workspace: Workspace) -> str:
     target.environments.update(zip(cluster.environments, others, strict=True))
     of_it = Site(cluster, workspace, [target])
     planned = next(one for one in order.select_operations(find_provider("slurm")) if one.name == "site-environment")
-    two_nodes = " ".join(requests.sbatch_options(cluster, node_count=2, minutes=10, gpu_count=GPUS))
+    two_nodes = " ".join(requests.list_sbatch_options(cluster, node_count=2, minutes=10, gpu_count=GPUS))
     return "\n".join([f"two nodes: {two_nodes}", *_planned(planned.plan, of_it, target)])
 
 
 def _login(cluster: Cluster, workspace: Workspace) -> Target:
     """A login node without an environment."""
     (login,) = find_provider(cluster.provider).nodes(cluster, workspace)
-    target = Target(LoginWithoutJobs(login), Facts(LoginWithoutJobs(login)))
+    target = Target(LoginWithoutJobs(login), FactAnswers(LoginWithoutJobs(login)))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     return target
 
@@ -155,28 +158,28 @@ def prediction(cluster: Cluster, workspace: Workspace) -> str:
     found = predict.predict_run(cell, planned)
     typed = machine.plan_machine(cluster, "h100").gpu_memory_bytes
     return (
-        f"{links} {network} memory={planned.gpu_memory_bytes} of h100={typed} cost={found.cost} step={found.step_s} "
-        f"{plan.find_cluster_capacity(cluster)}"
+        f"{links} {network} memory={planned.gpu_memory_bytes} of h100={typed} cost={found.cost} "
+        f"step={found.step_s} {plan.find_cluster_capacity(cluster)}"
     )
 
 
 def sets(cluster: Cluster, workspace: Workspace) -> str:
     """The request with which a node stages each data set."""
     of_it = Site(cluster, workspace, [])
-    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.all_data_sets())
+    return "\n".join(datasets._make_request(of_it, one) for one in cluster.data.list_data_sets())
 
 
 def practice(cluster: Cluster, workspace: Workspace) -> str:
     """The machine of each practice node."""
-    folder = base.base_folder(packages.ALL_PACKAGES, cluster.release)
-    nodes = virtual.nodes(cluster, workspace)
+    folder = base.find_base_folder(packages.ALL_PACKAGES, cluster.release)
+    nodes = virtual.list_nodes(cluster, workspace)
     return "\n".join(f"{node.python} {virtual._make_machine(cluster, workspace, node, folder)}" for node in nodes)
 
 
 def request(cluster: Cluster, workspace: Workspace) -> str:
     """The requests that create an experiment of CloudLab."""
     made = profile_request.plan_profile_request(cluster)
-    return f"{msgspec.json.encode(made.request.body).decode()}\n{cloudlab.rspec(cluster, workspace)}"
+    return f"{msgspec.json.encode(made.request.body).decode()}\n{cloudlab.render_rspec_request(cluster, workspace)}"
 
 
 def address_of_portal(cluster: Cluster, workspace: Workspace) -> str:

@@ -25,7 +25,7 @@ from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.cell import Cell, Optimizer
 from shardlab.matrix.expansion import ExpandedCell, Expansion
 from shardlab.runs.record import SCHEMA, Event, GpuSample, LineWriter, NicSample, Result, Sample, StepRecord
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.state import JudgedState
 from shardlab.workspace.workspace import Workspace
@@ -74,7 +74,7 @@ def run_file(what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = Tr
     """The content of run.json of a run of this cell."""
     return Run(
         schema=1,
-        run_id=run_id(what, repeat, attempt),
+        run_id=make_run_id(what, repeat, attempt),
         matrix="quickstart",
         cell=what,
         cell_hash=what.hash(),
@@ -94,7 +94,7 @@ def run_file(what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = Tr
 
 def prepare(workspace: Workspace, what: Cell, repeat: int = 1, attempt: int = 1, rehearsal: bool = True) -> RunDir:
     """Write a run that is rendered and not started: run.json and its first event."""
-    folder = RunDir(workspace.runs / run_id(what, repeat, attempt))
+    folder = RunDir(workspace.runs / make_run_id(what, repeat, attempt))
     files.make_folder(folder.path)
     files.write_json(folder.run_json, run_file(what, repeat, attempt, rehearsal), sync=False)
     event(folder, "rendered", -5)
@@ -109,7 +109,7 @@ def loaded(what: Cell, **records: Any) -> LoadedRun:
 
 def event(folder: RunDir, name: str, after_s: float, **data: Any) -> None:
     with LineWriter(folder.events_file("attempt")) as lines:
-        lines.write(Event(schema=SCHEMA, event=name, writer="attempt", wall_s=START_S + after_s, host=HOST, data=data))
+        lines.write_record(Event(schema=SCHEMA, event=name, writer="attempt", wall_s=START_S + after_s, host=HOST, data=data))
 
 
 def train(folder: RunDir, steps: int | None = None, gpu: bool | dict[str, Any] = False, loss_shift: float = 0.0) -> float:
@@ -142,7 +142,7 @@ def train(folder: RunDir, steps: int | None = None, gpu: bool | dict[str, Any] =
                 )
                 if gpu:
                     record.allocated_bytes = (8000 // what.gpus + 100 * rank) * MIB
-                lines.write(record)
+                lines.write_record(record)
             ended = now
     sample(folder, ended, gpu=gpu)
     return ended
@@ -161,7 +161,7 @@ def sample(folder: RunDir, ended: float, gpu: bool | dict[str, Any] = False, hz:
         for tick in range(int((ended + 2) * hz)):
             t = tick / hz - 1
             also = {} if tick % every else more
-            lines.write(
+            lines.write_record(
                 Sample(
                     schema=SCHEMA,
                     t_s=t + 1,
@@ -214,7 +214,7 @@ def environment(folder: RunDir, gpus: list[Gpu] | None = None) -> None:
         python="3.11.2",
         packages={"torch": "2.13.0", "shardlab": "0.1.0"},
     )
-    path = folder.environment(HOST)
+    path = folder.environment_file(HOST)
     files.make_folder(path.parent)
     files.write_json(path, host, sync=False)
 
@@ -273,7 +273,9 @@ def keep(
         "excluded": [],
     }
     kept = msgspec.convert(plain | study, Expansion)
-    kept.cells = [ExpandedCell(what.name(), what, [run_id(what, repeat) for repeat in range(1, repeats + 1)]) for what in cells]
+    kept.cells = [
+        ExpandedCell(what.name(), what, [make_run_id(what, repeat) for repeat in range(1, repeats + 1)]) for what in cells
+    ]
     workspace.store_expansion(kept)
 
 
@@ -298,9 +300,9 @@ def matrix(path: Path, title: str = "Strategies on two ranks") -> Workspace:
     failed(workspace, fsdp2, 3, "rank 0: ValueError: shapes <1> & 'two'", steps=2)
     failed(workspace, big, 1, "CUDA out of memory: tried to allocate 2.00 GiB", steps=1)
     failed(workspace, big, 2, "stopped", steps=3, reason="timeout", why="ended at its time limit of 600 s")
-    with workspace.find_run(run_id(fsdp2, 1)).samples_file(HOST).open("ab") as handle:
+    with workspace.find_run_dir(make_run_id(fsdp2, 1)).samples_file(HOST).open("ab") as handle:
         handle.write(b'{"schema":1,"t_s":9')
-    with workspace.find_run(run_id(single, 2)).samples_file(HOST).open("ab") as handle:
+    with workspace.find_run_dir(make_run_id(single, 2)).samples_file(HOST).open("ab") as handle:
         handle.write(b"not a record\n{}\n")
     return workspace
 

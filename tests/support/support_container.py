@@ -71,7 +71,7 @@ def record_packages(image: Path, **versions: str | None) -> None:
     """
     (library,) = (image / "usr/lib").glob("python3*")
     pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s]+)", software.read_constraints().decode(), re.MULTILINE))
-    names = {re.match(r"[A-Za-z0-9._-]+", word)[0] for word in software.required_packages()}
+    names = {re.match(r"[A-Za-z0-9._-]+", word)[0] for word in software.list_required_packages()}
     tested = {name: next(version for pin, version in pinned.items() if _plain(pin) == _plain(name)) for name in names}
     for name, version in (tested | versions).items():
         if version is not None:

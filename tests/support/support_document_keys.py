@@ -17,7 +17,7 @@ NAMED = {one.name: one for one in (*FILES, *COMMANDS)}
 TYPES = {
     name: kind
     for root in (*USED, *(one.kind for one in NAMED.values() if one.kind))
-    for name, kind in field_docs.nested_structs(root).items()
+    for name, kind in field_docs.map_nested_structs(root).items()
 }
 # The keys whose value is a list of objects, for which support_documents.py has a separate description.
 INSIDE = {

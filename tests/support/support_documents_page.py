@@ -136,7 +136,7 @@ def all_types() -> dict[str, Struct]:
     """Each type that a document contains, by name."""
     found: dict[str, Struct] = {}
     for root in (*USED, *(one.kind for one in (*FILES, *COMMANDS) if one.kind)):
-        found |= field_docs.nested_structs(root)
+        found |= field_docs.map_nested_structs(root)
     return dict(sorted(found.items()))
 
 

@@ -98,7 +98,7 @@ def time_limit_s(folder: Path) -> int:
     name = measured.matrix("axes: {strategy: [ddp], gpus: [2]}\nrepeats: 2")
     measured.run("jobs", "submit", "--matrix", name, "--wait")
     _, second = measured.folders()
-    start = next(event.wall_s for event in second.events() if event.event == "started")
+    start = next(event.wall_s for event in second.read_events() if event.event == "started")
     return round(20 + 3 * (second.steps(0).records[0].wall_s - start))
 
 
@@ -138,7 +138,7 @@ def until(true: Callable[[], Any], what: str, limit_s: float = HANG_S, *, least_
 
 def started(folder: RunDir) -> dict[str, Any] | None:
     """The data of a run's event `started`; None if the run has not started."""
-    return next((event.data for event in folder.events() if event.event == "started"), None)
+    return next((event.data for event in folder.read_events() if event.event == "started"), None)
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:

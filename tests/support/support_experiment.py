@@ -82,7 +82,7 @@ class PracticeExperiment:
 
     def __init__(self, practice: Practice, workspace: Path) -> None:
         self.practice, self.path = practice, workspace
-        self.bridge = network.interface_name(f"{practice.cluster.name}/experiment")
+        self.bridge = network.make_interface_name(f"{practice.cluster.name}/experiment")
         self.hosts = {name: node.host for name, node in practice.nodes.items()}  # on the control network
         self.addresses = {name: f"10.90.79.{place}" for place, name in enumerate(NODES, 1)}  # on the experiment network
         self.verified: dict[str, Any] = {}
@@ -135,8 +135,8 @@ class PracticeExperiment:
 
     def add_network(self, name: str) -> None:
         """Connect a node to the experiment network."""
-        cable = network.interface_name(f"{self.practice.cluster.name}/{name}/experiment")
-        pid = str(self.practice.machine(name).pid())
+        cable = network.make_interface_name(f"{self.practice.cluster.name}/{name}/experiment")
+        pid = str(self.practice.machine(name).find_pid())
         ip("link", "add", cable, "master", self.bridge, "type", "veth", "peer", "name", EXPERIMENT, "netns", pid)
         ip("link", "set", cable, "up")
         self._in_network(name, "ip", "address", "add", f"{self.addresses[name]}/16", "dev", EXPERIMENT)
@@ -147,15 +147,15 @@ class PracticeExperiment:
 
         device: a block device of this machine, which becomes the unused partition of the node's boot disk.
         """
-        node = Path(f"/proc/{self.practice.machine(name).pid()}/root")
+        node = Path(f"/proc/{self.practice.machine(name).find_pid()}/root")
         os.mknod(node / PARTITION[1:], 0o600 | stat.S_IFBLK, Path(device).stat().st_rdev)
-        program = self.practice.machine(name).root / MKEXTRAFS_PATH[1:]
+        program = self.practice.machine(name).root_folder / MKEXTRAFS_PATH[1:]
         program.parent.mkdir(parents=True)
         program.write_text(MKEXTRAFS)
         program.chmod(0o755)
 
     def _in_network(self, name: str, *words: str) -> str:
-        pid = str(self.practice.machine(name).pid())
+        pid = str(self.practice.machine(name).find_pid())
         return subprocess.run(["nsenter", "--target", pid, "--net", *words], check=True, capture_output=True, text=True).stdout
 
 

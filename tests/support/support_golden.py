@@ -29,7 +29,7 @@ def run_of(launcher: str) -> Run:
         run_id="ddp-gpt2-tiny-0123456789ab-r1",
         matrix="m",
         cell=cell,
-        cell_hash=cells.cell_hash(msgspec.to_builtins(cell)),
+        cell_hash=cells.compute_cell_hash(msgspec.to_builtins(cell)),
         repeat=1,
         attempt=1,
         launcher=launcher,

@@ -14,7 +14,7 @@ from typing import Any
 
 import support_collect as support
 
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
 
@@ -48,7 +48,7 @@ def matrix(path: Path) -> Workspace:
     support.failed(workspace, odd, 2, STEERING)
     for file in workspace.runs.rglob("*.json*"):
         _spoil(file)
-    for run in workspace.all_runs():
+    for run in workspace.list_folders():
         run.log.mkdir(exist_ok=True)
         for log in (run.job_log, run.rank_log(0)):
             log.write_bytes(f"{STEERING}\nlast line\n".encode() + b"\x9b31m\xff\n")
@@ -57,7 +57,7 @@ def matrix(path: Path) -> Workspace:
 
 def failed_run(workspace: Workspace) -> RunDir:
     """The run that failed for a reason whose text contains STEERING."""
-    return workspace.find_run(run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
+    return workspace.find_run_dir(make_run_id(support.cell("fsdp2", 2, options={STEERING: STEERING}), 2))
 
 
 def _spoil(file: Path) -> None:

@@ -98,9 +98,9 @@ def _complete(workspace: Workspace, cell: Cell) -> None:
     gpus = [Gpu(uuid="GPU-0", name="NVIDIA A100", memory_bytes=80 << 30, nvlinks={"0": 12} if cell.strategy == LINKED else {})]
     found = {"train_time_s": 58.0, "same_work": SameWork(verdict="proven", why="")}
     folder = support.completed(workspace, cell, rehearsal=False, gpus=gpus, found=found)
-    first = msgspec.json.decode(folder.environment(support.HOST).read_bytes(), type=Host)
+    first = msgspec.json.decode(folder.environment_file(support.HOST).read_bytes(), type=Host)
     second = msgspec.structs.replace(first, host="node1", nics=[Nic("eth1", "physical", speed_mbps=10_000)])
-    files.write_json(folder.environment("node1"), second, sync=False)
+    files.write_json(folder.environment_file("node1"), second, sync=False)
 
 
 EFFECTS = {made.__name__: made for made in (planned, record, expansion, report)}

@@ -99,7 +99,7 @@ class Practice:
         self.file = folder / "cluster.yaml"
         self.file.write_text(file.replace("SHARED", str(folder / "shared")))
         self.cluster = cluster.load_cluster(self.file)
-        self.nodes = {node.name: node for node in virtual.nodes(self.cluster, Workspace(folder))}
+        self.nodes = {node.name: node for node in virtual.list_nodes(self.cluster, Workspace(folder))}
 
     @property
     def shared(self) -> Path:
@@ -184,7 +184,7 @@ def provisioned(
     `provision` installs the environment only if no other cluster of tests that is up has it. Otherwise the cluster first gets a
     copy. While another cluster installs the environment, the function `begin` is called, which needs no environment.
     """
-    installed = practice.shared / "shardlab" / f"python-{software.packages_digest()}"
+    installed = practice.shared / "shardlab" / f"python-{software.compute_packages_digest()}"
     kept = ENVIRONMENTS / (practice.cluster.release or "own") / installed.name
     copy = ["unshare", "--mount", "sh", "-euc", COPY, "copy"]
     remove_unused_environments()  # of a session that was killed
@@ -273,7 +273,7 @@ def _unprovisioned(folder: Path, file: str) -> Iterator[Practice]:
         shutil.rmtree(folder)
         # Only what belongs to this cluster: other clusters of this machine come and go meanwhile.
         assert not (STATE_FOLDER / name).exists()
-        assert not network.interface_exists(network.bridge_name(name))
+        assert not network.interface_exists(network.make_bridge_name(name))
         assert find_init_pid(STATE_FOLDER / name / "head" / "upper") is None
         assert name not in Path("/proc/mounts").read_text()
         for mounted in ("", "*/"):

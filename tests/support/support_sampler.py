@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support_e2e import HANG_S, until
 
-from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_records
 
 
 def start(out: Path, *options: str, **environment: str) -> "subprocess.Popen[str]":
@@ -19,7 +19,7 @@ def start(out: Path, *options: str, **environment: str) -> "subprocess.Popen[str
 
 
 def records(out: Path) -> list[Sample]:
-    return read_lines(out, Sample).records
+    return read_records(out, Sample).records
 
 
 def sampled(process: "subprocess.Popen[str]", out: Path, more: int = 1) -> None:

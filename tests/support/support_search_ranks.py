@@ -27,7 +27,7 @@ def main(folder: RunDir, size: int) -> int:
         return 1
     files.make_folder(folder.steps_file(0).parent)
     with LineWriter(folder.steps_file(0)) as lines:
-        lines.write(StepRecord(schema=SCHEMA, step=1, t_s=0.0, wall_s=time.time(), units=size, step_ms=1.0))
+        lines.write_record(StepRecord(schema=SCHEMA, step=1, t_s=0.0, wall_s=time.time(), units=size, step_ms=1.0))
     files.write_json(
         folder.result,
         Result(

@@ -203,7 +203,7 @@ class Study:
         return [RunDir(path.parent) for path in sorted((self.path / "runs").glob("[!.]*/run.json"))]
 
     def events(self, name: str) -> list[Any]:
-        return [event for folder in self.folders() for event in folder.events() if event.event == name]
+        return [event for folder in self.folders() for event in folder.read_events() if event.event == name]
 
     def submissions(self) -> list[Submission]:
         return submission.list_submissions(Workspace(self.path))

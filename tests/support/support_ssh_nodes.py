@@ -20,7 +20,7 @@ from jobs.node.rendezvous import NODES_VARIABLE
 from jobs.run_queue import RunQueue
 from jobs.ssh import node_lock
 from shardlab.files import files
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 
 # The stand-in of `ssh`. With the option -G, it calls the real client. If a file is named after the address of a node, the login
@@ -122,7 +122,7 @@ class SshNodes:
 
         repeat: the number of the repeat. script: a shell executes it on each node. changed: keys of run.json that differ.
         """
-        folder = RunDir(self.workspace.runs / run_id(CELL, repeat))
+        folder = RunDir(self.workspace.runs / make_run_id(CELL, repeat))
         folder.log.mkdir(parents=True)
         run = Run(
             schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=repeat, attempt=1,
@@ -166,7 +166,7 @@ class SshNodes:
 
 
 def wait_for(folder: RunDir, name: str) -> None:
-    until(lambda: any(event.event == name for event in folder.events()), f"{folder.run_id}: {name}")
+    until(lambda: any(event.event == name for event in folder.read_events()), f"{folder.run_id}: {name}")
 
 
 def tasks(folder: RunDir) -> list[psutil.Process]:

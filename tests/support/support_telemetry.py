@@ -10,7 +10,7 @@ from collect.loading import records, sample_cache
 from collect.loading.loaded_run import LoadedRun
 from collect.loading.records import Telemetry
 from shardlab.record_types import Count, Measured
-from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample, decode_lines
+from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, RdmaSample, Sample, decode_records
 from shardlab.runs.rundir import RunDir
 
 HOST = "node0"
@@ -50,7 +50,7 @@ def write(folder: Path, samples: list[Sample], host: str = HOST) -> Path:
     path = RunDir(folder).samples_file(host)
     with LineWriter(path) as lines:
         for each in samples:
-            lines.write(each)
+            lines.write_record(each)
     return path
 
 
@@ -62,7 +62,7 @@ class ReadRun:
 
         def counted(raw, kind):
             self.decoded += len(raw) if kind is Sample else 0
-            return decode_lines(raw, kind)
+            return decode_records(raw, kind)
 
         with pytest.MonkeyPatch.context() as patch:
             for module in (records, sample_cache):

@@ -67,7 +67,7 @@ def running(workspace, strategy="ddp", steps=100, done=20, **options):
     folder = support.prepare(workspace, what)
     with LineWriter(folder.events_file("node")) as lines:
         now = time.time()
-        lines.write(support.Event(schema=SCHEMA, event="started", writer="node", wall_s=now, host=support.HOST))
+        lines.write_record(support.Event(schema=SCHEMA, event="started", writer="node", wall_s=now, host=support.HOST))
     support.environment(folder)
     support.train(folder, steps=done, **options)
     return folder
@@ -78,7 +78,7 @@ def step(folder, number, loss, rank=None):
     for each in range(folder.read_run().cell.gpus) if rank is None else [rank]:
         record = StepRecord(schema=SCHEMA, step=number, t_s=number, wall_s=time.time(), units=256, step_ms=50 + each, loss=loss)
         with LineWriter(folder.steps_file(each)) as lines:
-            lines.write(record)
+            lines.write_record(record)
 
 
 def replaced(path: Path, content: bytes) -> None:

@@ -127,8 +127,8 @@ class ShardWriter(_FixedFolder, StorageWriter):
         for item, tensor in boxes:
             growing_file = growing_file or GrowingFile(self._path)
             box_bytes = _view_as_bytes(tensor).numpy().data
-            growing_file.write(bytes(-growing_file.size % ALIGNMENT))
-            written_boxes.append((item, tensor, growing_file.size, len(box_bytes)))
+            growing_file.write(bytes(-growing_file.written_bytes % ALIGNMENT))
+            written_boxes.append((item, tensor, growing_file.written_bytes, len(box_bytes)))
             growing_file.write(box_bytes)
         written_file = growing_file.close() if growing_file else None
         return [

@@ -101,8 +101,8 @@ def read_list(path: Path, split: str, subset: int | None) -> ImageList:
         or header.images != (subset or header.found)
     ):
         raise InputError(
-            f"{path}: its first line does not match the lines after it, or the split and subset of this run. "
-            "Delete the file; the next run makes it again."
+            f"{path}: its first line does not match the lines after it, or the split and subset of this run. Delete "
+            "the file; the next run makes it again."
         )
     decoder = msgspec.json.Decoder(ImageEntry)
     entries = []
@@ -149,8 +149,8 @@ def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Pat
     } - set(class_names)
     if unknown_classes:
         raise InputError(
-            f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. "
-            f"Allowed: its {len(class_names)} folders."
+            f"{root / split / min(unknown_classes)}: is not a class of {root / 'train'}. Allowed: its "
+            f"{len(class_names)} folders."
         )
     if not labelled_paths:
         raise InputError(f"{root / split}: found no image. Allowed: CLASS/*.JPEG, as in the official archive.")
@@ -163,7 +163,7 @@ def _write_list(root: Path, split: str, subset: int | None, seed: int, path: Pat
         SCHEMA, split, len(class_names), len(labelled_paths), len(listed_images), None if subset is None else seed
     )
     with files.as_workspace_error("read the data set"), ThreadPoolExecutor(8) as threads:
-        digests = threads.map(files.file_sha256, [root / name for name, _ in listed_images])
+        digests = threads.map(files.compute_file_sha256, [root / name for name, _ in listed_images])
         entries = [ImageEntry(name, label, digest) for (name, label), digest in zip(listed_images, digests, strict=True)]
     files.write_atomic(path, b"".join(msgspec.json.encode(line) + b"\n" for line in [header, *entries]))
 

@@ -17,7 +17,7 @@ def choose_writable_path(path: Path) -> Path:
     the same file name in this user's cache, because the data path may be a folder of the site in which users cannot write."""
     if path.exists() or not path.parent.exists() or data_cache.is_writable(path.parent):
         return path
-    return data_cache.cache_folder(path.parent) / path.name
+    return data_cache.find_cache_folder(path.parent) / path.name
 
 
 def create_file_once(path: Path, write_file: Callable[[Path], None]) -> None:

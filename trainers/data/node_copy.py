@@ -48,7 +48,7 @@ def stage_data(run: Run, run_dir: RunDir) -> Iterator[Path]:
         _copy_data_set(run.training_cell, data_path, folder, run_dir)
 
     node_folder.remove_unused()  # copies that killed runs left behind occupy space that this run needs
-    with node_folder.hold_shared_folder(node_folder.shared_folder_name(run_dir.path), copy_into_folder) as folder:
+    with node_folder.hold_shared_folder(node_folder.make_shared_folder_name(run_dir.path), copy_into_folder) as folder:
         yield folder
 
 
@@ -94,7 +94,7 @@ def _copy_data_set(cell: Cell, data_path: Path, copy_folder: Path, run_dir: RunD
     Raises InputError if the data set is missing or if the node's disk is too small, and WorkspaceError.
     """
     start_s, progress = time.monotonic(), _CopyProgress(run_dir)
-    parent_folder, folder_reason = node_folder.choose_parent()
+    parent_folder, folder_reason = node_folder.choose_parent_folder()
     with files.as_workspace_error("copy the data set"):
         sources_by_path = _list_files_to_copy(cell, data_path)
         total_bytes = 0
@@ -105,8 +105,8 @@ def _copy_data_set(cell: Cell, data_path: Path, copy_folder: Path, run_dir: RunD
         if total_bytes > free_bytes:
             raise InputError(
                 f"{parent_folder} ({folder_reason}): the data set has {total_bytes / GIB:.1f} GiB, and "
-                f"{free_bytes / GIB:.1f} GiB are free on "
-                f"{gethostname()}. Set TMPDIR to a larger disk of the node, or remove `stage: node` under `data`."
+                f"{free_bytes / GIB:.1f} GiB are free on {gethostname()}. Set TMPDIR to a larger disk of the node, or "
+                "remove `stage: node` under `data`."
             )
         with ThreadPoolExecutor(COPY_THREADS) as pool:
             relative_paths = list(sources_by_path)

@@ -65,10 +65,10 @@ def _describe_workloads(source: PluginSource) -> list[OwnWorkload]:
 
 
 def _describe_workload(plugin: OwnModel, source: PluginSource, name: str, tiny_values: dict[str, OptionValue]) -> OwnWorkload:
-    options = tuple(option.with_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
+    options = tuple(option.replace_default(tiny_values.get(option.name, option.default)) for option in plugin.options)
     task = OwnTask(plugin, source.digest, {option.name: option.default for option in options})
     task.check_items_repeat()
-    with own_code.name_errors(plugin.file, META_DEVICE_HINT), torch.device("meta"):
+    with own_code.raise_plugin_errors(plugin.file, META_DEVICE_HINT), torch.device("meta"):
         model = task.model()
     parameter_count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not parameter_count:

@@ -58,7 +58,7 @@ def choose_socket_folder() -> Path:
     if len(os.fsencode(temporary_folder / folder_name)) > MOST_FOLDER_BYTES:
         temporary_folder = Path("/tmp")
     runtime_folder = Path(os.environ.get("XDG_RUNTIME_DIR") or temporary_folder)
-    is_closed = own_folder.belongs_to_us(runtime_folder, 0o022)  # 0o022: others can write
+    is_closed = own_folder.is_our_folder(runtime_folder, 0o022)  # 0o022: others can write
     is_usable = is_closed and len(os.fsencode(runtime_folder / folder_name)) <= MOST_FOLDER_BYTES
     if is_usable:
         with contextlib.suppress(OSError):  # it may be full
@@ -67,9 +67,8 @@ def choose_socket_folder() -> Path:
         return own_folder.make_own_folder(temporary_folder, folder_name)
     except OSError as error:
         raise ShardlabError(
-            f"{temporary_folder}: no folder can be made there that only user {os.getuid()} can enter ({error}), "
-            "and the launcher fork "
-            "needs such a folder for its socket. Set XDG_RUNTIME_DIR to a folder of your own with mode 0700."
+            f"{temporary_folder}: no folder can be made there that only user {os.getuid()} can enter ({error}), and "
+            "the launcher fork needs such a folder for its socket. Set XDG_RUNTIME_DIR to a folder of your own with mode 0700."
         ) from error
 
 

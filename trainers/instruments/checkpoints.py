@@ -132,7 +132,7 @@ class Checkpoints(Instrument):
             self._load_checkpoint(folder, manifest)
             if self._rank == 0:
                 for begin, end in (
-                    suspension.read_suspensions(candidate_run.events())
+                    suspension.read_suspensions(candidate_run.read_events())
                     if is_same_cell and candidate_run is not self._run_dir
                     else ()
                 ):
@@ -180,7 +180,7 @@ class Checkpoints(Instrument):
         if self._rank == 0 or self._leads_node:
             checkpoint.begin_checkpoint(self._run_dir.path, step)
         self._peers.barrier()
-        checkpoint_files, size = self._saver.save(checkpoint.temporary_path(self._run_dir.path, step), self._settings.layout)
+        checkpoint_files, size = self._saver.save(checkpoint.make_temp_path(self._run_dir.path, step), self._settings.layout)
         if self._run.separate_folders:
             if self._leads_node:
                 checkpoint.publish_checkpoint(self._run_dir.path, step)
@@ -224,10 +224,10 @@ class Checkpoints(Instrument):
             time.sleep(RECORDED_WITHIN_S)
         new_suspensions = [
             suspended_span
-            for suspended_span in suspension.read_suspensions(self._run_dir.events())
+            for suspended_span in suspension.read_suspensions(self._run_dir.read_events())
             if suspended_span[1] > self._began_s
         ]
-        self._save_at = self._first_save_at + suspension.total_duration_s(new_suspensions)
+        self._save_at = self._first_save_at + suspension.sum_durations_s(new_suspensions)
         return time.time() >= self._save_at
 
     def _agree_to_end(self) -> bool:
@@ -260,7 +260,7 @@ class Checkpoints(Instrument):
             results |= {"bytes": self._checkpoint_bytes, "save_s": round(self._save_s / self._save_count, 6)}
         # If the nodes share no folder, only the first node has the manifest.
         if self._settings.time_loading and self._saved_step and not self._run.separate_folders:
-            folder = checkpoint.checkpoint_path(self._run_dir.path, self._saved_step)
+            folder = checkpoint.make_checkpoint_path(self._run_dir.path, self._saved_step)
             manifest = checkpoint.read_manifest(folder)
             if isinstance(manifest, str):
                 raise InputError(manifest)
@@ -272,17 +272,17 @@ class Checkpoints(Instrument):
         first. A
         collective: all ranks use the list of rank 0, because a network file system may show other files to other nodes."""
         local_checkpoints = [
-            (run_index, path) for run_index, run in enumerate(run_dirs) for path in checkpoint.complete_checkpoints(run.path)
+            (run_index, path) for run_index, run in enumerate(run_dirs) for path in checkpoint.list_checkpoints(run.path)
         ]
         for position in range(int(self._peers.all_gather_numbers([float(len(local_checkpoints))])[0, 0])):
             candidate = [0.0, 0.0]
             if self._rank == 0:
                 candidate = [
                     float(local_checkpoints[position][0]),
-                    float(checkpoint.step_of_checkpoint(local_checkpoints[position][1])),
+                    float(checkpoint.parse_checkpoint_step(local_checkpoints[position][1])),
                 ]
             run_number, step = (int(value) for value in self._peers.all_gather_numbers(candidate)[0])
-            yield run_dirs[run_number], checkpoint.checkpoint_path(run_dirs[run_number].path, step)
+            yield run_dirs[run_number], checkpoint.make_checkpoint_path(run_dirs[run_number].path, step)
 
     def _is_true_on_any_rank(self, flag: bool) -> bool:
         return bool(self._peers.all_gather_numbers([float(flag)]).max())

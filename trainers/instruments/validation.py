@@ -59,8 +59,7 @@ class Validator(Instrument):
         if self._batch_count == 0:
             raise InputError(
                 f"instruments.validation: {item_count} validation items do not fill a global batch of "
-                f"{cell.global_batch_size}. "
-                "Allowed: a smaller global batch, or more items."
+                f"{cell.global_batch_size}. Allowed: a smaller global batch, or more items."
             )
         self._cell, self._split, self._engine, self._ranks, self._peers = cell, validation_split, engine, ranks, peers
         self._interval_steps = settings.interval_steps(data_order.steps_per_epoch)
@@ -101,7 +100,7 @@ class Validator(Instrument):
         )
         if self._ranks.rank == 0:
             with LineWriter(self._path) as line_writer:
-                line_writer.write(self._last_record)
+                line_writer.write_record(self._last_record)
 
     def collect_results(self) -> dict[str, Any]:
         if self._last_record is None:

@@ -68,7 +68,7 @@ class OwnModel(msgspec.Struct, frozen=True):
         the rank's process recognizes torch's out-of-memory errors among them.
         """
         # torch reports a lack of memory as a RuntimeError; the rank's process records this error as `oom`
-        with own_code.name_errors(self.file, passed_errors=(MemoryError, RuntimeError)):
+        with own_code.raise_plugin_errors(self.file, passed_errors=(MemoryError, RuntimeError)):
             return getattr(self, name)(*arguments, **options)
 
 
@@ -169,8 +169,8 @@ def _read_options(file: str, model: Callable[..., Any]) -> tuple[Option, ...]:
             or option_type not in OPTION_TYPES
         ):
             raise InputError(
-                f"{location}: model: the parameter {name} has no default that a matrix can write. Allowed: true or false, a "
-                f"number or a text, such as {name}=64."
+                f"{location}: model: the parameter {name} has no default that a matrix can write. Allowed: true or "
+                f"false, a number or a text, such as {name}=64."
             )
         default = float(default) if option_type is float and type(default) is int else default
         options.append(Option(name, default, f"the parameter `{name}` of model() in {file.rpartition('/')[2]}"))
@@ -195,7 +195,7 @@ def _read_tiny(file: str, value: Any, options: tuple[Option, ...]) -> dict[str, 
             raise InputError(
                 f"{file}: TINY: model() has no parameter {_short_repr(name)}. Allowed: {', '.join(options_by_name) or 'none'}."
             )
-        if (why := options_by_name[name].refuse(tiny_value)) is not None:
+        if (why := options_by_name[name].explain_refused_value(tiny_value)) is not None:
             raise InputError(f"{file}: TINY: {name}: {why}")
     return value
 

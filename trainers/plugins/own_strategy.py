@@ -40,7 +40,7 @@ def load_strategy_file(source: PluginSource) -> list[Strategy]:
     variants = getattr(module, "VARIANTS", None)
     if not isinstance(variants, tuple) or not variants or not all(isinstance(strategy, Strategy) for strategy in variants):
         raise InputError(f"{file}: defines no VARIANTS. Needed: a tuple of Strategy (trainers.strategy).")
-    base_name = STRATEGIES.base_name(source.file)
+    base_name = STRATEGIES.make_base_name(source.file)
     names = [strategy.name for strategy in variants]
     for name in names:
         if not STRATEGIES.may_define(source.file, str(name)):
@@ -102,7 +102,7 @@ def _check_strategy(source: PluginSource, strategy: Strategy, module: str) -> St
     """
     file = str(source.file)
     helper_modules = {name.removesuffix(".py") for name in source.contents if name.startswith("_")}
-    shipped_engines = {f"{ENGINES_PACKAGE}.{name}" for name in registry.plugin_names(ENGINES_PACKAGE)}
+    shipped_engines = {f"{ENGINES_PACKAGE}.{name}" for name in registry.list_plugin_names(ENGINES_PACKAGE)}
     if strategy.engine not in {module, *helper_modules, *shipped_engines}:
         raise InputError(
             f"{file}: {strategy.name}: engine: found {str(strategy.engine)[:60]!r}. Allowed: a helper beside the file "
@@ -130,7 +130,7 @@ def _call_own_function(
     Raises InputError with the line if the function raises an error. Raises InputError also if the type of its result is not
     allowed.
     """
-    with own_code.name_errors(file, f"So {name} of {strategy} is not known."):
+    with own_code.raise_plugin_errors(file, f"So {name} of {strategy} is not known."):
         returned_value = function(cell)
     if type(returned_value) not in allowed_types:
         allowed_text = "a whole number or None" if int in allowed_types else "a sentence or None"

@@ -23,7 +23,7 @@ import torch
 
 from shardlab.files import files
 from shardlab.hardware import host
-from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, keys_with_role
+from shardlab.matrix.cell import Cell, Optimizer, Role, Schedule, find_role_keys
 from shardlab.runs.record import SameWork
 from trainers import communication, menu
 from trainers.data.order import PROOF, DataOrder
@@ -44,7 +44,7 @@ LEAST_STEPS = 3
 # If the communication of a strategy repeats only after more steps than this, its bytes are not counted.
 MOST_COUNTED_STEPS = 64
 # Keys of a cell that have no effect on the numbers of the proof.
-KEYS_WITHOUT_EFFECT = keys_with_role(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
+KEYS_WITHOUT_EFFECT = find_role_keys(Role.NODES, Role.START, Role.LENGTH, Role.OPTIMIZER, Role.INSTRUMENTS, Role.BOOKKEEPING)
 LIBRARIES = ("torch", "torchvision", "transformers", "deepspeed")  # the libraries whose versions can change the numbers
 # The first loss scale for fp16. Torch's default of 65536 is not used, because with many models the first steps overflow; the
 # strategy and the reference then skip these steps, and nothing is compared. With this scale, gradients overflow above
@@ -211,8 +211,8 @@ def _prove_once(cell: Cell, task: Task, data_path: Path, ranks: Ranks, strategy:
         why = "one process does not have enough memory for the reference"
         if has_reference:
             why = (
-                f"the gradients of one process, or in fp16 those of the strategy, are not finite in the first {steps} steps, "
-                f"or move no parameter in {cell.precision}, so a comparison would show nothing"
+                "the gradients of one process, or in fp16 those of the strategy, are not finite in the first "
+                f"{steps} steps, or move no parameter in {cell.precision}, so a comparison would show nothing"
             )
         return SameWork(verdict="not provable", why=why, communication_bytes=sent_bytes), has_jumps
     tolerance = TOLERANCES[cell.precision]

@@ -31,7 +31,7 @@ def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_
     """
     request = _read_request(request_file)
     answer_descriptor = _reserve_standard_output()
-    cached_path = None if cache_folder is None else cache_folder / f"{request.cache_key(full_depth=full_depth)}.json"
+    cached_path = None if cache_folder is None else cache_folder / f"{request.compute_cache_key(full_depth=full_depth)}.json"
     answer = None if cached_path is None else rehearsed.read_answer(cached_path)
     if answer is None:
         answer = _rehearse_request(request, Path() if request_file is None else request_file.parent, full_depth=full_depth)
@@ -45,7 +45,7 @@ def run_rehearsal(request_file: Path | None, cache_folder: Path | None, *, full_
 
 def _read_request(request_file: Path | None) -> RehearsalRequest:
     try:
-        content = sys.stdin.buffer.read() if request_file is None else files.read(request_file, follow=True)
+        content = sys.stdin.buffer.read() if request_file is None else files.read(request_file, follow_links=True)
         return msgspec.json.decode(content, type=RehearsalRequest)
     except OSError as error:
         raise InputError(f"{request_file}: cannot be read: {error.strerror}.") from error

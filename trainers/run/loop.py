@@ -69,7 +69,7 @@ def _train_on_data(run: Run, run_dir: RunDir, ranks: Ranks, data_path: Path) -> 
     if cell.instruments.checkpoints is not None and strategy.no_checkpoints:
         raise InputError(f"{cell.strategy} cannot save checkpoints: {strategy.no_checkpoints}.")
     if ranks.local_rank == 0:
-        environment.write_environment(run_dir.environment(gethostname()), ranks)
+        environment.write_environment(run_dir.environment_file(gethostname()), ranks)
     dtypes.set_tf32(cell.precision, ranks.device)
     task = workload.build(cell, data_path)
     order = DataOrder(task.source.items, cell.global_batch_size, cell.seed)
@@ -369,7 +369,7 @@ class Recorder:
             **bytes_by_field,
             **finished.usage,
         )
-        self._line_writer.write(record)
+        self._line_writer.write_record(record)
         hang_dump.report_progress()
         self._count_record(record, finished.memory)
 

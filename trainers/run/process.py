@@ -92,7 +92,7 @@ def _check_start(run: Run, run_dir: RunDir, process_rank: Rank) -> None:
             "as run.json says (world.world_size)."
         )
     steps_file = run_dir.steps_file(process_rank.rank)
-    has_records = steps_file.exists() and steps_file.stat().st_size and not checkpoint.complete_checkpoints(run_dir.path)
+    has_records = steps_file.exists() and steps_file.stat().st_size and not checkpoint.list_checkpoints(run_dir.path)
     if run_dir.result.exists() or has_records:
         raise InputError(f"{run_dir.path}: has records already; another attempt needs a run of its own.")
 

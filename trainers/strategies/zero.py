@@ -78,7 +78,7 @@ def _refuse_offload(cell: Cell, options: Zero3Options) -> str | None:
 
 BUCKET_OPTIONS = ZeroOptions.list_options()
 # DeepSpeed has no overlap for stage 1 in bf16, so it is the default only for the other stages.
-OVERLAPPED = tuple(option.with_default(True) if option.name == "overlap_comm" else option for option in BUCKET_OPTIONS)
+OVERLAPPED = tuple(option.replace_default(True) if option.name == "overlap_comm" else option for option in BUCKET_OPTIONS)
 ALL_CUT = Zero3Options.list_options()
 NO_PURE = "without ZeRO, DeepSpeed keeps an fp32 copy of the bf16 weights"
 CUTS = ("", "parameter", "gradient", "optimizer_state")  # ZeRO stage n shards the last n entries of this tuple

@@ -73,9 +73,9 @@ class OwnTask(Task):
             block_tensors = [*inputs, output]
             if len(block_tensors) != 2 or not all(isinstance(value, torch.Tensor) for value in block_tensors):
                 raise InputError(
-                    f"{self._plugin.file}: a block takes {_describe_value(inputs)} and "
-                    f"returns {_describe_value(output)}. Needed for "
-                    "tensor and pipeline parallelism: blocks that take one tensor and return one."
+                    f"{self._plugin.file}: a block takes {_describe_value(inputs)} and returns "
+                    f"{_describe_value(output)}. Needed for tensor and pipeline parallelism: blocks that take one "
+                    "tensor and return one."
                 )
             hidden_shapes.extend(tuple(value.shape[1:]) for value in block_tensors)
 
@@ -85,7 +85,7 @@ class OwnTask(Task):
             block.register_forward_hook(record_shapes)
         inputs, targets = (part.to("meta") for part in self.read_items(np.arange(1)))
         error_hint = "Tensor and pipeline parallelism need a model that computes on the meta device."
-        with own_code.name_errors(self._plugin.file, error_hint), torch.no_grad():
+        with own_code.raise_plugin_errors(self._plugin.file, error_hint), torch.no_grad():
             self.outputs(model, Batch(inputs, targets))
         return OwnPlan(self._plugin, self.blocks, model, hidden_shapes)
 
@@ -108,8 +108,8 @@ class OwnTask(Task):
         is_pair = isinstance(batch, tuple) and len(batch) == 2 and all(isinstance(part, torch.Tensor) for part in batch)
         if not is_pair or any(part.ndim == 0 or len(part) != len(indices) or part.device.type != "cpu" for part in batch):
             raise InputError(
-                f"{self._plugin.file}: batch() returned {_describe_value(batch)} for {len(indices)} items. Allowed: (inputs, "
-                "targets), two tensors on the CPU, whose first dimension is the number of items."
+                f"{self._plugin.file}: batch() returned {_describe_value(batch)} for {len(indices)} items. Allowed: "
+                "(inputs, targets), two tensors on the CPU, whose first dimension is the number of items."
             )
         return cast("tuple[torch.Tensor, torch.Tensor]", tuple(part.detach().contiguous() for part in batch))
 
@@ -120,8 +120,9 @@ class OwnTask(Task):
         for first_read, second_read in zip(self.read_items(indices), self.read_items(indices), strict=True):
             if not torch.equal(first_read, second_read):
                 raise InputError(
-                    f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item at each "
-                    "call, so that each strategy trains on the same data: draw random items once, by a seeded torch.Generator."
+                    f"{self._plugin.file}: batch() returned other tensors for the same items. Needed: the same item "
+                    "at each call, so that each strategy trains on the same data: draw random items once, by a seeded "
+                    "torch.Generator."
                 )
 
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:

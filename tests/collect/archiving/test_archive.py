@@ -56,9 +56,9 @@ def test_an_opened_archive_has_the_same_runs_and_the_same_report(workspace, file
     said = document(capsys)
     ours = Workspace(tmp_path / "ours")
     assert (said["same_report"], said["runs"]) == (True, len(workspace.run_ids()))
-    assert ours.run_ids() == workspace.run_ids()
+    assert ours.list_runs() == workspace.run_ids()
     for run in workspace.all_runs():
-        for name in manifest.list_files(run.path).regular:
+        for name in manifest.list_files(run.path).status_by_file:
             assert (ours.runs / run.run_id / name).read_bytes() == (run.path / name).read_bytes()
     assert (ours.report / "index.html").exists()
     assert not (ours.path / "cluster.yaml").exists()
@@ -96,7 +96,7 @@ def test_equal_content_gives_equal_members_and_the_archive_is_replaced(workspace
 
 def test_running_runs_checkpoints_and_links_are_left_out_of_an_archive(tmp_path, capsys):
     theirs = support.matrix(tmp_path / "work")
-    run = next(one for one in theirs.all_runs() if one.result.exists())
+    run = next(one for one in theirs.list_folders() if one.result.exists())
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "weights.bin").write_bytes(bytes(1000))
     (run.path / "link").symlink_to("/etc/passwd")
@@ -142,17 +142,17 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
     support.log_in(monkeypatch, USER)
     theirs = support.matrix(tmp_path / "zebra_user-work")
     (theirs.path / "cluster.yaml").write_text(
-        f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\n"
-        f"slurm: {{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\n"
-        "ssh: {identity: ~/.ssh/id_zebra_user}\n"
+        f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\nslurm: "
+        f"{{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\nssh: "
+        f"{{identity: ~/.ssh/id_zebra_user}}\n"
     )
-    for run in theirs.all_runs():
+    for run in theirs.list_folders():
         named_after(run.path, HOST)
-    run = next(one for one in theirs.all_runs() if one.result.exists())
+    run = next(one for one in theirs.list_folders() if one.result.exists())
     files.make_folder(run.log)
     run.rank_log(0).write_text(
-        f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\n"
-        f"File '{FOLDER}/venv/lib/a.py', by {USER} of {ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"
+        f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\nFile '{FOLDER}/venv/lib/a.py', by {USER} of "
+        f"{ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"
     )
     with gzip.open(files.make_folder(run.trace_file(0).parent) or run.trace_file(0), "wb") as trace:
         trace.write(json.dumps({"traceEvents": [], "hostname": HOST}).encode())

@@ -291,7 +291,7 @@ def test_an_archive_with_a_secret_is_refused_and_leaves_no_file(tmp_path, monkey
     if place == "cluster file":
         (theirs.path / "cluster.yaml").write_text(cluster(feature=secret))
     if place == "environment":
-        path = run.environment(support.HOST)
+        path = run.environment_file(support.HOST)
         path.write_text(path.read_text().replace("{", f'{{"variables": {{"NCCL_NET_PLUGIN": "{secret}"}},', 1))
     if place == "log":
         files.make_folder(run.log)

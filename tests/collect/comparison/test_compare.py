@@ -45,7 +45,7 @@ def workspace(path, cells=(SINGLE, DDP), repeats=3, name="quickstart", **options
 
 def slow_down(made: Workspace, what, factor: float) -> None:
     """Make every step of a cell take `factor` times as long."""
-    for run in made.all_runs():
+    for run in made.list_folders():
         if run.read_run().cell != what:
             continue
         for rank in range(what.gpus):

@@ -19,7 +19,7 @@ from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.batch_search import BatchSearch, try_cell
 from shardlab.record_types import Spread
-from shardlab.runs.prediction import Prediction, exact_range
+from shardlab.runs.prediction import Prediction, make_exact_range
 from shardlab.runs.record import NicSample, RdmaSample, SameWork
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace.workspace import Workspace
@@ -61,11 +61,11 @@ MEASURED = {
     "gpus": ["GPU-0"],
 }
 PREDICTED = Prediction(
-    step_s=exact_range(0.05),
-    time_s=exact_range(1.0),
-    tensor_bytes=exact_range(3 * GIB),
+    step_s=make_exact_range(0.05),
+    time_s=make_exact_range(1.0),
+    tensor_bytes=make_exact_range(3 * GIB),
     memory_from="rehearsal",
-    energy_kwh=exact_range(1e-5),
+    energy_kwh=make_exact_range(1e-5),
     sent_bytes=2000.0,
 )
 # Field of the figures of a rank -> the kinds of events from which the field is computed. Another field, such as the number of

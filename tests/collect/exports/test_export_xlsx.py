@@ -123,5 +123,5 @@ def test_without_openpyxl_a_sentence_says_what_to_install_and_nothing_is_written
     assert main(["export", "--to", "xlsx", "--workspace", str(workspace.path)]) == 1
     said = capsys.readouterr().err
     assert "collect export --to xlsx needs the package 'openpyxl', which is not installed here" in said
-    assert extras.install_command("xlsx") in said
+    assert extras.make_install_command("xlsx") in said
     assert not (workspace.path / "export").exists()

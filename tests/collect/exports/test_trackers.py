@@ -29,7 +29,7 @@ def workspace(tmp_path_factory) -> Workspace:
     support.keep(made, [SINGLE, DDP], repeats=2)
     folder = support.completed(made, SINGLE, 1)
     with LineWriter(folder.validation_file) as lines:
-        lines.write(ValidationRecord(schema=1, step=5, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
+        lines.write_record(ValidationRecord(schema=1, step=5, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
     support.failed(made, DDP, 1, "CUDA out of memory", steps=3)
     support.completed(made, DDP, 1, attempt=2)
     support.prepare(made, DDP, 2)
@@ -239,7 +239,7 @@ def test_without_the_extra_a_sentence_says_what_to_install(workspace, tmp_path, 
         assert main(["export", "--to", name, "--workspace", str(workspace.path), "--out", str(tmp_path / "out")]) == 1
         said = capsys.readouterr().err
         assert f"collect export --to {name} needs the package {name!r}" in said
-        assert extras.install_command(name) in said
+        assert extras.make_install_command(name) in said
     assert not (tmp_path / "out").exists()
 
 

@@ -28,7 +28,7 @@ def sampled(folder, host, of):
             seen = [of(place, t) for place in range(8)]
             moment = {"t_s": t + 1, "wall_s": support.START_S + t, "host": host, "boot_id": "boot"}
             moment |= {"started_hz": 20.0} if tick == 0 else {}
-            lines.write(Sample(schema=1, gpus=seen, **moment))
+            lines.write_record(Sample(schema=1, gpus=seen, **moment))
 
 
 def drawn(path, of):

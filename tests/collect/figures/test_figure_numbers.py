@@ -18,7 +18,7 @@ from collect.reading import load
 from shardlab.files import files
 from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.cell import Instruments, Validation
-from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
+from shardlab.runs.prediction import PredictedExchange, Prediction, find_prediction_path, make_exact_range
 from shardlab.runs.record import LineWriter, ValidationRecord
 from shardlab.workspace.workspace import Workspace
 
@@ -86,10 +86,10 @@ def categories(path):
         points = {"parameter": [4 * MIB] * 3, "gradient": [0, share * MIB, 0]}
         curves = {"schema": 1, "rank": 0, "step": 2, "steps": 4 - share, "t_ms": [0, 500, 1500], "points": points}
         files.write_json(folder.memory_file(0), curves)
-        memory = {"parameter": exact_range(4 * GIB / share), "activation": exact_range(9 * GIB)}
+        memory = {"parameter": make_exact_range(4 * GIB / share), "activation": make_exact_range(9 * GIB)}
         exchanges = (PredictedExchange("all_gather", GIB / 2, 36, 2), PredictedExchange("all_reduce", share * GIB, 3, 2))
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
-        prediction_path(folder.path).write_bytes(msgspec.json.encode(predicted))
+        find_prediction_path(folder.path).write_bytes(msgspec.json.encode(predicted))
     return workspace, "ddp"
 
 
@@ -102,7 +102,7 @@ def trainings(path):
     folder = support.completed(workspace, validated, found={"epoch_time_s": [4.0, 2.0, 3.0, 2.5, 2.25, 8.0]})
     with LineWriter(folder.path / "validation.jsonl") as lines:
         for step, share in ((5, 0.5), (10, 0.75)):
-            lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
+            lines.write_record(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
     for cell, staleness in zip(servers, (1, 5), strict=True):
         sent = {"communication_bytes": {"counted": 1e6 / staleness}}
         support.completed(

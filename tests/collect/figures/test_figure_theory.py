@@ -9,9 +9,9 @@ from collect.figures import head_to_head
 from collect.figures.memory_parts import BY_THEORY_KIND, draw_theory, find_tensor_memory
 from collect.reading import load
 from collect.report import report_start
-from shardlab.runs.prediction import PredictedExchange, Prediction, exact_range, prediction_path
+from shardlab.runs.prediction import PredictedExchange, Prediction, find_prediction_path, make_exact_range
 from shardlab.runs.record import SameWork
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.workspace.workspace import Workspace
 
 GIB = 2**30
@@ -31,12 +31,12 @@ def test_the_bars_are_the_predicted_memory_and_the_predicted_bytes(tmp_path):
         (fsdp2, 2, (*gathers, scatter)),
     ):
         memory = {
-            "parameter": exact_range(parameter * GIB),
-            "activation": exact_range(9 * GIB),
-            "cuda_context": exact_range(GIB),
+            "parameter": make_exact_range(parameter * GIB),
+            "activation": make_exact_range(9 * GIB),
+            "cuda_context": make_exact_range(GIB),
         }
         predicted = Prediction(memory_by_category=memory, exchanges=exchanges)
-        prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+        find_prediction_path(workspace.find_run_dir(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     drawn = draw_theory(group)
@@ -68,11 +68,11 @@ def test_cells_are_chosen_among_those_with_a_prediction(tmp_path):
     ]
     assert len(cells) > figure.MOST_SHOWN
     support.keep(workspace, cells, repeats=1)
-    predicted = Prediction(memory_by_category={"parameter": exact_range(GIB)})
+    predicted = Prediction(memory_by_category={"parameter": make_exact_range(GIB)})
     for what in cells:
         support.completed(workspace, what)
         if what.gpus == 2:
-            prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+            find_prediction_path(workspace.find_run_dir(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     assert draw_theory(group) is not None
@@ -89,8 +89,8 @@ def test_a_panel_without_values_is_left_out(tmp_path):
     workspace, what = Workspace(tmp_path), support.cell("ddp", 2)
     support.keep(workspace, [what], repeats=1)
     support.completed(workspace, what)
-    predicted = Prediction(memory_by_category={"parameter": exact_range(GIB)})
-    prediction_path(workspace.find_run(run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
+    predicted = Prediction(memory_by_category={"parameter": make_exact_range(GIB)})
+    find_prediction_path(workspace.find_run_dir(make_run_id(what, 1)).path).write_bytes(msgspec.json.encode(predicted))
     loaded = load.load_matrix(workspace, None)
     (group,) = figure.group_by_workload(loaded, summary.summarize(loaded, "single"))
     drawn = draw_theory(group)
@@ -108,12 +108,12 @@ def test_on_a_cpu_the_head_to_head_and_the_choice_judge_tensors_and_not_processe
 
     def judge(**kept_gib):
         for strategy, gib in kept_gib.items():
-            memory = {"parameter": exact_range(gib * GIB)}
+            memory = {"parameter": make_exact_range(gib * GIB)}
             predicted = Prediction(
-                memory_by_category=memory, tensor_bytes=exact_range(gib * GIB), formula_tensor_bytes=gib * GIB
+                memory_by_category=memory, tensor_bytes=make_exact_range(gib * GIB), formula_tensor_bytes=gib * GIB
             )
-            path = workspace.find_run(run_id(cells[strategy], 1)).path
-            prediction_path(path).write_bytes(msgspec.json.encode(predicted))
+            path = workspace.find_run_dir(make_run_id(cells[strategy], 1)).path
+            find_prediction_path(path).write_bytes(msgspec.json.encode(predicted))
         loaded = load.load_matrix(workspace, None)
         summarized = summary.summarize(loaded, "ddp")
         (group,) = figure.group_by_workload(loaded, summarized)

@@ -16,7 +16,7 @@ from collect.metrics import network
 from collect.reading import load
 from collect.sources import samples, steps
 from shardlab.hardware.nvml import Gpu
-from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_lines
+from shardlab.runs.record import SCHEMA, GpuSample, LineWriter, NicSample, Sample, StepRecord, read_records
 from shardlab.workspace.workspace import Workspace
 
 GPUS = [Gpu(uuid="0", name="A", memory_bytes=1000), Gpu(uuid="1", name="A", memory_bytes=1000)]
@@ -183,7 +183,7 @@ def watched(folder, ended, **fields):
                 pressure = {"cpu_pressure_s": 5 + t / 4, "memory_pressure_s": 3.0}
                 busy = {"cpu_pct": 25.0, "cores_pct": [5.0, 65.0, 5.0]}
                 what = pressure | busy | {"memory_used_bytes": 3 * 2**30, "gpus": gpus, "nics": nics}
-                lines.write(Sample(schema=SCHEMA, **moment, **(what | fields)))
+                lines.write_record(Sample(schema=SCHEMA, **moment, **(what | fields)))
 
 
 def titles(drawn):
@@ -316,11 +316,11 @@ def test_memory_by_run_is_the_largest_rank_and_blank_during_profiled_steps(tmp_p
     support.keep(workspace, [what], repeats=1)
     folder = support.completed(workspace, what, gpu=True)
     path = folder.steps_file(1)
-    records = read_lines(path, StepRecord).records
+    records = read_records(path, StepRecord).records
     path.unlink()
     with LineWriter(path) as lines:
         for record in records:
-            lines.write(msgspec.structs.replace(record, watched=record.step == 4 and not record.warmup))
+            lines.write_record(msgspec.structs.replace(record, watched=record.step == 4 and not record.warmup))
     group = group_of(workspace)
     (line,) = memory_over_time.draw_memory_by_run(group).data
     peak = group.marks[0].row.metrics["peak_memory_bytes"].value / 2**30

@@ -15,7 +15,7 @@ from collect.report import page, palette
 from jobs.planning.resolve import resolve_cells
 from shardlab.matrix import matrix
 from shardlab.matrix.expansion import Expansion
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.workspace.workspace import Workspace
 
 SERIES = [f"series-{number}" for number in range(1, strategy_style.COLOURS + 1)]
@@ -112,7 +112,9 @@ def drawn(path, cells, completed):
                 "title": "",
                 "path": "all.yaml",
                 "excluded": [],
-                "cells": [{"id": cell.name(), "cell": msgspec.to_builtins(cell), "runs": [run_id(cell, 1)]} for cell in cells],
+                "cells": [
+                    {"id": cell.name(), "cell": msgspec.to_builtins(cell), "runs": [make_run_id(cell, 1)]} for cell in cells
+                ],
             },
             type=Expansion,
         )

@@ -38,7 +38,7 @@ def train(workspace, cell, *ranks, steps=(10, 10), code=0, events=(), **found):
                 now = sum(times) * step / 1000
                 phases = dict(zip(("data_ms", "forward_ms", "backward_ms", "optimizer_ms"), times, strict=True))
                 moments = {"t_s": now, "wall_s": START_S + now, "loss": 5.0 - 0.1 * step}
-                lines.write(StepRecord(schema=1, step=step, units=UNITS, step_ms=sum(times), **moments, **phases))
+                lines.write_record(StepRecord(schema=1, step=step, units=UNITS, step_ms=sum(times), **moments, **phases))
     for name, why in events:
         support.event(folder, name, 1, why=why)
     if code:

@@ -20,7 +20,7 @@ from shardlab.hardware.nvml import Gpu
 from shardlab.matrix.cell import Instruments
 from shardlab.record_types import Spread
 from shardlab.runs import prediction
-from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
+from shardlab.runs.prediction import PredictedRange, Prediction, make_exact_range
 from shardlab.workspace import measured_power
 from shardlab.workspace.workspace import Workspace
 
@@ -31,9 +31,9 @@ WATTS = 300.0
 def predicted(**changes):
     """A prediction of 10 GB and of 1 s and 100 J per step: a run of 100 steps takes 100 s and, at 100 W, 10 kJ."""
     known = {
-        "step_s": PredictedRange(0.5, 1.0, 1.5), "tensor_bytes": exact_range(10e9), "formula_tensor_bytes": 9e9,
-        "memory_by_category": {"parameter": exact_range(4e9), "activation": PredictedRange(1e9, 2e9, 4e9)},
-        "sent_bytes": 3e6, "time_s": PredictedRange(50.0, 100.0, 200.0), "energy_kwh": exact_range(10e3 / 3.6e6),
+        "step_s": PredictedRange(0.5, 1.0, 1.5), "tensor_bytes": make_exact_range(10e9), "formula_tensor_bytes": 9e9,
+        "memory_by_category": {"parameter": make_exact_range(4e9), "activation": PredictedRange(1e9, 2e9, 4e9)},
+        "sent_bytes": 3e6, "time_s": PredictedRange(50.0, 100.0, 200.0), "energy_kwh": make_exact_range(10e3 / 3.6e6),
     }  # fmt: skip
     return Prediction(**(known | changes))
 
@@ -45,7 +45,7 @@ def completed(workspace, cell, repeat, step_ms, *, what=None, **found):
         "communication_bytes": {"counted": 6e6, "theory": 1.0}, "gpus": ["GPU-0"], **found,
     }  # fmt: skip
     run = support.completed(workspace, cell, repeat, rehearsal=False, gpus=[GPU], gpu={"power_w": WATTS}, found=results)
-    files.write_json(prediction.prediction_path(run.path), what or predicted())
+    files.write_json(prediction.find_prediction_path(run.path), what or predicted())
     return run
 
 
@@ -64,7 +64,7 @@ def workspace(tmp_path_factory):
     }
     completed(made, pipeline, 1, 500.0, instruments=memory)
     without = completed(made, pipeline, 2, 500.0)
-    prediction.prediction_path(without.path).unlink()
+    prediction.find_prediction_path(without.path).unlink()
     return made
 
 
@@ -183,5 +183,5 @@ def test_without_predictions_there_is_no_table(tmp_path):
 
 @pytest.mark.parametrize(("measured", "within"), [(0.999, 1), (1.001, 1), (0.998, 0), (1.002, 0)])
 def test_a_prediction_without_a_range_may_leave_out_a_thousandth(measured, within):
-    pair = ComparedPrediction("memory: optimizer_state", "bytes", exact_range(1e6), measured * 1e6)
+    pair = ComparedPrediction("memory: optimizer_state", "bytes", make_exact_range(1e6), measured * 1e6)
     assert prediction_scores._score_category("ddp", pair.category, [pair], has_sizes=True).within == within

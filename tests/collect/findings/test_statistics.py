@@ -47,7 +47,7 @@ def test_two_cells_that_are_the_same_are_rarely_distinguished(n):
     With the percentile bootstrap, far more of the pairs would be found to be different (see benchmarks/verdicts.py).
     """
     luck, wrong = random.Random(7), 0
-    test = Expression("a() < b()").tree
+    test = Expression("a() < b()").syntax_tree
     for trial in range(400):
         values = {}
         for name in ("a()", "b()"):
@@ -66,7 +66,7 @@ def test_two_cells_that_differ_by_ten_standard_deviations_are_distinguished(n, l
     undecided. Code that calls every pair equal would pass the test above, but not this test.
     """
     luck, right = random.Random(7), 0
-    test = Expression("a() < b()").tree
+    test = Expression("a() < b()").syntax_tree
     for trial in range(400):
         values = {}
         for name, mean in (("a()", 100), ("b()", 110)):
@@ -88,10 +88,10 @@ def test_draws_of_one_name_are_the_same_and_of_two_independent():
 
 def test_a_claim_is_split_at_its_ands():
     """A claim is split into its parts at `and` and at chained comparisons."""
-    tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").tree
+    tree = Expression("1 < a() < 2 and (b() > 1 and c() > 1) and (a() > 3 or b() > 3)").syntax_tree
     assert [ast.unparse(part) for part in draws.split_test(tree)] == [
         "1 < a()", "a() < 2", "b() > 1", "c() > 1", "a() > 3 or b() > 3",
     ]  # fmt: skip
     assert list(draws.find_calls(tree)) == ["a()", "b()", "c()"]
     with pytest.raises(ExpressionError, match="neither true nor false"):
-        draws.compute_share(Expression("a()").tree, {"a()": 1.0})
+        draws.compute_share(Expression("a()").syntax_tree, {"a()": 1.0})

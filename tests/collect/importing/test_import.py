@@ -405,7 +405,7 @@ def test_a_snapshot_of_torch_becomes_a_run_that_the_figures_draw(tmp_path):
 
 def test_an_imported_run_is_beside_ours_and_never_ranked(tmp_path, capsys):
     workspace = support.matrix(tmp_path / "w")
-    (name,) = workspace.matrix_names()
+    (name,) = workspace.list_matrix_names()
     for file, content in (("gpu.csv", QUERY), ("log.txt", TITAN)):
         (tmp_path / file).write_text(content)
     files = [str(tmp_path / "gpu.csv"), str(tmp_path / "log.txt")]

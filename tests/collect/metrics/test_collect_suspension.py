@@ -24,7 +24,7 @@ def workspace(tmp_path):
     for repeat in (1, 2):
         folder = support.completed(made, CELL, repeat, found=TIMES)
         with LineWriter(folder.path / VALIDATION_FILE) as lines:
-            lines.write(ValidationRecord(schema=1, step=10, t_s=0, wall_s=0, loss=1, accuracy=0.5, items=8))
+            lines.write_record(ValidationRecord(schema=1, step=10, t_s=0, wall_s=0, loss=1, accuracy=0.5, items=8))
     return made
 
 
@@ -80,7 +80,9 @@ def test_a_suspension_between_two_steps_removes_no_step(workspace):
     path.unlink()
     with LineWriter(path) as lines:
         for record in records:
-            lines.write(msgspec.structs.replace(record, wall_s=record.wall_s + 60 * (record.step > 5 and not record.warmup)))
+            lines.write_record(
+                msgspec.structs.replace(record, wall_s=record.wall_s + 60 * (record.step > 5 and not record.warmup))
+            )
     support.event(folder, "stood_still", records[6].wall_s - support.START_S + 59, seconds=58)
     (cell,) = load_matrix(workspace, None).cells
     assert not cell.runs[1].timed_steps["watched"].any()

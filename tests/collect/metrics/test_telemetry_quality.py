@@ -183,7 +183,7 @@ def test_the_summary_names_a_lost_gpu_and_a_sampler_that_died(tmp_path):
     with LineWriter(folder.samples_file(support.HOST)) as lines:
         at = support.START_S + 1.5
         gpus = [GpuSample(uuid="GPU-0", xids=[79]), GpuSample(uuid="GPU-7", lost=True)]
-        lines.write(Sample(schema=1, t_s=2.5, wall_s=at, host=support.HOST, boot_id="boot", gpus=gpus))
+        lines.write_record(Sample(schema=1, t_s=2.5, wall_s=at, host=support.HOST, boot_id="boot", gpus=gpus))
     support.event(folder, SAMPLER_ENDED, 1, code=-9)
     loaded = load.load_matrix(workspace, None)
     found = summary.summarize(loaded, "ddp")

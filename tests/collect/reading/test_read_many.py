@@ -22,7 +22,7 @@ def every(workspace) -> list[LoadedRun]:
 @pytest.fixture
 def workspace(tmp_path):
     found = support.matrix(tmp_path)
-    damaged = found.all_runs()[0].steps_file(0)
+    damaged = found.list_folders()[0].steps_file(0)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     return found
 
@@ -104,7 +104,7 @@ def test_samples_that_become_frames_file_by_file_are_the_same_as_all_at_once(tmp
                 nic = NicSample(name=f"eth{number}", kind="physical", mac="02:00:00:00:00:01", tx_bytes=tick)
                 gpus = [GpuSample(uuid=f"GPU-{name}", throttled=throttled) for throttled in (["power_cap"], [], None)]
                 at_s = 10.0 * number + tick
-                lines.write(Sample(schema=1, t_s=at_s, wall_s=at_s, host=name, boot_id="b", nics=[nic], gpus=gpus))
+                lines.write_record(Sample(schema=1, t_s=at_s, wall_s=at_s, host=name, boot_id="b", nics=[nic], gpus=gpus))
     found = {}
     for size in (1, 4, 1000):
         monkeypatch.setattr(loaded_run, "MOST_SAMPLE_RECORDS", size)

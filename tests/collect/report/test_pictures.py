@@ -90,7 +90,7 @@ def test_without_a_browser_or_kaleido_one_sentence_says_what_to_install(workspac
     assert "needs Chrome or Chromium, which was not found; install one" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "kaleido", None)
     assert main([*command, "svg"]) == 1
-    assert extras.install_command("images") in capsys.readouterr().err
+    assert extras.make_install_command("images") in capsys.readouterr().err
     assert not report.exists()
 
 

@@ -26,7 +26,7 @@ from collect.report import page, provenance, truncation
 from collect.verdicts.reported import ReportedResult
 from shardlab.errors import InputError
 from shardlab.runs.record import LineWriter, ValidationRecord
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.workspace.workspace import Workspace
 
 
@@ -154,14 +154,14 @@ def test_the_coverage_of_telemetry_is_reported(summarized):
 def test_a_run_whose_sampler_died_is_named(tmp_path):
     workspace = support.matrix(tmp_path)
     died, never_ran, failed = (
-        run_id(support.cell(), 1),
-        run_id(support.cell("ddp", 2), 1),
-        run_id(support.cell("fsdp2", 2), 3),
+        make_run_id(support.cell(), 1),
+        make_run_id(support.cell("ddp", 2), 1),
+        make_run_id(support.cell("fsdp2", 2), 3),
     )
-    samples = workspace.find_run(died).samples_file(support.HOST)
+    samples = workspace.find_run_dir(died).samples_file(support.HOST)
     samples.write_bytes(b"".join(samples.read_bytes().splitlines(keepends=True)[:30]))  # 1.5 s of 3.5 s of telemetry
     for run in (never_ran, failed):
-        workspace.find_run(run).samples_file(support.HOST).unlink()
+        workspace.find_run_dir(run).samples_file(support.HOST).unlink()
     found = summary.summarize(load.load_matrix(workspace, None), "single")
     said = {entry.run: entry.incomplete for entry in found.telemetry if entry.incomplete}
     assert said.keys() == {died, never_ran, failed}
@@ -180,9 +180,9 @@ def test_a_run_whose_sampler_died_is_named(tmp_path):
 
 def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
     workspace = support.matrix(tmp_path)
-    run = workspace.find_run(run_id(support.cell(), 1))
+    run = workspace.find_run_dir(make_run_id(support.cell(), 1))
     run.run_json.write_text("{")
-    workspace.find_run(run_id(support.cell(), 2)).result.write_text("[]")
+    workspace.find_run_dir(make_run_id(support.cell(), 2)).result.write_text("[]")
     found = row_of(summary.summarize(load.load_matrix(workspace, None), "single"), "single")
     assert found.states == {"completed": 1, "unknown": 2}
     assert "is not a run of this version" in found.runs[0].why
@@ -193,7 +193,7 @@ def test_a_damaged_run_folder_is_listed_with_its_reason(tmp_path):
 @pytest.mark.parametrize("damage", ["run.json", "result.json", "events", "no file"])
 def test_a_run_whose_records_cannot_be_read_is_set_aside_by_name(tmp_path, capsys, verb, damage):
     workspace = support.matrix(tmp_path)
-    run = workspace.find_run(run_id(support.cell(), 1))
+    run = workspace.find_run_dir(make_run_id(support.cell(), 1))
     (events,) = run.path.glob("events.*")
     if damage == "events":
         events.write_bytes(events.read_bytes() + bytes(20) + b"\n")
@@ -620,7 +620,7 @@ def test_accuracy_is_drawn_over_the_seconds_of_training(tmp_path):
     support.completed(workspace, not_validated)
     with LineWriter(folder.validation_file) as lines:
         for step, share in ((5, 0.5), (10, 0.75)):
-            lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
+            lines.write_record(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
     found = load.load_matrix(workspace, None)
     drawn = [training.draw_accuracy(group) for group in figure.group_by_workload(found, summary.summarize(found, "single"))]
     (line,) = drawn[0].data

@@ -162,7 +162,7 @@ def test_a_row_opens_its_runs_and_keeps_them_when_rows_move(table):
     button.press("Enter")
     assert button.get_attribute("aria-expanded") == "true"
     opened = table.locator("tr.opened")
-    name = support.run_id(support.cell("ddp", 2, global_batch_size=16, micro_batch_size=8), 1)
+    name = support.make_run_id(support.cell("ddp", 2, global_batch_size=16, micro_batch_size=8), 1)
     assert opened.get_by_role("link", name=name, exact=True).get_attribute("href") == f"../runs/{name}/"
     assert "completed" in opened.inner_text()
     table.get_by_role("button", name="Sort by Strategy").press("Enter")

@@ -16,7 +16,7 @@ from collect.sampler import host, loop
 from collect.sampler.host import HostSource
 from collect.sampler.nic import NicSource
 from collect.sampler.source import TelemetrySource
-from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_records
 
 STAT = b"cpu  100 10 50 800 40 0 0 0 7 0\ncpu0 1 2 3 10 2 1 1 0 0 0\nintr 5\n"
 MEMINFO = b"MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   500 kB\n"
@@ -30,14 +30,14 @@ def blank():
 def test_telemetry_of_this_machine_is_plausible_and_has_the_requested_rate(tmp_path):
     out = tmp_path / "node.jsonl"
     process = start(out, "--hz", "10", "--json")
-    until(lambda: process.poll() is not None or (out.exists() and len(read_lines(out, Sample).records) >= 15), "15 samples")
+    until(lambda: process.poll() is not None or (out.exists() and len(read_records(out, Sample).records) >= 15), "15 samples")
     assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert wrong("collect sample", json.loads(said)) == []
-    lines = read_lines(out, Sample)
-    assert not lines.truncated
+    lines = read_records(out, Sample)
+    assert not lines.is_truncated
     assert lines.corrupt == 0
     assert f'"samples": {len(lines.records)}' in said
     times = [sample.t_s for sample in lines.records]
@@ -71,7 +71,7 @@ def test_the_schedule_does_not_drift_and_skips_what_it_missed(tmp_path, monkeypa
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     monkeypatch.setattr(loop.signal, "sigtimedwait", wait)
     tally = loop.run_sampler(tmp_path / "node.jsonl", 10, None, [Slow()])
-    times = [sample.t_s for sample in read_lines(tmp_path / "node.jsonl", Sample).records]
+    times = [sample.t_s for sample in read_records(tmp_path / "node.jsonl", Sample).records]
     assert times == pytest.approx([1000.0, 1000.1, 1000.2, 1000.5, 1000.6, 1000.7])  # the last at SIGTERM
     assert (tally.samples, tally.missed) == (6, 2)
 
@@ -82,7 +82,7 @@ def test_the_sampler_ends_when_its_parent_ends(tmp_path, reaped):
     process = start(tmp_path / "node.jsonl", "--hz", "10", "--parent", str(parent.pid))
     try:
         # After each sample the sampler checks that its parent is alive, so a second sample shows that a check passed.
-        until(lambda: len(read_lines(tmp_path / "node.jsonl", Sample).records) > 1, "it goes on while its parent lives")
+        until(lambda: len(read_records(tmp_path / "node.jsonl", Sample).records) > 1, "it goes on while its parent lives")
         assert process.poll() is None
         parent.kill()
         if reaped:
@@ -101,7 +101,7 @@ def test_the_sampler_ends_at_once_if_its_parent_has_already_ended(tmp_path):
     process = start(tmp_path / "node.jsonl", "--parent", str(gone.pid))
     process.communicate(timeout=HANG_S)
     assert process.returncode == 0
-    assert len(read_lines(tmp_path / "node.jsonl", Sample).records) == 1
+    assert len(read_records(tmp_path / "node.jsonl", Sample).records) == 1
 
 
 def test_a_rate_that_would_disturb_is_refused(tmp_path):
@@ -115,8 +115,8 @@ def test_a_rate_that_would_disturb_is_refused(tmp_path):
 
 def test_the_sampler_does_not_import_large_libraries():
     code = (
-        "import sys; import collect.cli, collect.sampler.loop, collect.sampler.gpu, collect.sampler.nic, collect.sampler.host;"
-        "import collect.sampler.nvidia_smi; print(*sys.modules)"
+        "import sys; import collect.cli, collect.sampler.loop, collect.sampler.gpu, collect.sampler.nic, "
+        "collect.sampler.host;import collect.sampler.nvidia_smi; print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"polars", "jinja2", "plotly", "torch", "numpy", "psutil"} & set(loaded)

@@ -11,7 +11,7 @@ import pytest
 from support_long import LONG
 from support_sampler import records, sampled, start
 
-from shardlab.runs.record import Sample, read_lines
+from shardlab.runs.record import Sample, read_records
 
 pytest_plugins = ["support_nvml"]
 KILLS = 100 if LONG else 6
@@ -31,12 +31,12 @@ def test_a_sampler_that_is_killed_loses_at_most_the_last_second(tmp_path, nvml, 
         ends.append(time.monotonic())
         process.kill()
         process.communicate()
-        lines = read_lines(out, Sample)
+        lines = read_records(out, Sample)
         assert len(lines.records) >= before > kept  # every earlier record is still in the file
         last, kept = lines.records[-1], len(lines.records)
         lag = max((two.t_s - one.t_s for one, two in itertools.pairwise(lines.records[before - 3 :])), default=0.0)
         assert ends[-1] - last.t_s < 1 + lag  # `lag`: the longest time without a sample on a busy machine
-    lines = read_lines(out, Sample)
+    lines = read_records(out, Sample)
     assert sum(sample.started_hz is not None for sample in lines.records) == KILLS
     assert lines.corrupt <= KILLS  # each kill damages at most one line
     times = [sample.t_s for sample in lines.records]

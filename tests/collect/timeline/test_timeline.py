@@ -45,19 +45,19 @@ def run(tmp_path):
     folder = support.prepare(Workspace(tmp_path), cell)
     for event in clocks():
         with LineWriter(folder.events_file(event.writer)) as lines:
-            lines.write(event)
+            lines.write_record(event)
     for rank in range(4):
         host = "node1" if rank > 1 else "node0"
         with LineWriter(folder.steps_file(rank)) as lines:
             for step in range(1, 11):
                 wall_s = by(host, START_S + 10 * step)
-                lines.write(StepRecord(schema=SCHEMA, step=step, t_s=wall_s, wall_s=wall_s, units=8, step_ms=9000.0))
+                lines.write_record(StepRecord(schema=SCHEMA, step=step, t_s=wall_s, wall_s=wall_s, units=8, step_ms=9000.0))
     for host in AHEAD_S:
         with LineWriter(folder.samples_file(host)) as lines:
             for tick in range(11):
                 wall_s, sent = by(host, START_S + 10 * tick), NicSample(name="eth<0>", kind="physical", tx_bytes=10**7 * tick)
                 sample = {"t_s": wall_s, "wall_s": wall_s, "host": host, "boot_id": "boot", "cpu_pct": 50.0, "nics": [sent]}
-                lines.write(Sample(schema=SCHEMA, **sample))
+                lines.write_record(Sample(schema=SCHEMA, **sample))
     return folder
 
 
@@ -86,7 +86,7 @@ def test_steps_that_end_together_on_two_hosts_have_equal_corrected_times(run):
 def test_a_played_gpu_is_marked_in_the_timeline(run):
     with LineWriter(run.samples_file("node0")) as lines:
         gpu = GpuSample(uuid="GPU-1", played=True, power_w=300.0)
-        lines.write(Sample(schema=SCHEMA, t_s=1.0, wall_s=START_S + 101, host="node0", boot_id="boot", gpus=[gpu]))
+        lines.write_record(Sample(schema=SCHEMA, t_s=1.0, wall_s=START_S + 101, host="node0", boot_id="boot", gpus=[gpu]))
     found = timeline.build_timeline(LoadedRun.read(run))
     assert [counter.name for counter in found.counters if "GPU" in counter.name] == ["GPU-1 (played) power"]
 
@@ -209,9 +209,9 @@ def saved(rank, host, true_s, seconds, step=3, damage=None):
 def test_checkpoints_are_spans_on_the_corrected_clock(run, tmp_path, capsys):
     for rank, host, seconds in ((0, "node0", 1.0), (2, "node1", 0.5)):
         with LineWriter(run.events_file(f"rank-{rank:05d}")) as lines:
-            lines.write(saved(rank, host, START_S + 31, seconds))
+            lines.write_record(saved(rank, host, START_S + 31, seconds))
             for damage in ({"when": "during"}, {"step": None}, {"name": "x" * 65}):
-                lines.write(saved(rank, host, START_S + 41, 0.5, damage=damage))
+                lines.write_record(saved(rank, host, START_S + 41, 0.5, damage=damage))
     found = timeline.build_timeline(LoadedRun.read(run))
     assert [(spans.host, spans.row_name, spans.names) for spans in found.instruments] == [
         ("node0", "rank 0 instruments", ["checkpoint after step 3"]),
@@ -247,10 +247,10 @@ def drawn(tmp_path, *ranks, acts=()):
             for step in range(1, 31):
                 times = {"data_ms": data, "forward_ms": forward, "backward_ms": backward, "optimizer_ms": optimizer}
                 moments = {"t_s": step / 10, "wall_s": START_S + step / 10}
-                lines.write(StepRecord(schema=SCHEMA, step=step, units=8, step_ms=100.0, loss=1.0, **moments, **times))
+                lines.write_record(StepRecord(schema=SCHEMA, step=step, units=8, step_ms=100.0, loss=1.0, **moments, **times))
     for act in acts:
         with LineWriter(folder.events_file(act.writer)) as lines:
-            lines.write(act)
+            lines.write_record(act)
     support.environment(folder)
     support.finish(folder, 3.0)
     loaded = load.load_matrix(workspace, None)
@@ -295,7 +295,7 @@ def test_a_whole_run_is_drawn_on_the_corrected_clock(run):
     support.finish(run, 100.0)
     for rank, host in ((0, "node0"), (2, "node1")):
         with LineWriter(run.events_file(f"rank-{rank:05d}")) as lines:
-            lines.write(saved(rank, host, START_S + 30.6, 0.5))
+            lines.write_record(saved(rank, host, START_S + 30.6, 0.5))
     workspace = Workspace(run.path.parent.parent)
     cell = run.read_run().cell
     support.keep(workspace, [cell], repeats=1)

@@ -33,7 +33,7 @@ def whole(tmp_path):
     """A completed run in another workspace. The tests copy its records step by step, as if the run was running."""
     folder = support.completed(Workspace(tmp_path / "played"), DDP, gpu=GPU)
     with LineWriter(folder.validation_file) as lines:
-        lines.write(ValidationRecord(schema=1, step=10, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
+        lines.write_record(ValidationRecord(schema=1, step=10, t_s=0.0, wall_s=0.0, loss=1.5, accuracy=0.25, items=8))
     return folder
 
 

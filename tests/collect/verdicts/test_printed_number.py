@@ -108,7 +108,7 @@ def test_any_text_gives_a_number_or_our_error(text, metric_unit):
 def test_every_number_of_the_shipped_studies_can_be_read():
     unread = []
     metrics = Measurements(load.LoadedMatrix(EMPTY, []), []).metrics
-    for path in matrix.shipped_matrices().values():
+    for path in matrix.find_shipped_matrices().values():
         for entry in matrix.load_matrix(path).file.reported:
             assert entry.metric in metrics or entry.metric == "state", entry
             of = metrics.get(entry.metric)

@@ -246,12 +246,7 @@ def test_speed_up_has_the_interval_of_both_throughputs(tmp_path):
     [
         ((1.0, 1.15, 1.35), "> 0.5", "reproduced", "% of draws"),
         ((1.0, 1.15, 1.35), "> 9", "contradicted", "is not > 9"),
-        (
-            (1.0, 3.0, 9.0),
-            "> 9",
-            "undecided",
-            "the baseline's interval reaches to 0, so the result has no interval",
-        ),
+        ((1.0, 3.0, 9.0), "> 9", "undecided", "the baseline's interval reaches to 0, so the result has no interval"),
     ],
 )
 def test_speed_up_over_a_baseline_that_scatters_much(tmp_path, monkeypatch, factors, claim, verdict, why):
@@ -276,7 +271,9 @@ def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
     for folder in workspace.all_runs():
         with LineWriter(folder.validation_file) as lines:
             for step, share in ((5, 0.5), (10, 0.75)):
-                lines.write(ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8))
+                lines.write_record(
+                    ValidationRecord(schema=1, step=step, t_s=0.0, wall_s=0.0, loss=1.0, accuracy=share, items=8)
+                )
     (found,) = summary.summarize(load.load_matrix(workspace, None), "single").verdicts
     seconds = [sum(support.step_ms(CELLS[DDP], 1, step, repeat) for step in range(1, 11)) / 1000 for repeat in (1, 2, 3)]
     assert found.numbers[0].value == pytest.approx(sum(seconds) / 3)

@@ -246,7 +246,7 @@ def test_a_played_gpu_is_marked_on_the_live_page(workspace):
     folder = running(workspace)
     with LineWriter(folder.samples_file("h")) as lines:
         gpus = [GpuSample(uuid="GPU-1", utilization_pct=1.0, played=True), GpuSample(uuid="GPU-2", utilization_pct=1.0)]
-        lines.write(Sample(schema=1, t_s=1.0, wall_s=1.0, host="h", boot_id="boot", gpus=gpus))
+        lines.write_record(Sample(schema=1, t_s=1.0, wall_s=1.0, host="h", boot_id="boot", gpus=gpus))
     found = series(folder)
     found.read_new_records()
     assert list(found.curves[GPU_BUSY])[-2:] == ["h GPU-1 (played)", "h GPU-2"]
@@ -366,7 +366,7 @@ def test_the_report_is_drawn_and_nothing_in_the_workspace_changes(tmp_path):
     with served(workspace) as url:
         status, headers, body = asked(url, "report/index.html")
         assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-        link = f"../runs/{workspace.run_ids()[0]}/"
+        link = f"../runs/{workspace.list_runs()[0]}/"
         assert f'href="{link}"'.encode() in body
         assert asked(url, link.removeprefix("../"))[0] == 200
         assert asked(url, "report/tables/summary.csv")[0] == 200

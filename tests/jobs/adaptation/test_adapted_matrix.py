@@ -14,7 +14,7 @@ from jobs.planning.resolve import Capacity, resolve_cells
 from jobs.plugins.own_plugins import OwnPlugins, PluginSet
 from jobs.verbs.adapted_matrix import format_matrix_file, use_adapted_matrix, write_adapted_matrix
 from shardlab.errors import InputError
-from shardlab.files.document import parse
+from shardlab.files.document import parse_document
 from shardlab.matrix import cell_names, matrix
 from shardlab.matrix.cell import Optimizer
 from shardlab.plugins.plugin_kind import OwnWorkload
@@ -45,7 +45,7 @@ def machine(nodes, gpus):
 
 def read(content, folder):
     """The matrix of a file with this content in `folder`."""
-    return matrix.expand_matrix(parse(content, str(folder / "m.yaml")), folder)
+    return matrix.expand_matrix(parse_document(content, str(folder / "m.yaml")), folder)
 
 
 def adapted(asked, nodes, gpus, folder):
@@ -62,7 +62,7 @@ def of_text(words, nodes, gpus, folder):
 
 
 def values(cell):
-    return cell_names.values_by_name(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
+    return cell_names.map_cell_values(msgspec.to_builtins(cell)) | {"instruments": cell.instruments, "expect": cell.expect}
 
 
 def same_but_listed(before, after, changes):
@@ -248,9 +248,7 @@ def test_a_time_limit_becomes_the_largest_that_the_partition_allows(tmp_path):
     assert listed(changes) == [("time_limit_s", 36000, 3600, 1)]
     assert changes[-1].why == "the partition allows 01:00:00"
     _, (cell,), _ = on(
-        Capacity(most_nodes=1, gpus_per_node=2, limit_s=90_061),
-        'include: [{gpus: 2, time_limit: "9-00:00:00"}]\n',
-        tmp_path,
+        Capacity(most_nodes=1, gpus_per_node=2, limit_s=90_061), 'include: [{gpus: 2, time_limit: "9-00:00:00"}]\n', tmp_path
     )
     assert cell.time_limit_s == 90_061  # 1-01:01:01
 
@@ -362,7 +360,7 @@ def test_adapting_twice_keeps_the_changes_of_both(tmp_path):
 def test_the_text_of_an_adapted_matrix_parses_to_the_same_content(odd, tmp_path):
     asked = read(HEAD.encode(), tmp_path)
     content = {"title": odd, "list": [odd, {"key": odd}], "same": [{"a": 1}, {"a": 1}], "rate": 1e-8, "none": None, "is": True}
-    assert parse(format_matrix_file(asked, content), "m.yaml").data == content
+    assert parse_document(format_matrix_file(asked, content), "m.yaml").data == content
 
 
 def cluster_file(folder, gpus):

@@ -231,10 +231,10 @@ def test_a_supervisor_without_its_program_ends_the_run_with_the_reason(bench):
 def test_a_task_without_its_program_gives_the_reason_of_the_run(tmp_path):
     folder = RunDir(tmp_path)
     write_run(folder)
-    before = len(folder.events())
+    before = len(folder.read_events())
     environment = {**os.environ, "SHARDLAB_RENDEZVOUS": "127.0.0.1:1"}
     words = [sys.executable, "-P", "-m", "jobs.supervisor.step_task", tmp_path, "--", MISSING]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     why = f"{MISSING} is not installed on {gethostname()}."
     assert (done.returncode, why in done.stderr) == (1, True)
-    assert [(event.event, event.data["why"]) for event in folder.events()[before:]] == [("failed", why)]
+    assert [(event.event, event.data["why"]) for event in folder.read_events()[before:]] == [("failed", why)]

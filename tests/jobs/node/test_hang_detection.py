@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 def step(folder, rank, number, *, warmup=False):
     with LineWriter(folder.steps_file(rank)) as lines:
-        lines.write(StepRecord(schema=1, step=number, t_s=0.0, wall_s=1e9 + number, units=1, step_ms=1.0, warmup=warmup))
+        lines.write_record(StepRecord(schema=1, step=number, t_s=0.0, wall_s=1e9 + number, units=1, step_ms=1.0, warmup=warmup))
 
 
 def looks(clock, watched, seconds):

@@ -7,7 +7,7 @@ from support_cells import CELL
 from support_e2e import HANG_S
 
 from shardlab.matrix.cell import Instruments
-from shardlab.runs.record import SAMPLER_ENDED, Sample, read_lines
+from shardlab.runs.record import SAMPLER_ENDED, Sample, read_records
 from tests.jobs.supervisor.test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
 # A Python script that takes the place of a rank. It kills the sampler of its run as often as its argument says, each time after
@@ -48,7 +48,7 @@ def killed(folder, kills):  # noqa: F811
     done = supervised(folder, sys.executable, "-c", RANK, str(folder.path), str(kills), str(HANG_S))
     assert done.returncode == 0, done.stderr
     (samples,) = (folder.path / "samples").glob("*.jsonl")
-    return [event.data["code"] for event in folder.events() if event.event == SAMPLER_ENDED], read_lines(samples, Sample)
+    return [event.data["code"] for event in folder.events() if event.event == SAMPLER_ENDED], read_records(samples, Sample)
 
 
 def test_a_sampler_that_is_killed_is_started_again_and_the_run_goes_on(folder):  # noqa: F811

@@ -10,7 +10,7 @@ from support_e2e import until
 
 from jobs.node.rendezvous import RENDEZVOUS_VARIABLE
 from jobs.node.wait_for_gpus import find_processes_on_gpus
-from shardlab.hardware.nvml import Process
+from shardlab.hardware.nvml import GpuProcess
 from tests.jobs.supervisor.test_jobs_attempt import folder, supervised, write_run  # noqa: F401 - `folder` is a fixture
 
 pytest_plugins = ["support_nvml"]
@@ -40,7 +40,7 @@ def other():
     ],
 )
 def test_the_gpus_of_the_ranks_are_looked_at_and_no_others(visible, count, named):
-    users = {uuid: [Process(7, "python")] if uuid == "GPU-b2" else [] for uuid in UUIDS}
+    users = {uuid: [GpuProcess(7, "python")] if uuid == "GPU-b2" else [] for uuid in UUIDS}
     assert list(find_processes_on_gpus(users, visible, count)) == named
 
 

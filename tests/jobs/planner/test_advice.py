@@ -14,7 +14,7 @@ from jobs.cli import main
 from jobs.planner import advise, gpu, link, predict
 from jobs.planner.advise import Advice
 from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
-from shardlab.runs.prediction import PredictedRange, Prediction, exact_range
+from shardlab.runs.prediction import PredictedRange, Prediction, make_exact_range
 from trainers import menu
 
 A100 = gpu.must_find_gpu_model("a100-80gb")
@@ -82,7 +82,9 @@ def test_strategies_that_cannot_divide_the_global_batch_are_listed():
 
 def made(strategy, items_per_s, fits="yes", step_s=1.0, parts=None, **keys):
     """Advice with this throughput; None: it does not fit."""
-    predicted = Prediction(fits=fits, step_s=exact_range(step_s), step_parts_s=parts or {}, memory_bytes=exact_range(1e9))
+    predicted = Prediction(
+        fits=fits, step_s=make_exact_range(step_s), step_parts_s=parts or {}, memory_bytes=make_exact_range(1e9)
+    )
     return Advice(msgspec.structs.replace(cell("llm-7b", strategy, 8), **keys), predicted, items_per_s)
 
 
@@ -136,7 +138,7 @@ def test_of_the_fastest_micro_batches_the_largest_that_surely_fits_is_chosen(mon
     def choose(limits):
         monkeypatch.setattr(advise.memory, "predict_memory", memory_of)
         time = advise.step_time.PredictedStepTime
-        times = {micro: time({"compute": exact_range(limits[micro])}, exact_range(0.0), ()) for micro in limits}
+        times = {micro: time({"compute": make_exact_range(limits[micro])}, make_exact_range(0.0), ()) for micro in limits}
         monkeypatch.setattr(advise.step_time, "predict_step_time", lambda one, _: times[one.micro_batch_size])
         monkeypatch.setattr(advise, "_advise_on_cell", lambda one, _: one.micro_batch_size)
         return advise._advise_on_variants(cells, ask("gpt2", 8, global_batch=128))
@@ -176,7 +178,7 @@ def test_memory_or_a_time_that_is_not_known_gives_no_place():
         ("the memory of the GPU is not known",)
     }
     no_time = advise.rank_strategies(
-        ask(machine=msgspec.structs.replace(unknown_gpu, gpu_memory_bytes=exact_range(80 << 30)))
+        ask(machine=msgspec.structs.replace(unknown_gpu, gpu_memory_bytes=make_exact_range(80 << 30)))
     ).ranked
     reasons = {entry.reasons[0].partition(" (")[0] for entry in no_time}
     assert reasons == {"its time is not known", "does not fit"}

@@ -12,13 +12,13 @@ from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from shardlab.cluster.cluster import Cluster
 from shardlab.cluster.slurm_keys import Slurm
 from shardlab.files import files
-from shardlab.runs.prediction import exact_range
+from shardlab.runs.prediction import make_exact_range
 from shardlab.workspace import inventory
 from shardlab.workspace.workspace import Workspace
 
 GIB = 1 << 30
 PARAMETERS = 774_030_080  # of gpt2-large
-GPU = PlannedMachine(True, "a100-80gb", gpu_memory_bytes=exact_range(80 * GIB))
+GPU = PlannedMachine(True, "a100-80gb", gpu_memory_bytes=make_exact_range(80 * GIB))
 TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainers", "run")
 
 

@@ -17,7 +17,7 @@ from shardlab.files import files
 from shardlab.matrix.cell import Cell
 from shardlab.record_types import Spread
 from shardlab.runs import prediction
-from shardlab.runs.prediction import Prediction, exact_range
+from shardlab.runs.prediction import Prediction, make_exact_range
 from shardlab.runs.record import Result
 from shardlab.runs.run import Run, World
 from shardlab.runs.rundir import RunDir
@@ -58,9 +58,13 @@ def measured(folder):
     )  # fmt: skip
     files.write_json(run.result, result)
     predicted = Prediction(
-        tensor_bytes=exact_range(25e9), step_s=exact_range(0.4), gpu="a100", formula_step_s=0.5, formula_tensor_bytes=16e9
+        tensor_bytes=make_exact_range(25e9),
+        step_s=make_exact_range(0.4),
+        gpu="a100",
+        formula_step_s=0.5,
+        formula_tensor_bytes=16e9,
     )
-    files.write_json(prediction.prediction_path(run.path), predicted)
+    files.write_json(prediction.find_prediction_path(run.path), predicted)
     return run, result
 
 
@@ -70,9 +74,9 @@ def test_the_score_is_measured_over_predicted(tmp_path):
     time, memory = (partial(prediction_score.divide_by_prediction, category=name) for name in ("step time", "memory"))
     assert time(loaded).value == 0.6 / 0.4
     assert memory(loaded).value == 20 / 25
-    prediction.prediction_path(run.path).write_text("{damaged")
+    prediction.find_prediction_path(run.path).write_text("{damaged")
     assert time(LoadedRun(run, run=loaded.run, result=result)) is None
-    prediction.prediction_path(run.path).unlink()
+    prediction.find_prediction_path(run.path).unlink()
     assert memory(LoadedRun(run, run=loaded.run, result=result)) is None
 
 

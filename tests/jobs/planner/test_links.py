@@ -10,7 +10,7 @@ from jobs.cli import main
 from jobs.planner import link_fit
 from provision import inventory_file
 from provision.check import Outcome
-from provision.fact import Facts
+from provision.fact import FactAnswers
 from provision.operation import Site, Target
 from provision.verify import Finding
 from shardlab.cluster.all_reduce import AllReduceTime, MeasuredAllReduce
@@ -164,7 +164,7 @@ class NamedNode:
 
 
 def site(folder, *names):
-    targets = [Target(NamedNode(name), Facts(NamedNode(name))) for name in names]
+    targets = [Target(NamedNode(name), FactAnswers(NamedNode(name))) for name in names]
     return Site(Cluster(schema=1, name="site", provider="ssh"), Workspace(folder), targets)
 
 
@@ -175,14 +175,14 @@ def finding(one):
 def test_an_inventory_keeps_the_first_measurement_until_verify_measures_again(tmp_path):
     here, path = site(tmp_path, "a", "b"), inventory.inventory_path(Workspace(tmp_path))
     first, second = (measured(lambda size, rate=rate: size / rate) for rate in (1e9, 2e9))
-    inventory_file.record_all_reduces(here, [finding(first)], replaces=False)
+    inventory_file.record_all_reduces(here, [finding(first)], replaces_earlier=False)
     assert not path.exists()  # without an inventory, nothing is stored
     files.make_folder(path.parent)
     path.write_text('{"schema": 1, "cluster": "site", "nodes": [], "later": 1}')
-    inventory_file.record_all_reduces(here, [finding(first)], replaces=False)
-    inventory_file.record_all_reduces(here, [finding(second)], replaces=False)
+    inventory_file.record_all_reduces(here, [finding(first)], replaces_earlier=False)
+    inventory_file.record_all_reduces(here, [finding(second)], replaces_earlier=False)
     assert inventory.read_all_reduces(Workspace(tmp_path), "site") == (first,)
-    inventory_file.record_all_reduces(here, [finding(second)], replaces=True)
+    inventory_file.record_all_reduces(here, [finding(second)], replaces_earlier=True)
     assert inventory.read_all_reduces(Workspace(tmp_path), "site") == (second,)
     assert json.loads(path.read_text())["later"] == 1
     assert inventory.read_all_reduces(Workspace(tmp_path), "other") == ()

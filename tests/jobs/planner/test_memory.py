@@ -12,7 +12,7 @@ from support_planner import cell
 
 from jobs.planner import gpu, memory, model_facts, pipeline_share, predict, sharding
 from shardlab.matrix.cell import Optimizer
-from shardlab.runs.prediction import PredictedRange, exact_range
+from shardlab.runs.prediction import PredictedRange, make_exact_range
 from trainers import dtypes, menu
 from trainers.model.cast_weights import cast_weights
 from trainers.task import Batch
@@ -97,7 +97,7 @@ def test_states_in_mixed_precision_as_the_engines_keep_them(strategy, bytes_per_
 def test_whole_gradients_are_kept_only_until_a_pass_reduces_them(strategy, sync, bytes_per_parameter):
     def gradient(passes):
         one = cell("llm-1.3b", strategy, 8, passes=passes, precision="bf16", options={"sync": sync})
-        return memory.predict_memory(one, on_gpu=False).bytes_by_category.get("gradient", exact_range(0)).likely
+        return memory.predict_memory(one, on_gpu=False).bytes_by_category.get("gradient", make_exact_range(0)).likely
 
     # On four ranks, the peak of HSDP may be in the second block of backward: then the first one has reduced its gradients, of
     # which a rank keeps a quarter. On eight ranks, the peak is the begin of backward.
@@ -307,14 +307,14 @@ def test_the_verdict_whether_a_cell_fits_follows_from_its_range(needed, complete
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1"])
 def test_the_largest_micro_batch_fits_and_the_next_does_not(strategy):
-    one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), exact_range(80 * 2**30)
+    one, capacity = cell("gpt2-large", strategy, 8, precision="bf16"), make_exact_range(80 * 2**30)
     largest = predict.find_largest_micro_batch(one, capacity, on_gpu=True)
     assert memory.predict_memory(one, micro_batch=largest).total_bytes.likely <= capacity.likely
     assert memory.predict_memory(one, micro_batch=largest + 1).total_bytes.likely > capacity.likely
 
 
 def test_a_model_whose_states_do_not_fit_has_no_micro_batch():
-    assert predict.find_largest_micro_batch(cell("llm-7b", "ddp"), exact_range(80 * 2**30), on_gpu=True) == 0
+    assert predict.find_largest_micro_batch(cell("llm-7b", "ddp"), make_exact_range(80 * 2**30), on_gpu=True) == 0
 
 
 @pytest.mark.parametrize(
@@ -343,11 +343,7 @@ def test_each_gpu_name_in_messages_is_a_known_model():
 @pytest.mark.parametrize(
     ("name", "memory_gib", "explained"),
     [
-        (
-            "v100",
-            None,
-            r"v100 is planned as v100-pcie-16gb; .*: v100-pcie-32gb, v100-sxm2-16gb, v100-sxm2-32gb\.",
-        ),
+        ("v100", None, r"v100 is planned as v100-pcie-16gb; .*: v100-pcie-32gb, v100-sxm2-16gb, v100-sxm2-32gb\."),
         ("a100", 80, r"a100 is planned as a100-sxm4-80gb; .* another model: a100-80gb-pcie\."),
         ("pascal", None, r"unknown GPU 'pascal'.* Allowed: .*, p100-sxm2-16gb, .* The planner predicts no time\."),
         ("h200", None, None),

@@ -16,7 +16,7 @@ from jobs.planner import exchanges, gpu, link, memory, model_facts, planner_tabl
 from jobs.planner.machine import PlannedMachine
 from shardlab.plugins.plugin_kind import ModelCounts, OwnWorkload
 from shardlab.registry import Option
-from shardlab.runs.prediction import exact_range
+from shardlab.runs.prediction import make_exact_range
 from shardlab.runs.rehearsed import Rehearsed
 from trainers import menu
 
@@ -25,7 +25,7 @@ A100 = PlannedMachine(
     True,
     "a100-80gb",
     gpu.must_find_gpu_model("a100-80gb"),
-    exact_range(80 * GIB),
+    make_exact_range(80 * GIB),
     link.make_data_sheet_link(gpu.must_find_gpu_model("a100-80gb")),
 )
 SHARED = """\

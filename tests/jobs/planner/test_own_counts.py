@@ -19,7 +19,7 @@ from jobs.planner import exchanges, gpu, link, memory, model_facts, predict, ste
 from jobs.planner.machine import PlannedMachine
 from shardlab.matrix.model_file import ModelByConfiguration, read_model
 from shardlab.plugins.plugin_kind import OwnWorkload
-from shardlab.runs.prediction import exact_range
+from shardlab.runs.prediction import make_exact_range
 from shardlab.runs.rehearsed import Rehearsed
 from trainers import menu
 
@@ -31,7 +31,7 @@ def machine(name, memory_gib):
         True,
         name,
         gpu.must_find_gpu_model(name),
-        exact_range(memory_gib * GIB),
+        make_exact_range(memory_gib * GIB),
         link.make_data_sheet_link(gpu.must_find_gpu_model(name)),
     )
 

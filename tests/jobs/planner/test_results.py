@@ -30,7 +30,7 @@ def results(folder, *lines, name=A100):
     files.make_folder(kept)
     run = prepare(Workspace(folder / "other"), cell("gpt2-tiny"))
     environment(run, gpus=[Gpu(uuid="GPU-0", name=name, memory_bytes=80 << 30)])
-    (kept / "HOST.json").write_bytes(run.environment("node0").read_bytes())
+    (kept / "HOST.json").write_bytes(run.environment_file("node0").read_bytes())
     (kept / "proof.jsonl").write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
     return gpu_results.list_result_folders(folder)[:1]
 

@@ -13,7 +13,7 @@ from jobs.planner.calibration import MeasuredRatio
 from jobs.planner.machine import NO_GPU_MACHINE, PlannedMachine
 from jobs.planner.pipeline_schedule import draw_timeline, simulate_pipeline
 from shardlab.matrix.cell import Optimizer
-from shardlab.runs.prediction import exact_range
+from shardlab.runs.prediction import make_exact_range
 from trainers import menu
 from trainers.theory.term import Term
 
@@ -362,7 +362,7 @@ def test_advice_ranks_by_throughput_and_marks_rules_that_disagree():
 
 def test_a_cells_own_limit_of_memory_is_its_capacity():
     one = cell("gpt2", "ddp", 2, memory_limit_gib=2.0)
-    assert predict.predict_run(one, machine()).capacity_bytes == exact_range(2 * 2**30)
+    assert predict.predict_run(one, machine()).capacity_bytes == make_exact_range(2 * 2**30)
     assert predict.predict_run(one, machine()).fits == "no"
 
 
@@ -389,7 +389,7 @@ def test_a_step_waits_longer_for_the_slowest_of_more_ranks():
         gpus: step_time.predict_step_time(cell("gpt2", "ddp", gpus, micro=4, nnodes=gpus // 8 or 1), where)
         for gpus in (1, 8, 512)
     }
-    assert steps[1].parts_s["stragglers"] == exact_range(0.0)
+    assert steps[1].parts_s["stragglers"] == make_exact_range(0.0)
     shares = {gpus: step.parts_s["stragglers"].likely / (step.step_s.likely - step.parts_s["stragglers"].likely)
               for gpus, step in steps.items()}  # fmt: skip
     assert shares[8] == pytest.approx(0.01 * 2.0393, rel=1e-3)

@@ -136,7 +136,7 @@ def test_a_search_that_was_submitted_keeps_its_start(tmp_path):
     found = planned(tmp_path, BASE)
     (search,), (cell,) = searches(found), found.cells
     earlier = msgspec.structs.replace(search, start=4)
-    source = msgspec.structs.replace(found.context, search_by_family={batch_search.search_family_hash(cell): earlier})
+    source = msgspec.structs.replace(found.context, search_by_family={batch_search.compute_search_hash(cell): earlier})
     first = [batch_search.try_cell(cell, 4)]
     render.store_expansion(Workspace(tmp_path), source, found.matrix, first, {first[0].name(): 1})
     assert searches(planned(tmp_path, BASE)) == [earlier]

@@ -10,7 +10,7 @@ from jobs.plugins import command_folder
 from jobs.plugins.own_plugins import OwnPlugins
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
-from shardlab.matrix.cell import AnyCell, Cell, cell_hash
+from shardlab.matrix.cell import AnyCell, Cell, compute_cell_hash
 from shardlab.workspace.workspace import Workspace
 
 COMMAND = {"command": ["python", "t.py", "{set.n}"], "folder": "mine"}
@@ -42,7 +42,7 @@ def test_the_hash_of_a_training_does_not_know_commands():
     cell = msgspec.to_builtins(Cell(workload="a", strategy="b", gpus=1, dp=1, global_batch_size=1, micro_batch_size=1, steps=1,
                                     optimizer={"name": "sgd", "lr": 0.1}))  # fmt: skip
     older = {key: value for key, value in cell.items() if key not in ("command", "set", "env")}
-    assert cell_hash(older) == cell_hash(cell) != cell_hash(cell | {"env": {"A": "1"}})
+    assert compute_cell_hash(older) == compute_cell_hash(cell) != compute_cell_hash(cell | {"env": {"A": "1"}})
 
 
 def test_a_label_is_the_strategy_of_a_command(tmp_path):

@@ -280,8 +280,8 @@ def test_keys_that_need_a_gpu_are_removed_from_twins_with_a_message(tmp_path):
 
 def test_windows_of_instruments_fit_into_the_steps(tmp_path):
     text = (
-        "include: [{instruments: {memory: categories, profile: {first_step: 40, steps: 9}, "
-        "validation: {every_epochs: 5}, checkpoints: {every_steps: 100}}}]\n"
+        "include: [{instruments: {memory: categories, profile: {first_step: 40, steps: 9}, validation: "
+        "{every_epochs: 5}, checkpoints: {every_steps: 100}}}]\n"
     )
     (twin,), _ = twins_of(tmp_path, text)
     asked = twin.instruments
@@ -358,7 +358,7 @@ def test_every_file_of_a_rehearsed_matrix_says_that_it_is_a_rehearsal(tmp_path):
     # The claims of the study name 5 of these cells, and each of the 5 cells runs twice.
     assert "10 run(s) rendered" in rendered.stdout
     workspace = Workspace(tmp_path)
-    for folder in workspace.all_runs():
+    for folder in workspace.list_folders():
         run = folder.read_run()
         assert (run.rehearsal, run.scale, run.cell.rehearses.workload) == (True, "tiny", "vgg16")
         assert "rehearsal" in (folder.path / "job.sh").read_text()

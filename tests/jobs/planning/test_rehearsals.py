@@ -140,7 +140,7 @@ def test_advice_follows_rehearsals():
 def test_a_stored_answer_is_used_and_a_damaged_one_is_not(tmp_path):
     one, own = cell("gpt2-tiny", "ddp", 2), tmp_path / ".shardlab" / "rehearsals"
     assert of(tmp_path).get_answers([one]) == {}
-    file = own / f"{RehearsalRequest(one).cache_key(full_depth=False)}.json"
+    file = own / f"{RehearsalRequest(one).compute_cache_key(full_depth=False)}.json"
     files.make_folder(own)
     file.write_bytes(msgspec.json.encode(answer(one)))
     assert of(tmp_path).get_answers([one]) == {one.name(): answer(one)}
@@ -199,7 +199,7 @@ def test_jobs_advise_uses_stored_answers(tmp_path, capsys):
     one = msgspec.convert(first["cell"], type=Cell)
     own = tmp_path / ".shardlab" / "rehearsals"
     files.make_folder(own)
-    stored = own / f"{RehearsalRequest(one).cache_key(full_depth=True)}.json"
+    stored = own / f"{RehearsalRequest(one).compute_cache_key(full_depth=True)}.json"
     stored.write_bytes(msgspec.json.encode(answer(one, parameter=3 * GIB)))
     assert main([*words, "--json"]) == 0
     again = {json.dumps(entry["cell"]): entry for entry in json.loads(capsys.readouterr().out)["strategies"]}

@@ -11,7 +11,7 @@ from jobs.planning import repeats
 from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
-from shardlab.runs.run import run_id
+from shardlab.runs.run import make_run_id
 from shardlab.workspace.workspace import Workspace
 
 TEXT = """\
@@ -136,7 +136,7 @@ def test_rendering_notes_the_runs_of_each_cell(file, tmp_path):
     assert main(["render", "--matrix", str(file), "--workspace", str(tmp_path)]) == 0
     found = {cell.cell.strategy: len(cell.runs) for cell in Workspace(tmp_path).read_expansion("small").cells}
     assert found == {"single": 3, "ddp": 3, "fsdp2": 1}
-    names = {run_id(cell, 3) for cell in resolve_cells(matrix.load_matrix(file)) if cell.strategy != "fsdp2"}
+    names = {make_run_id(cell, 3) for cell in resolve_cells(matrix.load_matrix(file)) if cell.strategy != "fsdp2"}
     assert len(list((tmp_path / "runs").iterdir())) == 7
     assert names <= {path.name for path in (tmp_path / "runs").iterdir()}
 

@@ -95,7 +95,7 @@ def test_a_frozen_copy_is_used_only_where_commands_may_act(tmp_path, kind):
     made = workspace(tmp_path, kind)
     run = rendered(made).read_run()
     assert own_plugins.read_run_plugins(made, run, trust=False).sources == []
-    workspace_trust.mark_path(made).unlink()
+    workspace_trust.make_mark_path(made).unlink()
     with pytest.raises(InputError, match="was not submitted from this workspace, so it is not executed"):
         own_plugins.read_run_plugins(made, run, trust=False)
 
@@ -129,7 +129,7 @@ def test_a_file_that_changes_while_it_is_described_is_an_error(tmp_path, kind):
 def test_a_workspace_that_came_from_elsewhere_executes_no_code(tmp_path, capsys, kind):
     marker = tmp_path / "executed"
     made = workspace(tmp_path / "w", kind, before=f"open({str(marker)!r}, 'w')\n")
-    workspace_trust.mark_path(made).unlink()
+    workspace_trust.make_mark_path(made).unlink()
     assert call(made, kind.folder) == 1
     assert call(made, "plan") == 2
     assert capsys.readouterr().err.count("allow it with --trust") == 2

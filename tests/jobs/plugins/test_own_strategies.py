@@ -65,7 +65,7 @@ def _only_ours():
     yield
     for finder in [entry for entry in sys.meta_path if isinstance(entry, own_code.HelperFinder)]:
         sys.meta_path.remove(finder)
-        for name in finder.helpers:
+        for name in finder.code_by_helper:
             sys.modules.pop(name, None)
 
 
@@ -211,11 +211,11 @@ def test_a_failing_refuse_function_is_an_error_of_one_sentence_without_leftovers
     file.write_text(text_of(refuse="if cell.steps == 1: return None\n    " + refuse))
     process = RefusingProcess(file)
     first = msgspec.structs.replace(question(), steps=1)
-    assert process.refuse(first, None) is None
+    assert process.ask_refusal(first, None) is None
     monkeypatch.setattr(plugin_process, "NEXT_ANSWER_S", 1.0)
     group = process._process.pid
     with pytest.raises(InputError) as raised:
-        process.refuse(msgspec.structs.replace(first, steps=2), None)
+        process.ask_refusal(msgspec.structs.replace(first, steps=2), None)
     assert said in str(raised.value)
     process.close()
     wait_for_end([pid for pid in psutil.pids() if _group(pid) == group])
@@ -240,9 +240,9 @@ def test_output_of_strategy_code_is_ignored_and_each_question_has_a_process(tmp_
     file.write_text(f"{said}\n{text_of(refuse=f'{said}; return cell.workload')}")
     process = RefusingProcess(file)
     try:
-        assert process.refuse(question(), None) == CELL.workload
+        assert process.ask_refusal(question(), None) == CELL.workload
         process.close()
-        assert process.refuse(question(), None) == CELL.workload
+        assert process.ask_refusal(question(), None) == CELL.workload
     finally:
         process.close()
 
@@ -257,7 +257,7 @@ def _is_alive(pid):
 def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_cluster(tmp_path, monkeypatch, capsys):
     made = workspace(tmp_path / "here", text_of())
     (made.path / "strategies" / "_engine.py").write_text("# engine\n")
-    texts = plugin_source.read_all_files(made.path)
+    texts = plugin_source.read_carried_files(made.path)
     assert set(texts) == {"strategies/alone.py", "strategies/_engine.py"}
     there = tmp_path / "there"
     (there / "strategies").mkdir(parents=True)
@@ -271,7 +271,7 @@ def test_own_strategies_are_uploaded_and_removed_strategies_removed_on_the_clust
         monkeypatch.setattr(sys, "stdin", given)
         assert upload_main() == 0
     capsys.readouterr()
-    assert plugin_source.read_all_files(there) == texts
+    assert plugin_source.read_carried_files(there) == texts
 
 
 def test_the_example_of_the_docs_uses_only_the_interface(tmp_path):

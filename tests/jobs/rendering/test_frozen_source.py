@@ -34,7 +34,9 @@ def test_a_copy_has_the_digest_of_its_source_and_read_only_files(tmp_path):
     assert copy == tmp_path / ".shardlab/source" / source_digest.digest_source()
     assert source_digest.digest_source(copy) == copy.name
     assert run["packages"] == source_digest.digest_installed_packages()
-    assert {path.stat().st_mode & 0o777 for path in source_digest.source_files(source_digest.RUN_PACKAGES, copy)} == {0o444}
+    assert {path.stat().st_mode & 0o777 for path in source_digest.list_source_files(source_digest.RUN_PACKAGES, copy)} == {
+        0o444
+    }
     before = copy.stat().st_ino
     rendered(tmp_path)
     assert copy.stat().st_ino == before

@@ -72,7 +72,7 @@ def test_the_package_templates_of_a_checkout_is_not_the_users_folder(workspace, 
     assert "own template" not in capfd.readouterr().err
     assert scripts
     assert all(script.read_text().startswith("#!/usr/bin/env bash\n# run ") for script in scripts)
-    assert (Workspace(workspace).own_templates, Workspace(workspace).template_files()) == (None, [])
+    assert (Workspace(workspace).own_templates, Workspace(workspace).list_template_files()) == (None, [])
     assert Workspace(templates.TEMPLATES_FOLDER.parent).own_templates is None
 
 
@@ -171,7 +171,7 @@ def test_each_slurm_template_and_its_includes_have_digests_and_are_named(tmp_pat
     (path, *_) = (tmp_path / "runs").glob("*/run.json")
     shipped = ["launch/slurm.sbatch.j2", "launch/slurm_array.sbatch.j2"]
     expected = {name: templates.template_digest(name) for name in shipped}
-    expected |= {name: files.file_sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
+    expected |= {name: files.compute_file_sha256(own / name) for name in ("launch/slurm_pack.sbatch.j2", "part.j2")}
     assert json.loads(path.read_text())["templates"] == expected
     said = capfd.readouterr().err
     for name in ("launch/slurm_pack.sbatch.j2", "part.j2"):

@@ -46,7 +46,9 @@ def context_of(workspace, text=SITE, python=sys.executable):
     file = workspace.path / "cluster.yaml"
     file.write_text(text)
     site = cluster.load_cluster(file)
-    entries = {name: {"python": python, "keys": keys.digest(), "version": "3.11.2"} for name, keys in site.environments.items()}
+    entries = {
+        name: {"python": python, "keys": keys.compute_digest(), "version": "3.11.2"} for name, keys in site.environments.items()
+    }
     nodes = [{"name": "gpu0", "host": "10.9.9.1", "python": "/scratch/a/python-default/bin/python", "roles": ["worker"]}]
     workspace.shardlab_folder.mkdir(exist_ok=True)
     content = {"schema": 1, "cluster": "site", "nodes": nodes, "environments": entries}

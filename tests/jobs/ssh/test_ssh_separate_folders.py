@@ -451,7 +451,7 @@ def checkpointed(nodes):
     own part of the checkpoint."""
     folder = nodes.run(1, 2, RUNS.replace("exec", f"{SAVE}exec"))
     supervisor = nodes.attempt(folder, "gpu1,gpu2")
-    until(lambda: checkpoint.complete_checkpoints(folder.path), "the manifest of the checkpoint")
+    until(lambda: checkpoint.list_checkpoints(folder.path), "the manifest of the checkpoint")
     other_part = nodes.part("gpu2", folder).path / "checkpoints/step-00000002/rank-00001.bin"
     until(lambda: other_part.exists() and other_part.stat().st_size == 5, "the part of the other node")
     run_queue.QueueScheduler().cancel(nodes.workspace, [read_run_on_disk(folder)])
@@ -470,7 +470,7 @@ def manifest_file(tmp_path, monkeypatch):
     content = CheckpointManifest(
         schema=1, step=2, world=2, layout="sharded", strategy="ddp", tp=1, cell_hash=CELL.hash(), train_time_s=1.0, numbers={},
         files=[CheckpointFile(f"rank-0000{n}.bin", 5, hashlib.sha256(f"of {n}\n".encode()).hexdigest()) for n in (0, 1)],
-    ).with_seal()  # fmt: skip
+    ).add_seal()  # fmt: skip
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(content))
     monkeypatch.setenv("MANIFEST", str(tmp_path / "manifest.json"))
 
@@ -583,7 +583,7 @@ def test_a_retry_without_a_usable_checkpoint_fails_with_a_sentence(nodes, manife
 def test_a_checkpoint_that_a_node_removed_is_removed_on_the_first_node(nodes, manifest_file):
     folder = nodes.run(1, 1, f"{RANK}{SAVE}until test -e /proc/self/cwd/go; do sleep 0.1; done; rm -r checkpoints/*")
     supervisor = nodes.attempt(folder, "gpu1")
-    until(lambda: checkpoint.complete_checkpoints(folder.path), "the manifest of the checkpoint")
+    until(lambda: checkpoint.list_checkpoints(folder.path), "the manifest of the checkpoint")
     (nodes.part("gpu1", folder).path / "go").write_text("")
     assert supervisor.wait(HANG_S) == 0
-    assert not checkpoint.complete_checkpoints(folder.path)
+    assert not checkpoint.list_checkpoints(folder.path)

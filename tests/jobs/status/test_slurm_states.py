@@ -174,13 +174,13 @@ def run_of(tmp_path):
 def add(folder, events, first_s):
     with LineWriter(folder.events_file("w")) as lines:
         for at, (name, data) in enumerate(events):
-            lines.write(Event(schema=1, event=name, writer="w", wall_s=first_s + at, host="h", data=data))
+            lines.write_record(Event(schema=1, event=name, writer="w", wall_s=first_s + at, host="h", data=data))
 
 
 def complete(folder):
     for rank in (0, 1):
         with LineWriter(folder.steps_file(rank)) as lines:
-            lines.write(StepRecord(schema=1, step=1, t_s=0.0, wall_s=0.0, units=1, step_ms=1.0))
+            lines.write_record(StepRecord(schema=1, step=1, t_s=0.0, wall_s=0.0, units=1, step_ms=1.0))
     files.write_json(
         folder.result, Result(schema=1, run_id=folder.run_id, state="completed", rehearsal=False, steps=1, unit="t")
     )

@@ -38,7 +38,7 @@ def events(folder, *said, writer="attempt"):
     with LineWriter(folder.events_file(writer)) as lines:
         for name, after_s, data in said:
             at = support.START_S + after_s
-            lines.write(Event(schema=SCHEMA, event=name, writer=writer, wall_s=at, host=support.HOST, data=data))
+            lines.write_record(Event(schema=SCHEMA, event=name, writer=writer, wall_s=at, host=support.HOST, data=data))
 
 
 STARTED, OVER = ("started", 0, {}), ("exited", 83.5, {"code": 1, "reason": "failed", "why": "it failed"})

@@ -273,7 +273,7 @@ def test_the_stored_prediction_of_a_run_counts_before_its_time_limit(study, queu
     assert "1 run(s) submitted, 2 held back" in capsys.readouterr().out
     stored = msgspec.json.encode(Prediction(time_s=PredictedRange(60.0, 120.0, 600.0)))
     for folder in study.workspace.all_runs():
-        prediction.prediction_path(folder.path).write_bytes(stored)
+        prediction.find_prediction_path(folder.path).write_bytes(stored)
     assert study.jobs("retry", "--only", "held") == 0
     assert "2 run(s) submitted, 0 skipped." in capsys.readouterr().out
 

@@ -201,7 +201,7 @@ def test_a_supervisor_is_identified_by_more_than_its_process_number(folder, at_w
 def sampled(folder, host_, *times):
     with LineWriter(folder.samples_file(host_)) as lines:
         for wall_s in times:
-            lines.write(Sample(schema=SCHEMA, t_s=wall_s, wall_s=wall_s, host=host_, boot_id="b"))
+            lines.write_record(Sample(schema=SCHEMA, t_s=wall_s, wall_s=wall_s, host=host_, boot_id="b"))
 
 
 @pytest.mark.parametrize(

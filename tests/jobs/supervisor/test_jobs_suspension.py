@@ -41,7 +41,7 @@ def test_a_caller_that_waits_for_a_disk_is_not_suspended(clock):
 def test_the_thread_of_the_watch_reads_the_clock_and_ends_with_its_block():
     """The thread of the watch looks at the clock again and again, and ends with the `with` block."""
     with SuspensionWatch() as watched:
-        before = watched._last_look_s
-        until(lambda: watched._last_look_s > before, "the thread looks at the clock")
-        assert not watched._stop.is_set()
-    assert watched._stop.is_set()
+        before = watched._last_reading_s
+        until(lambda: watched._last_reading_s > before, "the thread looks at the clock")
+        assert not watched._stop_event.is_set()
+    assert watched._stop_event.is_set()

@@ -27,7 +27,7 @@ from shardlab.errors import InputError
 from shardlab.files import files
 from shardlab.matrix import matrix
 from shardlab.matrix.retry import Retry
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 from shardlab.workspace import workspace_trust
 from shardlab.workspace.workspace import Workspace
@@ -60,7 +60,7 @@ def submitted(workspace, **changed) -> RunDir:
 
 
 def attempt(workspace, number) -> RunDir:
-    return RunDir(workspace.runs / run_id(CELL, 1, number))
+    return RunDir(workspace.runs / make_run_id(CELL, 1, number))
 
 
 def end(state, code=9):
@@ -80,8 +80,8 @@ def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record
     assert (second.read_run().attempt, second.read_run().retried) == (2, ["failed"])
     assert second.read_run().resume == []
     # The end of the first attempt is recorded after the second is in the queue, so nobody sees a gap between the two.
-    (queued,) = [event for event in second.events() if event.event == "submitted"]
-    (ended,) = [event for event in first.events() if event.event == "exited"]
+    (queued,) = [event for event in second.read_events() if event.event == "submitted"]
+    (ended,) = [event for event in first.read_events() if event.event == "exited"]
     assert queued.wall_s < ended.wall_s
     (step,) = submit.decide_runs(workspace, [CELL], {CELL.name(): 1}, context(workspace))
     assert not step.is_sent
@@ -128,9 +128,9 @@ def test_only_one_process_can_make_the_next_attempt(workspace):
     first = submitted(workspace)
     assert retries.queue_next(first, first.read_run(), "failed") == ""
     second = attempt(workspace, 2)
-    before = second.run_json.read_bytes(), second.events()
+    before = second.run_json.read_bytes(), second.read_events()
     assert "was submitted already" in retries.queue_next(first, first.read_run(), "failed")
-    assert (second.run_json.read_bytes(), second.events()) == before
+    assert (second.run_json.read_bytes(), second.read_events()) == before
     assert workspace.run_ids() == [first.run_id, second.run_id]
 
 
@@ -294,8 +294,8 @@ def test_numbers_of_retries_default_to_those_of_the_cluster(workspace, requeue, 
     path.write_text(SLURM.format(requeue))
     where = cluster.load_cluster(path)
     run = render.make_run(CELL, 1, 1, context(workspace, cluster=where, scheduler="slurm", retry=retry))
-    assert (run.retries_after("node_fail"), run.retries_after("timeout")) == (of_node, of_timeout)
-    assert run.retries_after("preempted") == of_node  # a run cannot tell this from a lost node
+    assert (run.find_retry_limit("node_fail"), run.find_retry_limit("timeout")) == (of_node, of_timeout)
+    assert run.find_retry_limit("preempted") == of_node  # a run cannot tell this from a lost node
     assert word in sbatch_options.list_sbatch_options(run, where)
     here = render.make_run(CELL, 1, 1, context(workspace, retry=Retry()))
     assert not here.may_be_retried

@@ -135,7 +135,7 @@ def test_our_source_is_every_file_but_hidden_ones_and_bytecode(tmp_path):
     for name in (*kept, "jobs/.hidden", "jobs/sub/.a.py.swp", "jobs/__pycache__/a.cpython-311.pyc"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    assert [str(path.relative_to(tmp_path)) for path in source_digest.source_files(["jobs"], tmp_path)] == kept
+    assert [str(path.relative_to(tmp_path)) for path in source_digest.list_source_files(["jobs"], tmp_path)] == kept
     before = source_digest.digest_source(tmp_path)
     (tmp_path / "jobs" / ".hidden").write_text("changed")
     assert source_digest.digest_source(tmp_path) == before

@@ -160,7 +160,7 @@ def test_the_facts_of_a_machine_show_the_known_number_in_every_row():
 def test_the_catalogue_of_hardware_shows_each_value_under_its_heading():
     (shown,) = (
         row
-        for row in (dict(zip(hardware.CATALOGUE_COLUMNS, row, strict=True)) for row in hardware.catalogue_rows())
+        for row in (dict(zip(hardware.CATALOGUE_COLUMNS, row, strict=True)) for row in hardware.make_catalogue_rows())
         if row["type"] == "d8545"
     )
     assert shown.pop("source").startswith("CloudLab manual")

@@ -20,7 +20,7 @@ from jobs.status.reconcile import read_statuses
 from jobs.verbs import trace_runs
 from shardlab.cluster import cluster
 from shardlab.errors import InputError, ShardlabError
-from shardlab.runs.record import StepRecord, read_lines
+from shardlab.runs.record import StepRecord, read_records
 from shardlab.runs.run import Run
 from shardlab.runs.rundir import RunDir
 from shardlab.runs.trace_part import SET_NAME, SUMMARIES_FOLDER, TRACE_STRATEGY, TracePart
@@ -87,7 +87,7 @@ def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, caps
     assert "0 run(s) submitted" in jobs(workspace, "trace", folder, "--per-run", PER_RUN)  # the runs exist already
     assert set(workspace.run_ids()) == before
     (first, *_) = runs
-    records = read_lines(RunDir(workspace.runs / first).steps_file(0), StepRecord).records
+    records = read_records(RunDir(workspace.runs / first).steps_file(0), StepRecord).records
     assert [record.step for record in records] == list(range(1, PER_RUN + 1))
     assert records[0].units == (folder / "rank-00000.json.gz").stat().st_size
 
@@ -171,7 +171,7 @@ def test_a_missing_trace_fails_the_run_with_the_name_of_the_trace(tmp_path):
     folder, _ = written(Workspace(tmp_path))
     with pytest.raises(ShardlabError, match=r"a\.json"):
         part.main([str(folder.path)])
-    assert "a.json" in next(event.data["why"] for event in folder.events() if event.event == "failed")
+    assert "a.json" in next(event.data["why"] for event in folder.read_events() if event.event == "failed")
     assert not folder.result.exists()
 
 

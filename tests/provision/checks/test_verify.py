@@ -8,7 +8,7 @@ from support_e2e import HANG_S
 
 from provision.check import Check, Outcome, absent_nodes_note, map_targets
 from provision.command import display
-from provision.fact import Fact, Facts
+from provision.fact import FactAnswers, FactQuery
 from provision.operation import Site, Target
 from provision.verify import Finding, is_verified, verify_targets
 from shardlab.cluster.cluster import Cluster
@@ -34,7 +34,7 @@ class Node:
 
 def site(*nodes):
     cluster = Cluster(schema=1, name="bench", provider="ssh")
-    return Site(cluster, None, [Target(node, Facts(node), NodeEntry(name=node.name)) for node in nodes])
+    return Site(cluster, None, [Target(node, FactAnswers(node), NodeEntry(name=node.name)) for node in nodes])
 
 
 def passes(says="good"):
@@ -102,7 +102,7 @@ def test_an_unreachable_node_outside_of_the_selection_is_no_failure():
 
 def test_a_fact_that_two_threads_read_at_once_is_asked_once():
     node, both = Node("w1", CommandOutput(0, "5", "")), threading.Barrier(2, timeout=HANG_S)
-    facts, fact = Facts(node), Fact("five", lambda python: ["five"], int, timeout_s=1)
+    facts, fact = FactAnswers(node), FactQuery("five", lambda python: ["five"], int, timeout_s=1)
 
     def ask(_):
         both.wait()

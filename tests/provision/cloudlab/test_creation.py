@@ -174,7 +174,7 @@ def test_a_creation_that_was_not_carried_out_is_asked_again_by_the_next_command(
     assert "The experiment bench is not there. Run the same command again" in place.out
     assert place.provision() == 1
     assert len(place.portal.asked("POST")) == 2
-    assert cloudlab_experiment.stored_manifests(place.own)
+    assert cloudlab_experiment.list_stored_manifests(place.own)
 
 
 def in_use(place, **fields):
@@ -193,7 +193,7 @@ def test_an_experiment_that_the_portal_creates_late_is_adopted(place):
     in_use(place)
     assert place.provision() == 1
     assert cloudlab_experiment.read_note(place.own).created_by_us
-    assert cloudlab_experiment.stored_manifests(place.own)
+    assert cloudlab_experiment.list_stored_manifests(place.own)
 
 
 @pytest.mark.parametrize(("creator", "code"), [("alice", 1), ("bob", 2)])
@@ -231,7 +231,7 @@ def test_a_creation_interrupted_while_it_waits_is_continued(place):
     place.portal.polls = 0
     assert place.provision() == 1
     assert len(place.portal.asked("POST")) == 1
-    assert cloudlab_experiment.stored_manifests(place.own)
+    assert cloudlab_experiment.list_stored_manifests(place.own)
 
 
 @pytest.mark.parametrize("unknown", [{"creator": None, "created_at": None}, {"creator": None, "created_at": "soon"}])
@@ -359,7 +359,7 @@ def test_a_failed_experiment_is_reported_with_its_web_page(place, state, says):
     assert place.provision() == 1
     assert says in place.out
     assert "https://www.cloudlab.us/status.php" in place.out
-    assert cloudlab_experiment.stored_manifests(place.own) == []
+    assert cloudlab_experiment.list_stored_manifests(place.own) == []
 
 
 @pytest.mark.parametrize("says", HOSTILE)
@@ -390,7 +390,7 @@ def test_nodes_at_another_site_are_reported(place):
     place.portal.manifests = {URN: two_nodes("clemson.cloudlab.us")}
     assert place.provision() == 1
     assert "the nodes are at clemson.cloudlab.us, and the cluster file says cloudlab.site: wisc" in place.out
-    assert cloudlab_experiment.stored_manifests(place.own) == []
+    assert cloudlab_experiment.list_stored_manifests(place.own) == []
 
 
 def test_the_token_is_in_no_output_file_or_command_line(place):

@@ -15,7 +15,7 @@ from support_cloudlab import lan, manifest, node
 from provision import order
 from provision.checks import experiment_network, network
 from provision.cloudlab import experiment_interfaces
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts import addresses, mkextrafs
 from provision.facts.addresses import ADDRESSES
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
@@ -56,7 +56,7 @@ def site(tmp_path, more: str = STORAGE, *, nodes: int = 2) -> Site:
     file.write_text(f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{manifest: m.xml}}\nssh: {{user: alice}}\n{more}")
     made, workspace = cluster.load_cluster(file), Workspace(tmp_path)
     entries = {entry.name: entry for entry in made.nodes}
-    targets = [Target(one, Facts(one), entries[one.name]) for one in find_provider("cloudlab").nodes(made, workspace)]
+    targets = [Target(one, FactAnswers(one), entries[one.name]) for one in find_provider("cloudlab").nodes(made, workspace)]
     return Site(made, workspace, targets)
 
 
@@ -146,9 +146,9 @@ def test_only_nodes_with_a_folder_on_the_disk_get_the_disk(more, needs, tmp_path
 def test_nothing_is_written_below_mydata_before_it_is_mounted(tmp_path):
     one = site(tmp_path)
     server, client = one.targets
-    (change,) = fstab.mount_guards(one, server)
+    (change,) = fstab.make_mount_checks(one, server)
     assert "mountpoint -q -- /mydata " in change.command
-    assert ["/mydata/shardlab" in change.command for change in fstab.mount_guards(one, client)] == [True]
+    assert ["/mydata/shardlab" in change.command for change in fstab.make_mount_checks(one, client)] == [True]
     server.facts.answers |= {
         "place /mydata": MountPlace(), "room /": FreeSpace(2 << 30, 10**6, "/"),
         SYSTEM.name: A_MACHINE, SLURM_HERE.name: SlurmHere(), ENVIRONMENT.name: InstalledEnvironment(),
@@ -217,7 +217,7 @@ def test_the_check_compares_the_node_with_its_manifest(tmp_path):
     one = site(tmp_path)
     assert experiment_network.run(one, told(one, 0)).passed is True
     assert experiment_network.run(one, told(one, 1)).passed is False  # the interfaces are those of gpu0, not of gpu1
-    entry = one.targets[0].entry
+    entry = one.targets[0].node_entry
     wrong = Target(one.targets[0].node, one.targets[0].facts, msgspec.structs.replace(entry, address=entry.control))
     outcome = experiment_network.run(one, wrong)
     assert (outcome.passed, outcome.says) == (
@@ -320,7 +320,7 @@ def test_the_all_reduce_between_nodes_uses_nccl_if_all_nodes_have_gpus(gpus, bac
     targets = []
     for number, count in enumerate(gpus, 1):
         recording = RecordingNode(f"gpu{number}", f"10.10.1.{number}")
-        facts = Facts(recording)
+        facts = FactAnswers(recording)
         torch = Torch(version="2.13.0", gpus=count, backends=["gloo", "nccl"])
         facts.answers |= {ADDRESSES.name: {"ens5f0": [recording.address]}, TORCH.name: torch, RDMA.name: LINKS}
         facts.answers[HOST.name] = SimpleNamespace(gpus=[SimpleNamespace(name="A100")])
@@ -393,7 +393,7 @@ def reduced(nodes, *, by_control: bool):
     for one in nodes:
         one.address = one.host if by_control else one.address
         entry = NodeEntry(name=one.name, host=one.host, address=one.address, control=one.host)
-        targets.append(Target(one, Facts(one), entry))
+        targets.append(Target(one, FactAnswers(one), entry))
     one_site = Site(cluster.Cluster(schema=1, name="bench", provider="cloudlab"), None, targets)
     return network.run(one_site, targets[0])
 

@@ -68,16 +68,16 @@ class Asked:
 
 def test_an_experiment_is_created_read_extended_and_terminated(there):
     with Asked(there.url).portal as portal:
-        assert portal.user() == "alice"
+        assert portal.fetch_user_name() == "alice"
         assert portal.find_experiment("myproj,bench") is None
-        made = portal.create(REQUEST)
+        made = portal.create_experiment(REQUEST)
         assert (made.id, made.name, made.status) == (UUID, "bench", "provisioning")
         assert [node.missing for node in portal.find_experiment(UUID).nodes] == ["", "status booting, rawstate BOOTING"]
         assert [node.missing for node in portal.find_experiment("myproj,bench").nodes] == ["", ""]
-        assert list(portal.manifests(UUID)) == [URN]
-        portal.extend(UUID, 5, "a deadline")
+        assert list(portal.fetch_manifests(UUID)) == [URN]
+        portal.request_extension(UUID, 5, "a deadline")
         assert portal.find_experiment(UUID).expires_at == "2031-05-02T09:00:00+00:00"
-        portal.terminate(UUID)
+        portal.request_termination(UUID)
         assert portal.find_experiment(UUID).status == "terminating"
         assert portal.find_experiment(UUID) is None
     assert there.asked("PUT")[0][2] == {"extend_by": 5, "reason": "a deadline"}
@@ -88,8 +88,8 @@ def test_the_prefix_of_the_paths_is_found_by_the_version(there, prefix):
     there.prefix = prefix
     asked = Asked(there.url)
     with asked.portal as portal:
-        assert portal.user() == "alice"
-        assert portal.user() == "alice"
+        assert portal.fetch_user_name() == "alice"
+        assert portal.fetch_user_name() == "alice"
     versions = [path for _, path, _ in there.requests if path.endswith("/version")]
     assert versions == ["/version", "/portal/api/version"][: 1 + bool(prefix)]
 
@@ -98,7 +98,7 @@ def test_a_path_in_the_portals_address_is_put_before_each_request(there):
     """If the portal's address has a path, the client puts this path before the path of each request."""
     there.prefix = "/elsewhere"
     with Asked(f"{there.url}/elsewhere/").portal as portal:
-        assert portal.user() == "alice"
+        assert portal.fetch_user_name() == "alice"
     assert [path for _, path, _ in there.requests] == ["/elsewhere/tokens/this"]
 
 
@@ -184,7 +184,7 @@ def test_a_clock_that_differs_from_the_portals_clock_is_reported(there, minutes,
     with asked.portal as portal:
         portal.compare_clocks()
         assert asked.said == []  # no request was sent yet
-        portal.user()
+        portal.fetch_user_name()
         portal.compare_clocks()
         portal.compare_clocks()
     if says:
@@ -199,14 +199,14 @@ def test_a_creation_is_repeated_only_if_the_portal_did_nothing(there):
     there.fail("POST", "/experiments", status(429, "Load average too high"))
     asked = Asked(there.url)
     with asked.portal as portal:
-        assert portal.create(REQUEST).id == UUID
+        assert portal.create_experiment(REQUEST).id == UUID
     assert asked.pauses == [2.0]
     there.experiments.clear()
     for fault in (status(500, "oops"), truncated, half_document):
         there.fail("POST", "/experiments", fault)
         asked = Asked(there.url)
         with asked.portal as portal, pytest.raises(OutcomeUnknown):
-            portal.create(REQUEST)
+            portal.create_experiment(REQUEST)
         assert asked.pauses == []
 
 
@@ -214,7 +214,7 @@ def test_a_creation_to_which_the_portal_answers_404_is_no_missing_experiment(the
     """A POST with the answer 404 means that the project does not exist, and not the experiment."""
     there.fail("POST", "/experiments", status(404, "No such project"))
     with Asked(there.url).portal as portal, pytest.raises(PortalError) as caught:
-        portal.create(REQUEST)
+        portal.create_experiment(REQUEST)
     assert "refuses the creation of the experiment (HTTP 404: No such project)" in str(caught.value)
 
 
@@ -225,7 +225,7 @@ def test_a_portal_that_does_not_answer_is_reported(there, monkeypatch):
         Asked(there.url).portal as portal,
         pytest.raises(OutcomeUnknown, match=r"did not answer to the creation .* within 0.2 s"),
     ):
-        portal.create(REQUEST)
+        portal.create_experiment(REQUEST)
 
 
 def test_an_answer_without_an_end_is_cut(there, monkeypatch):
@@ -233,7 +233,7 @@ def test_an_answer_without_an_end_is_cut(there, monkeypatch):
     monkeypatch.setattr(client, "MOST_BYTES", 1000)
     there.fail("GET", "/manifests", *[lambda handler: handler.send(200, b" " * 5000)] * 7)
     with Asked(there.url).portal as portal, pytest.raises(OutcomeUnknown, match="goes on beyond"):
-        portal.manifests(UUID)
+        portal.fetch_manifests(UUID)
 
 
 def test_nothing_is_sent_to_a_server_that_is_not_trusted(there, tmp_path, monkeypatch):

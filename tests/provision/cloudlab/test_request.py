@@ -40,7 +40,7 @@ LARGE = "hardware: c220g5, site: wisc, nodes: 1000"
 
 def described(keys: str, more: str = "") -> Cluster:
     text = f"schema: 1\nname: bench\nprovider: cloudlab\ncloudlab: {{{keys}}}\n{more}"
-    return validation.convert_document(document.parse(text.encode(), "cluster.yaml"), Cluster)
+    return validation.convert_document(document.parse_document(text.encode(), "cluster.yaml"), Cluster)
 
 
 def planned(keys: str, more: str = "") -> request.ExperimentRequest:
@@ -110,7 +110,7 @@ def test_a_request_is_read_back_by_the_reader_of_manifests():
         (f"node{place}", "wisc.cloudlab.us", "d7525", ("/mydata",)) for place in range(3)
     ]
     assert [node.interfaces[0].address for node in made.nodes] == ["10.10.1.1", "10.10.1.2", "10.10.1.3"]
-    assert {node.interfaces[0].link for node in made.nodes} == {"lan0"}
+    assert {node.interfaces[0].link_name for node in made.nodes} == {"lan0"}
 
 
 def test_one_node_has_no_network_and_a_thousand_have_an_address_each():
@@ -212,14 +212,14 @@ def test_an_impossible_request_is_refused_before_the_portal_is_asked(keys, says)
 
 def test_wheels_for_another_cuda_release_are_enough_for_gpus_that_they_support():
     wheels = "environment: {wheelhouse: /opt/wheels}\n"
-    assert planned("hardware: c240g5", wheels).unknown == ()
+    assert planned("hardware: c240g5", wheels).unchecked == ()
     assert "Kepler" in refused("hardware: c4130, site: clemson", wheels)
 
 
 def test_hardware_that_the_catalogue_lacks_is_requested_with_a_note():
-    assert "does not list c220g5 at wisc" in planned("hardware: c220g5, site: wisc").unknown[0]
-    assert "does not know the GPUs of g893 at wisc" in planned("hardware: g893").unknown[0]
-    assert planned("hardware: x1, site: new.cloudlab.us").manager == "urn:publicid:IDN+new.cloudlab.us+authority+cm"
+    assert "does not list c220g5 at wisc" in planned("hardware: c220g5, site: wisc").unchecked[0]
+    assert "does not know the GPUs of g893 at wisc" in planned("hardware: g893").unchecked[0]
+    assert planned("hardware: x1, site: new.cloudlab.us").manager_urn == "urn:publicid:IDN+new.cloudlab.us+authority+cm"
 
 
 def test_the_catalogue_is_keyed_by_site_and_type_and_each_entry_has_a_source():

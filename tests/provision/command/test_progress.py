@@ -10,7 +10,7 @@ from support_e2e import HANG_S
 
 from provision.cli import main
 from provision.command import progress
-from provision.fact import Facts
+from provision.fact import FactAnswers
 from provision.nodes.local_node import LocalNode
 from provision.operation import LocalCall, Nothing, Operation, Site, Target
 from provision.plan import OperationStep, PlanObserver, converge_site
@@ -79,7 +79,7 @@ def test_the_progress_in_a_pipe_is_printed_as_lines():
 
 def targets(count):
     nodes = [LocalNode(f"w{number}") for number in range(count)]
-    return [Target(node, Facts(node)) for node in nodes]
+    return [Target(node, FactAnswers(node)) for node in nodes]
 
 
 def test_by_default_all_nodes_are_changed_at_once():
@@ -123,7 +123,13 @@ def test_parallel_limits_the_nodes_that_are_changed_at_once():
     nodes, seen, pair = targets(8), Seen(), threading.Barrier(2, timeout=HANG_S)
     operation = Operation("meet", lambda site, target: Nothing(str(pair.wait())))
     converge_site(
-        Site(None, None, nodes), [operation], targets=nodes, only_names={"meet"}, is_dry_run=False, parallel=2, observer=seen
+        Site(None, None, nodes),
+        [operation],
+        targets=nodes,
+        only_names={"meet"},
+        is_dry_run=False,
+        max_parallel=2,
+        observer=seen,
     )
     assert seen.most == 2
 

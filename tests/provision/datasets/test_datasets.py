@@ -32,7 +32,7 @@ from support_e2e import HANG_S
 from provision.cli import main
 from provision.datasets import archive, download, stage
 from provision.datasets.stage import StageRequest
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.nodes.login_node import LocalLoginNode
 from provision.operation import Site, Target
 from provision.operations import datasets
@@ -371,7 +371,7 @@ def test_data_sets_of_a_node_without_an_environment_are_planned_but_not_staged(t
         Path(node.python).chmod(0o755)
     sets = [DataSet("cifar10", str(tmp_path / "set.tar"))]
     described = Cluster(schema=1, name="a", provider="ssh", data=Data(str(tmp_path / "data"), sets))
-    target = Target(node, Facts(node))
+    target = Target(node, FactAnswers(node))
     (change,) = datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
     assert change.description.endswith("once the Python environment is made")
     with pytest.raises(Unanswered, match=r"w1: the data sets: its Python environment is not made yet; .* without --only"):
@@ -513,7 +513,7 @@ def managed(tmp_path, monkeypatch):
             environment=Environment(build=build),
             data=Data(str(tmp_path / "data"), [DataSet("cifar10", str(archive_), digest)]),
         )
-        target = Target(node, Facts(node))
+        target = Target(node, FactAnswers(node))
         return datasets.plan(Site(described, Workspace(tmp_path), [target]), target)
 
     planned.node, planned.programs = node, programs
@@ -548,7 +548,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
     node = AskedNode(name="gpu0", python="python3")
     workspace = Workspace(tmp_path / place)
     with pytest.raises(Unanswered):
-        datasets.plan(Site(described, workspace, []), Target(node, Facts(node)))
+        datasets.plan(Site(described, workspace, []), Target(node, FactAnswers(node)))
     stored = workspace
     if elsewhere:
         workspace.shardlab_folder.mkdir()
@@ -556,7 +556,7 @@ def test_data_sets_are_staged_where_the_runs_of_the_cluster_read_them(tmp_path, 
         (workspace.shardlab_folder / "inventory.json").write_text(json.dumps({"schema": 1, "cluster": "c", "nodes": nodes}))
         stored = Workspace(Path(remote_workspace.find_remote_workspace(workspace, described).workspace))
     given = None if path == "null" else path
-    assert msgspec.json.decode(asked[0], type=StageRequest).data_path == str(stored.data_folder(given))
+    assert msgspec.json.decode(asked[0], type=StageRequest).data_path == str(stored.find_data_folder(given))
 
 
 def test_at_a_managed_site_an_archive_is_unpacked_in_a_job(tmp_path, managed):

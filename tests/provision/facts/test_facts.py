@@ -14,7 +14,7 @@ import pytest
 from provision import order
 from provision.checks import _trial, all_reduce, gpus
 from provision.checks import torch as torch_check
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.addresses import parse as parse_addresses
 from provision.facts.host import HOST
 from provision.facts.host import parse as parse_host
@@ -77,7 +77,7 @@ class Recorded:
 
 def target(answers):
     node = Recorded(answers)
-    return Target(node, Facts(node))
+    return Target(node, FactAnswers(node))
 
 
 def test_a_machine_with_gpus_is_read():
@@ -170,7 +170,7 @@ def test_a_missing_torch_names_the_command_that_installs_it():
     outcome = torch_check.judge_torch(parse_torch(TORCH_ABSENT), is_this_machine=True)
     assert outcome.passed is False
     assert "No module named 'torch'" in outcome.says
-    assert outcome.advice == f"install an official build: {extras.install_command('trainers')}"
+    assert outcome.advice == f"install an official build: {extras.make_install_command('trainers')}"
     elsewhere = torch_check.judge_torch(parse_torch(TORCH_ABSENT))
     assert "pip" not in elsewhere.advice  # a path of this machine says nothing about another node
 
@@ -201,8 +201,8 @@ def test_the_check_of_torch_the_requirements_and_the_pages_agree_on_the_range():
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
-    assert all_reduce.bus_bandwidth(2, 16 * 2**20, 0.01) == pytest.approx(16 * 2**20 / 0.01)
-    assert all_reduce.bus_bandwidth(8, 10**9, 0.01) == pytest.approx(175e9)
+    assert all_reduce.compute_bus_bandwidth(2, 16 * 2**20, 0.01) == pytest.approx(16 * 2**20 / 0.01)
+    assert all_reduce.compute_bus_bandwidth(8, 10**9, 0.01) == pytest.approx(175e9)
 
 
 REPORT = '{"backend":"gloo","ranks":2,"bytes":16777216,"wrong":%d,"iterations":5,"time_s":0.0125}\n'

@@ -15,7 +15,7 @@ from support_trust import make_own
 
 from provision.check import Outcome
 from provision.cli import main
-from provision.fact import Facts
+from provision.fact import FactAnswers
 from provision.nodes.local_node import LocalNode
 from provision.operation import LocalCall, Operation, Site, Target
 from provision.plan import converge_site
@@ -264,7 +264,7 @@ def test_without_torch_verify_says_how_to_install_it(workspace, tmp_path):
         "compile": None,
     }
     assert "No module named 'torch'" in said["checks"][0]["says"]
-    assert extras.install_command("trainers") in done.stderr
+    assert extras.make_install_command("trainers") in done.stderr
     assert "Traceback" not in done.stderr
     assert stamps(workspace).keys() == LOCKED
 
@@ -294,7 +294,7 @@ def test_a_dry_run_reports_the_changes_of_the_real_run(tmp_path):
     made = []
     operation = Operation("two", lambda site, target: [LocalCall(f"step {n}", lambda: made.append(1)) for n in (1, 2)])
     site = Site(None, None, [])
-    target = Target(LocalNode(), Facts(LocalNode()))
+    target = Target(LocalNode(), FactAnswers(LocalNode()))
     (dry,) = converge_site(site, [operation], targets=[target], only_names={"two"}, is_dry_run=True)
     assert (dry.state, dry.changes, made) == ("would change", 2, [])
     (done,) = converge_site(site, [operation], targets=[target], only_names={"two"}, is_dry_run=False)

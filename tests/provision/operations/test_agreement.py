@@ -91,8 +91,8 @@ def test_a_wrong_clock_is_stepped_once_and_stops_its_node_if_still_wrong(ahead):
 
 def test_the_way_there_and_back_counts_against_a_clock():
     """A clock agrees if its offset plus the uncertainty of the measurement is at most 1 s."""
-    assert clock.Offset(0.7, 0.2).agrees
-    assert not clock.Offset(0.7, 0.4).agrees
+    assert clock.NodeClockOffset(0.7, 0.2).agrees
+    assert not clock.NodeClockOffset(0.7, 0.4).agrees
 
 
 def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock(monkeypatch):
@@ -109,8 +109,8 @@ def test_a_slow_answer_is_measured_again_because_it_says_nothing_about_the_clock
             return CommandOutput(0, f"{now - took / 2 + 0.25}", "")
 
     monkeypatch.setattr(clock.time, "time", lambda: now)
-    offset = clock.measure_offset(Busy(ahead=0.0, helped=False))
-    assert (offset.seconds, offset.unsure_s) == (0.25, 0.25)
+    offset = clock.measure_clock_offset(Busy(ahead=0.0, helped=False))
+    assert (offset.ahead_s, offset.uncertainty_s) == (0.25, 0.25)
 
 
 def test_operations_come_in_the_order_of_their_dependencies():
@@ -250,7 +250,7 @@ def test_a_nonstandard_ssh_port_is_part_of_the_known_host():
     one = with_keys_between()
     with_keys(one)
     one.targets[2].node.port = 2222
-    lines = keys_operation.known_hosts_lines([(target, target.facts[KEYS]) for target in one.targets])
+    lines = keys_operation.make_known_hosts_lines([(target, target.facts[KEYS]) for target in one.targets])
     assert lines[2].startswith("w2,10.0.0.3,[w2]:2222,[10.0.0.3]:2222 ssh-ed25519 ")
 
 

@@ -13,7 +13,7 @@ from provision.fact import Unanswered
 from provision.facts import disk as disk_fact
 from provision.facts.keys import KEYS
 from provision.facts.users import USERS, User
-from provision.facts.write_test import WriteTest, write_test_fact
+from provision.facts.write_test import WriteTest, make_write_test_query
 from provision.operation import Nothing, Site
 from provision.operations import disks
 from provision.operations.keys import SSH_KEYS, SSH_TRUST
@@ -97,10 +97,10 @@ def test_an_empty_disk_is_made_and_mounted_and_fstab_keeps_what_it_had(nodes, lo
     # The state is now as if `provision` had been killed after it formatted the disk: before the mount, and then also before the
     # line in fstab. The next plan continues there and does not format the disk again.
     target.node.run(["umount", mydata], timeout_s=HANG_S)
-    target.facts.forget()
+    target.facts.forget_answers()
     assert settle(disks.DISKS, one, target) == [f"make the folder {mydata}", f"mount {mydata}"]
     target.node.run(["sh", "-c", f"umount {mydata}; sed -i /mydata/d /etc/fstab"], timeout_s=HANG_S)
-    target.facts.forget()
+    target.facts.forget_answers()
     assert settle(disks.DISKS, one, target)[0] == f"mount {loop} at {mydata} at every boot (/etc/fstab)"
 
 
@@ -121,7 +121,7 @@ def test_a_disk_that_holds_anything_is_never_touched(nodes, loop, as_a_disk, myd
     before = Path(loop).read_bytes()
     with pytest.raises(Unanswered):  # this plan was made before the disk was filled
         planned_before[0].make(one.targets[0].node)
-    one.targets[0].facts.forget()
+    one.targets[0].facts.forget_answers()
     with pytest.raises(Unanswered, match=what):
         disks.plan(one, one.targets[0])
     assert Path(loop).read_bytes() == before
@@ -146,7 +146,7 @@ def test_munge_gets_the_same_numbers_on_all_nodes(nodes):
     assert first.facts[USERS].known["munge"] == User(499, 499) == second.facts[USERS].known["munge"]
     assert isinstance(USERS_AGREE.plan(one, second), Nothing)
     second.node.run(["usermod", "-u", "498", "munge"], timeout_s=HANG_S)
-    second.facts.forget()
+    second.facts.forget_answers()
     with pytest.raises(Unanswered, match="w2: the user munge is 498:499 there and 499:499 on w1"):
         USERS_AGREE.plan(one, second)
 
@@ -178,7 +178,7 @@ def test_nodes_know_one_anothers_keys_and_other_lines_stay(nodes):
     second = one.targets[1]
     old = second.facts[KEYS].key
     second.node.run(["sh", "-c", "rm /root/.ssh/id_ed25519"], timeout_s=HANG_S)
-    second.facts.forget()
+    second.facts.forget_answers()
     settle(SSH_KEYS, one, second)
     settle(SSH_TRUST, one, one.targets[0])
     assert old not in "\n".join(one.targets[0].facts[KEYS].authorized)
@@ -217,7 +217,7 @@ def test_a_damaged_block_of_our_lines_stops_the_change(nodes):
     first = one.targets[0]
     settle(SSH_TRUST, one, first)
     first.node.run(["sed", "-i", "/^# end shardlab/d", "/root/.ssh/authorized_keys"], timeout_s=HANG_S)
-    first.facts.forget()
+    first.facts.forget_answers()
     with pytest.raises(Unanswered, match="must each occur once"):
         SSH_TRUST.plan(one, first)
 
@@ -237,7 +237,7 @@ def test_a_user_writes_a_file_to_find_out_whether_this_is_possible(nodes, prepar
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # other users may enter it, unlike the folders of pytest
         Path(folder).chmod(0o755)
         nodes[0].run(["sh", "-euc", prepare.format(folder)], timeout_s=HANG_S)
-        fact = write_test_fact(f"{folder}{'' if why_not else '/not/there/yet'}")
+        fact = make_write_test_query(f"{folder}{'' if why_not else '/not/there/yet'}")
         answer = nodes[0].run([*nobody, *fact.command("python3")], timeout_s=HANG_S)
         assert fact.parse(answer.stdout) == WriteTest(folder, why_not)
         assert nodes[0].run(["ls", "-A", folder], timeout_s=HANG_S).stdout == ""

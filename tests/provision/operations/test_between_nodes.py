@@ -9,7 +9,7 @@ import pytest
 
 from provision.checks import network
 from provision.datasets import download
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.addresses import ADDRESSES
 from provision.facts.files import FILES, NodeFile
 from provision.facts.services import SERVICES, Service
@@ -47,7 +47,7 @@ class Node:
 def site(*nodes, roles=("worker", "worker"), **of_nodes):
     targets = []
     for node, role in zip(nodes, roles, strict=True):
-        target = Target(node, Facts(node), NodeEntry(name=node.name, roles=[role]))
+        target = Target(node, FactAnswers(node), NodeEntry(name=node.name, roles=[role]))
         addresses = {"eth0": [node.host], "eth1": ["10.0.0.9"]}
         target.facts.answers = {
             ADDRESSES.name: addresses,

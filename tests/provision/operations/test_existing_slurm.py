@@ -179,7 +179,7 @@ def test_the_fact_about_an_existing_slurm_is_read(tmp_path, is_ours):
     (tmp_path / "scontrol").write_text(SCONTROL.replace("FILE", str(conf)))
     (tmp_path / "scontrol").chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(slurm_here.command(""), env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(slurm_here.build_command(""), env=environment, capture_output=True, text=True, check=True)
     found = slurm_here.parse(done.stdout)
     assert found == SlurmHere(
         commands=str(tmp_path),
@@ -198,7 +198,7 @@ def test_a_machine_without_slurm_says_so_at_once(tmp_path):
     for name in ("sh", "bash", "head", "grep", "tail", "sed", "timeout", "cat", "mktemp", "rm", "tr"):
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
     environment = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(slurm_here.command(""), env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(slurm_here.build_command(""), env=environment, capture_output=True, text=True, check=True)
     assert not slurm_here.parse(done.stdout).answers
 
 

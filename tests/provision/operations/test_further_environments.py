@@ -11,7 +11,7 @@ from provision import software
 from provision.cli import main
 from provision.fact import Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
-from provision.facts.room import FreeSpace, room_fact
+from provision.facts.room import FreeSpace, make_free_space_query
 from provision.nodes.local_node import LocalNode
 from provision.operation import Nothing, RunCommand, Site
 from provision.operations import inventory, space
@@ -60,12 +60,14 @@ def machines(folder: Path, text: str = NODES, **installed: InstalledEnvironment)
     for target in site.targets:
         for name, other in {"default": target, **target.environments}.items():
             other.facts.answers[ENVIRONMENT.name] = installed.get(name, InstalledEnvironment())
-            other.facts.answers[room_fact(other.node.python.rpartition("/bin")[0]).name] = FreeSpace(40 << 30, 10**6, "/")
+            other.facts.answers[make_free_space_query(other.node.python.rpartition("/bin")[0]).name] = FreeSpace(
+                40 << 30, 10**6, "/"
+            )
     return site
 
 
 def complete(own_packages: tuple[str, ...] = ()) -> InstalledEnvironment:
-    return InstalledEnvironment(software.packages_digest(own_packages=own_packages), software.source_digest(), "3.11.2")
+    return InstalledEnvironment(software.compute_packages_digest(own_packages=own_packages), software.digest_source(), "3.11.2")
 
 
 def test_the_environments_of_a_node_have_folders_and_packages_of_their_own(tmp_path):
@@ -84,7 +86,7 @@ def test_the_environments_of_a_node_have_folders_and_packages_of_their_own(tmp_p
     assert re.findall(r"[a-z]+==[0-9.]+", more) == ["einops==0.8.1"]
     folders = [target.node.python for target in (site.targets[0], *site.targets[0].environments.values())]
     assert len(set(folders)) == 4
-    assert folders[0] == f"/opt/shardlab/python-{software.packages_digest()}/bin/python"
+    assert folders[0] == f"/opt/shardlab/python-{software.compute_packages_digest()}/bin/python"
     constraints = [change.change.content.decode() for change in changes if "tested package versions" in change.description]
     assert ["torch==" in text or "torchvision==" in text for text in constraints] == [False, True, True]
     assert all("\ntransformers==" in text for text in constraints)
@@ -111,7 +113,7 @@ def _plan_space(site: Site, free_gib: int) -> None:
     target = site.targets[0]
     room = FreeSpace(free_gib << 30, 10**6, "/")
     folder = target.node.python.rpartition("/bin")[0]
-    target.facts.answers |= {room_fact("/").name: room, room_fact(folder).name: room}
+    target.facts.answers |= {make_free_space_query("/").name: room, make_free_space_query(folder).name: room}
     space.plan(site, target)
 
 
@@ -120,8 +122,9 @@ def test_the_inventory_has_the_environments_that_exist_on_all_nodes(tmp_path):
     site = machines(tmp_path, default=complete(), more=complete(further))
     more = site.targets[0].environments["more"].node.python
     entry = ProvisionedEnvironment(
-        more, site.cluster.environments["more"].digest(), "3.11.2", software.packages_digest(own_packages=further),
-        software.source_digest(),
+        more, site.cluster.environments["more"].compute_digest(), "3.11.2",
+        software.compute_packages_digest(own_packages=further),
+        software.digest_source(),
     )  # fmt: skip
     assert inventory._list_environments(site) == {"more": entry}
     site.targets[1].environments["more"].facts.answers[ENVIRONMENT.name] = InstalledEnvironment(version="3.11.2")
@@ -130,10 +133,10 @@ def test_the_inventory_has_the_environments_that_exist_on_all_nodes(tmp_path):
 
 def test_the_environments_of_a_site_have_folders_of_their_own(tmp_path):
     site = load(tmp_path, SITE)
-    folders = [slurm.environment_folder(site.for_environment(name)) for name in (None, *site.environments)]
+    folders = [slurm.find_environment_folder(site.for_environment(name)) for name in (None, *site.environments)]
     assert len(set(folders)) == 5
     alone = msgspec.structs.replace(site, environments={})
-    assert folders[0] == slurm.environment_folder(alone)
+    assert folders[0] == slurm.find_environment_folder(alone)
 
 
 @pytest.mark.parametrize(("text", "key"), [(NODES, "packages: [einops==0.8.1]"), (SITE, "modules: [cuda/13]")])

@@ -15,7 +15,7 @@ from provision.checks import _compiled, _matmul
 from provision.checks import compiled as compiled_check
 from provision.checks import driver as driver_check
 from provision.checks import rdma as rdma_check
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts import nvidia as nvidia_fact
 from provision.facts import wheels
 from provision.facts.addresses import ADDRESSES
@@ -93,7 +93,7 @@ def site(found, *, packages=FRESH, files=None, services=None, system=NOBLE, stat
     targets = []
     for number, entry in enumerate(entries, start=1):
         node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/x/bin/python", wheelhouse, remote=None)
-        targets.append(Target(node, Facts(node), entry))
+        targets.append(Target(node, FactAnswers(node), entry))
         targets[-1].facts.answers = {
             SYSTEM.name: system, NVIDIA.name: found, PACKAGES.name: Packages(packages, interrupted=False),
             FILES.name: files or {}, SERVICES.name: services or {}, NODES.name: {"w1": SlurmNode(state)},
@@ -130,7 +130,7 @@ def test_the_list_of_held_packages_has_full_names():
 
 
 def test_the_script_runs_where_nothing_of_nvidia_is():
-    answer = subprocess.run(nvidia_fact.command("python"), capture_output=True, text=True, check=True)
+    answer = subprocess.run(nvidia_fact.build_command("python"), capture_output=True, text=True, check=True)
     found = nvidia_fact.parse(answer.stdout)
     assert found.works is (found.nvml is not None)
     assert not Path("/proc/driver/nvidia").exists() or found.loaded
@@ -159,7 +159,7 @@ def nvidia_smi(tmp_path, lines, code) -> nvidia_fact.Nvidia:
     program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
     program.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    argv = nvidia_fact.command("python3")
+    argv = nvidia_fact.build_command("python3")
     stdout = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False).stdout
     own_lines = [line for line in stdout.splitlines() if line.startswith(("gpu=", "why_no_nvml="))]
     driver = [f"loaded={OPEN.format('580.105.08')}", "module=580.105.08"]
@@ -233,9 +233,9 @@ def test_generations_do_not_overlap_and_are_of_the_pinned_torch():
 def test_the_gpus_of_a_machine_decide_the_kernel_module_and_driver_branch():
     """Which kernel module (open or proprietary) and which driver branch the GPUs of a machine need."""
     of = gpu_generations.find_generation
-    assert gpu_generations.kernel_module_kind([of(V100)]) == "proprietary"
-    assert gpu_generations.kernel_module_kind([of(A100_SXM)]) == "open"
-    assert gpu_generations.kernel_module_kind([of(P100), of(A100_SXM)]) == "proprietary"
+    assert gpu_generations.choose_kernel_module_kind([of(V100)]) == "proprietary"
+    assert gpu_generations.choose_kernel_module_kind([of(A100_SXM)]) == "open"
+    assert gpu_generations.choose_kernel_module_kind([of(P100), of(A100_SXM)]) == "proprietary"
     mixed = [{"Volta", "Blackwell"} <= names for names in gpu_generations.GENERATIONS_BY_BUILD.values()]
     assert not any(mixed)
     assert gpu_generations.choose_driver_branch([of(A100_SXM)], "13.0", 595) == 595
@@ -255,7 +255,7 @@ def test_a_fresh_machine_gets_the_open_driver_and_one_reboot(device):
     assert "apt-mark hold" in hold
     assert initramfs == "update-initramfs -u"
     assert reboot == "systemctl reboot"
-    assert changes[-1].why == "nouveau drives its GPUs"
+    assert changes[-1].reason == "nouveau drives its GPUs"
 
 
 def test_after_the_reboot_persistence_is_set_and_then_nothing_changes():
@@ -289,7 +289,7 @@ def test_a_library_newer_than_the_module_that_runs_asks_for_a_reboot_alone():
     half = said(A100_SXM, 4, loaded=OPEN.format("580.95.05"), module="580.105.08", why=MISMATCH)
     (reboot,) = done(half)
     assert isinstance(reboot, Reboot)
-    assert reboot.why.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
+    assert reboot.reason.endswith("(loaded 580.95.05, on disk 580.105.08, NVML none)")
     for state in ("mix", "alloc", "comp", "drng"):
         with pytest.raises(Unanswered, match="sudo scontrol update NodeName=w1 State=DRAIN Reason=shardlab:driver"):
             done(half, state=state)
@@ -346,7 +346,7 @@ def test_gpus_that_torch_no_longer_serves_are_named_before_anything_is_installed
 
 
 def test_older_gpus_get_the_proprietary_driver_with_a_torch_that_serves_them():
-    wheel = wheels.torch_build_fact("/srv/wheels").name
+    wheel = wheels.make_torch_build_query("/srv/wheels").name
     packages = commands(plan(said(V100, 4), wheelhouse="/srv/wheels", answers={wheel: "12.6"}))[1]
     assert " nvidia-headless-580-server nvidia-utils-580-server " in packages
     with pytest.raises(Unanswered, match="is built without CUDA"):

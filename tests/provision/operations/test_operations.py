@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from provision import software
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.files import FILES, NodeFile
 from provision.facts.nodes import NODES
@@ -49,7 +49,7 @@ def site(*, gpus=None, shared=None, slurm_=True, **of_worker) -> Site:
     found = []
     for number, entry in enumerate(entries, start=1):
         node = SshNode(entry.name, f"10.0.0.{number}", None, "alice", None, "/opt/shardlab/python-x/bin/python", remote=None)
-        target = Target(node, Facts(node), entry)
+        target = Target(node, FactAnswers(node), entry)
         of_node = {name: value for name, value in of_worker.items() if entry.name == "w2"}
         target.facts.answers = {
             SYSTEM.name: of_node.get("system", A_MACHINE),
@@ -285,10 +285,10 @@ def test_the_environment_has_a_digest_as_name_and_is_made_once():
     assert "-c /opt/shardlab/python-x/constraints.txt" in text
     assert re.search(r"'torch[<>=]+2\.", text)
     assert "runuser -u alice" in text
-    there = InstalledEnvironment(packages=software.packages_digest(), source=software.source_digest(), version="3.11")
+    there = InstalledEnvironment(packages=software.compute_packages_digest(), source=software.digest_source(), version="3.11")
     made = site(environment=there)
     assert isinstance(environment.plan(made, made.targets[2]), Nothing)
-    old = site(environment=InstalledEnvironment(packages=software.packages_digest(), source="0" * 12, version="3.11"))
+    old = site(environment=InstalledEnvironment(packages=software.compute_packages_digest(), source="0" * 12, version="3.11"))
     assert len(environment.plan(old, old.targets[2])) == 2  # only the source is installed again
     shared = site(shared="/mydata")
     assert environment.plan(shared, shared.targets[1]) == Nothing(
@@ -306,13 +306,13 @@ def test_the_environment_is_made_from_the_interpreter_that_the_node_names():
 
 
 def test_the_source_is_the_same_bytes_each_time():
-    first = software.source_archive()
-    software.source_archive.cache_clear()
-    assert software.source_archive() == first
+    first = software.make_source_archive()
+    software.make_source_archive.cache_clear()
+    assert software.make_source_archive() == first
 
 
 def test_the_source_can_be_read_by_every_user_of_a_node_and_names_no_user_or_time():
-    with tarfile.open(fileobj=io.BytesIO(software.source_archive())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(software.make_source_archive())) as archive:
         assert {(entry.mode, entry.uid, entry.gid, entry.mtime) for entry in archive} == {(0o644, 0, 0, 0)}
 
 
@@ -334,7 +334,7 @@ def test_the_marker_of_a_complete_configuration_is_written_last():
 def test_slurm_nfs_and_names_use_the_address_of_the_training_network():
     one = site(shared="/srv/shared")
     one.targets[:] = [
-        Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.entry)
+        Target(msgspec.structs.replace(target.node, own_address=f"172.16.0.{number}"), target.facts, target.node_entry)
         for number, target in enumerate(one.targets, start=1)
     ]
     texts = [hosts.render_hosts(one), nfs.render_exports(one, one.targets[0]), *slurm_files.render_slurm_files(one).values()]

@@ -15,7 +15,7 @@ from provision.fact import Unanswered
 from provision.facts.keys import KEYS, Keys
 from provision.facts.nvidia import NVIDIA, Nvidia, PciDevice
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.room import FreeSpace, room_fact
+from provision.facts.room import FreeSpace, make_free_space_query
 from provision.facts.system import SYSTEM
 from provision.operation import Nothing, Site, Write
 from provision.operations import datasets
@@ -58,7 +58,7 @@ def load(folder, text):
 
 def describe_change(change):
     """A change as text. A file has the first lines of its content, if it is text."""
-    change, prefix = getattr(change, "change", change), getattr(change, "prefix", "")
+    change, prefix = getattr(change, "change", change), getattr(change, "description_prefix", "")
     limit = f" [{change.timeout_s:g} s]" if hasattr(change, "timeout_s") else ""
     lines = [f"  {prefix}{change.description}{limit}", *(f"    {line}" for line in change.command.splitlines())]
     if isinstance(change, Write) and not re.search(r"\.tar$|constraints", change.path):
@@ -95,7 +95,9 @@ def test_fresh_machines_get_the_golden_changes(tmp_path):
             KEYS.name: Keys("alice", "/home/alice", None, (f"ssh-ed25519 {target.node.name}",)),
         }
         for python in (target.node.python, *(other.node.python for other in target.environments.values())):
-            target.facts.answers[room_fact(python.rpartition("/bin")[0]).name] = FreeSpace(40 << 30, 10**6, "/srv/shared")
+            target.facts.answers[make_free_space_query(python.rpartition("/bin")[0]).name] = FreeSpace(
+                40 << 30, 10**6, "/srv/shared"
+            )
     operations = [one for one in order.select_operations(find_provider("ssh")) if one.name not in ("clock", "inventory")]
     lines = [
         line

@@ -3,7 +3,7 @@ again. test_practice_e2e.py tests a real reboot."""
 
 import pytest
 
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.operation import Nothing, Operation, Site, Target, shell_change
 from provision.operations.reboot import BOOT_ID, Reboot
 from provision.plan import converge_site
@@ -51,7 +51,7 @@ def test_a_reboot_that_does_not_end_says_so(after, says):
 def restarted(wanted):
     """Lets `converge_site` run one operation. wanted: maps a boot id to the plan of the operation at this boot."""
     machine = Machine()
-    target = Target(machine, Facts(machine), NodeEntry(name="w1"))
+    target = Target(machine, FactAnswers(machine), NodeEntry(name="w1"))
     operation = Operation("it", lambda site, target: wanted[target.node.boot])
     one = Site(Cluster(schema=1, name="bench", provider="ssh"), None, [target])
     (step,) = converge_site(one, [operation], targets=[target], only_names={"it"}, is_dry_run=False)

@@ -18,7 +18,7 @@ from provision.facts.exports import parse as parse_exports
 from provision.facts.files import FILES
 from provision.facts.mounts import NFS_MOUNTS, Mount, MountPlace
 from provision.facts.packages import PACKAGES, Packages
-from provision.facts.room import FreeSpace, room_fact
+from provision.facts.room import FreeSpace, make_free_space_query
 from provision.facts.room import parse as parse_room
 from provision.facts.services import SERVICES, Service
 from provision.facts.write_test import WriteTest
@@ -206,7 +206,7 @@ def test_the_environment_is_not_made_below_a_mount_that_is_missing():
     one = with_storage(Storage(shared=SHARED, server="w1"))
     first = environment.plan(one, one.targets[0])[0]
     assert first.description == "check that /mydata/bench is mounted"
-    assert fstab.mount_guards(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
+    assert fstab.make_mount_checks(with_storage(Storage(shared=SHARED), "virtual"), one.targets[0]) == []
 
 
 @pytest.mark.parametrize("may_sudo", [True, False])
@@ -214,7 +214,7 @@ def test_the_node_says_whether_root_checks_its_mounts(may_sudo):
     """`may_sudo` of the node decides, and not the key `ssh.sudo`: on the login node of a site, the user never has sudo."""
     one = with_storage(Storage(shared=SHARED, server="w1"))
     one.targets[0].node.may_sudo = may_sudo
-    (check,) = fstab.mount_guards(one, one.targets[0])
+    (check,) = fstab.make_mount_checks(one, one.targets[0])
     assert (check.root, bool(check.script)) == (may_sudo, may_sudo)
 
 
@@ -376,7 +376,7 @@ def test_a_client_that_could_end_a_line_is_refused():
 
 def test_the_mount_at_a_path_of_this_machine_is_read(tmp_path):
     def asked(path: str) -> MountPlace:
-        answer = LocalNode().run(mounts.mount_fact(path).command(""), timeout_s=HANG_S)
+        answer = LocalNode().run(mounts.make_mount_query(path).command(""), timeout_s=HANG_S)
         assert answer.code == 0, answer.stderr
         return mounts.parse(answer.stdout)
 
@@ -430,7 +430,7 @@ def test_our_nfs_exports_are_read_from_our_exports_file(tmp_path):
 
 DONE = {
     PACKAGES.name: Packages(dict.fromkeys(packages.ALL_PACKAGES, "1"), interrupted=False),
-    ENVIRONMENT.name: InstalledEnvironment(packages=software.packages_digest()),
+    ENVIRONMENT.name: InstalledEnvironment(packages=software.compute_packages_digest()),
 }
 LARGE = FreeSpace(10**12, 10**7, "/")
 HERE = "/opt/shardlab/python-x"  # the folder of the nodes' Python environment
@@ -440,8 +440,8 @@ def with_room(one: Site, **rooms: FreeSpace) -> Site:
     """Sets the free space of / and of the file system for the Python environment, on all nodes."""
     for target in one.targets:
         target.facts.answers |= {
-            room_fact("/").name: rooms.get("root", LARGE),
-            room_fact(HERE).name: rooms.get("environment", rooms.get("root", LARGE)),
+            make_free_space_query("/").name: rooms.get("root", LARGE),
+            make_free_space_query(HERE).name: rooms.get("environment", rooms.get("root", LARGE)),
         }
     return one
 
@@ -517,7 +517,7 @@ def test_free_space_of_shared_storage_is_checked_on_the_server():
 
 
 def test_the_free_space_of_a_future_folder_is_read_from_its_parent(tmp_path):
-    answer = LocalNode().run(room_fact(str(tmp_path / "not" / "yet")).command(""), timeout_s=HANG_S)
+    answer = LocalNode().run(make_free_space_query(str(tmp_path / "not" / "yet")).command(""), timeout_s=HANG_S)
     found = parse_room(answer.stdout)
     usage = os.statvfs(tmp_path)
     assert found.free_bytes == pytest.approx(usage.f_bavail * usage.f_frsize, rel=0.1)

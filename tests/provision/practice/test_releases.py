@@ -50,7 +50,7 @@ def test_another_release_needs_debian_whose_archive_has_it(tmp_path):
         PracticeNodeError, match=r"Debian trixie need Debian on this machine, .*; this is Ubuntu 24\.04\.1 LTS\."
     ):
         base._check_other_release(
-            "practice nodes of Debian trixie", release={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
+            "practice nodes of Debian trixie", os_release={"ID": "ubuntu", "PRETTY_NAME": "Ubuntu 24.04.1 LTS"}
         )
 
 
@@ -59,8 +59,8 @@ def test_each_release_has_a_base_and_an_environment_of_its_own(tmp_path):
         file = tmp_path / "cluster.yaml"
         file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")) + more)
         made = cluster.load_cluster(file)
-        node = virtual.nodes(made, Workspace(tmp_path))[0]
-        return base.base_folder(packages.ALL_PACKAGES, made.release), node.python, node.venv_python
+        node = virtual.list_nodes(made, Workspace(tmp_path))[0]
+        return base.find_base_folder(packages.ALL_PACKAGES, made.release), node.python, node.venv_python
 
     own = of("")
     assert own[2] == "python3"

@@ -19,7 +19,7 @@ def three(tmp_path, monkeypatch):
     monkeypatch.setattr("provision.practice.machine.STATE_FOLDER", tmp_path / "state")
     # Other checks of practice nodes depend on the operating system of this machine, so stand-ins replace them.
     monkeypatch.setattr(base, "check_machine", lambda _release=None: None)
-    monkeypatch.setattr(base, "base_folder", lambda _packages, _release: tmp_path / "base")
+    monkeypatch.setattr(base, "find_base_folder", lambda _packages, _release: tmp_path / "base")
     (tmp_path / "state").mkdir(mode=0o700)
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.replace("SHARED", str(tmp_path / "shared")))
@@ -29,7 +29,7 @@ def three(tmp_path, monkeypatch):
 def changes(three, tmp_path):
     """Returns descriptions of the changes that would bring up the first of the three nodes. No change is carried out."""
     workspace = Workspace(tmp_path)
-    return [change.description for change in virtual.bring_up(three, workspace, virtual.nodes(three, workspace)[0])]
+    return [change.description for change in virtual.bring_up(three, workspace, virtual.list_nodes(three, workspace)[0])]
 
 
 def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(three, tmp_path):
@@ -37,7 +37,7 @@ def test_a_node_that_was_made_from_another_base_is_refused_before_it_is_booted(t
     machine._check_base()
     (machine.folder / "upper").mkdir()
     machine._check_base()
-    other = msgspec.structs.replace(machine, base=tmp_path / "base-2")
+    other = msgspec.structs.replace(machine, base_folder=tmp_path / "base-2")
     with pytest.raises(
         PracticeNodeError, match="head: this practice node was made by another version of shardlab, or for another"
     ):

@@ -99,7 +99,7 @@ def test_the_folder_of_nodes_is_made_for_root_alone_and_an_older_one_is_closed(s
     state.mkdir(mode=0o755)
     (change,) = virtual._plan_protections(described)
     assert change.description == f"close {state} to other users of this machine"
-    change.do()
+    change.call()
     assert state.stat().st_mode & 0o777 == 0o700
     assert virtual._plan_protections(described) == []
     state.rmdir()

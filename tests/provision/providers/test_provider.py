@@ -15,7 +15,7 @@ from shardlab.cluster.cluster import Cluster
 from shardlab.errors import ShardlabError, UnknownName
 from shardlab.workspace.workspace import Workspace
 
-NAMES = registry.plugin_names("provision.providers")
+NAMES = registry.list_plugin_names("provision.providers")
 LEAST = Provider("given", "somebody else runs its machines", lambda cluster, workspace: [])
 CLUSTER = Cluster(schema=1, name="bench", provider="ssh")
 
@@ -31,7 +31,7 @@ def test_a_provider_has_the_name_of_its_file_and_existing_operations_and_checks(
 
 
 def test_a_provider_without_a_function_for_a_verb_says_why_there_is_nothing_to_do(tmp_path):
-    answers = {verb: LEAST.carry_out(verb, CLUSTER, Workspace(tmp_path)) for verb in NOTHING_TO_DO}
+    answers = {verb: LEAST.carry_out_verb(verb, CLUSTER, Workspace(tmp_path)) for verb in NOTHING_TO_DO}
     assert {verb: answer for verb, answer in answers.items() if not re.match("provider given.* nothing to ", answer)} == {}
     assert {verb for verb, answer in answers.items() if LEAST.origin in answer} == {"request", "profile", "extend"}
 
@@ -57,7 +57,7 @@ def test_a_function_of_a_provider_is_called_with_the_cluster_and_the_workspace(t
         return f"{cluster.name} in {workspace.path}"
 
     some = Provider("cloud", "a portal lends them", lambda cluster, workspace: [], request=request)
-    assert some.carry_out("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
+    assert some.carry_out_verb("request", CLUSTER, Workspace(tmp_path)) == f"bench in {tmp_path}"
 
 
 def test_operations_of_a_single_provider_keep_the_common_order():

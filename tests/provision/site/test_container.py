@@ -19,7 +19,7 @@ import templates
 from jobs.rendering import render
 from provision import software
 from provision.checks import node_types
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.environment import ENVIRONMENT, InstalledEnvironment
 from provision.facts.node_types import GpuGres, NodeType
 from provision.nodes.login_node import LocalLoginNode
@@ -84,7 +84,7 @@ def folder():
 @pytest.mark.parametrize("runtime", ["apptainer", "charliecloud", "pyxis"])
 def test_the_scripts_of_a_site_with_a_container(tmp_path, runtime):
     site = described(tmp_path, TEXT.replace("RUNTIME", runtime))
-    for write in python.write_scripts(site, FOLDER, "ba9876543210"):
+    for write in python.make_script_changes(site, FOLDER, "ba9876543210"):
         same_as_golden(f"site/{runtime}-{Path(write.path).name}.sh", write.content.decode())
 
 
@@ -138,7 +138,7 @@ def test_a_node_is_proven_in_the_container(tmp_path, runtime):
     node = LoginThatRecords(name="login", python=f"{FOLDER}/bin/python")
     kind = NodeType("gpu", 2, 64, 1000, (GpuGres("a100", 4),), ())
     folder = "/scratch/alice/shardlab/proofs/0"
-    assert node_types._submit_proof_job(site, Target(node, Facts(node)), folder, kind, "") is None
+    assert node_types._submit_proof_job(site, Target(node, FactAnswers(node)), folder, kind, "") is None
     same_as_golden(f"site/{runtime}-prove.sh", node.written[f"{folder}/prove.sh"])
 
 
@@ -147,7 +147,7 @@ def test_the_packages_of_an_image_that_only_srun_starts_are_listed_in_a_job(tmp_
         tmp_path, TEXT.replace("RUNTIME", "pyxis").replace("/project/torch.sif", "registry.example.org#lab/torch:2")
     )
     node = LoginThatRecords(name="login", python=f"{FOLDER}/bin/python")
-    target = Target(node, Facts(node))
+    target = Target(node, FactAnswers(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     changes = site_environment.plan(Site(site, None, [target]), target)
     (check,) = [change for change in changes if isinstance(change, PackageCheck)]
@@ -176,7 +176,9 @@ def test_the_folder_of_the_environment_is_another_one_for_another_container(tmp_
     name = key.partition(":")[0]
     changed = re.sub(rf"{name}: (\{{[^}}]*\}}|[^,}}\n]*)", key, text, count=1)
     assert changed != text
-    assert slurm.environment_folder(described(tmp_path, text)) != slurm.environment_folder(described(tmp_path, changed))
+    assert slurm.find_environment_folder(described(tmp_path, text)) != slurm.find_environment_folder(
+        described(tmp_path, changed)
+    )
 
 
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -193,7 +195,7 @@ def test_a_rank_runs_in_a_container_of_charliecloud(folder):
     site = described(folder, text.replace("/scratch/alice/shardlab", str(shared)).replace("/project/data", str(data)))
     environment = shared / "python-0"
     (environment / "bin").mkdir(parents=True)
-    for write in python.write_scripts(site, PurePosixPath(environment), "0"):
+    for write in python.make_script_changes(site, PurePosixPath(environment), "0"):
         Path(write.path).write_bytes(write.content)
         Path(write.path).chmod(0o755)
     rank_python = str(environment / "bin/rank-python")
@@ -241,8 +243,8 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
         .replace("/project/torch.sif", str(image))
     )
     site = described(folder, text.replace("/scratch/alice/shardlab", str(shared)).replace("/project/data", "/opt"))
-    node = LoginWithoutJobs(name="login", python=f"{slurm.environment_folder(site)}/bin/python")
-    target = Target(node, Facts(node))
+    node = LoginWithoutJobs(name="login", python=f"{slurm.find_environment_folder(site)}/bin/python")
+    target = Target(node, FactAnswers(node))
     target.facts.answers[ENVIRONMENT.name] = InstalledEnvironment()
     changes = site_environment.plan(Site(site, None, [target]), target)
     says = [change.description for change in changes]
@@ -265,9 +267,9 @@ def test_the_packages_of_an_image_are_checked_before_anything_is_sent_to_slurm(f
     there = ENVIRONMENT.parse(answer.stdout)
     assert there.differences is not None
     assert "torch 1.4.0" in there.differences
-    extras = python.installed_extras(site)
+    extras = python.list_installed_extras(site)
     target.facts.answers[ENVIRONMENT.name] = msgspec.structs.replace(
-        there, packages=software.packages_digest(extras), source=software.source_digest(), version="3.11"
+        there, packages=software.compute_packages_digest(extras), source=software.digest_source(), version="3.11"
     )
     done = site_environment.plan(Site(site, None, [target]), target)
     assert isinstance(done, Nothing)

@@ -310,12 +310,12 @@ def test_provision_addresses_the_cluster_of_the_file(tmp_path, monkeypatch, with
     file = tmp_path / "cluster.yaml"
     file.write_text(f"schema: 1\nname: c\nprovider: slurm\n{login}slurm: {{cluster: cm4}}\nstorage: {{shared: /s}}\n")
     described_site = cluster.load_cluster(file)
-    (node,) = slurm.nodes(described_site, Workspace(tmp_path))
+    (node,) = slurm.list_nodes(described_site, Workspace(tmp_path))
     assert node.variables == {"SLURM_CLUSTERS": "cm4"}
     if not with_login:
         answer = node.run(["sh", "-c", f"{requests.WITHOUT_VARIABLES} echo $SLURM_CLUSTERS"], timeout_s=HANG_S)
         assert answer.stdout == "cm4\n"
-    assert requests.sbatch_options(described_site, node_count=1, minutes=1)[0] == "--clusters=cm4"
+    assert requests.list_sbatch_options(described_site, node_count=1, minutes=1)[0] == "--clusters=cm4"
 
 
 HOSTILE = [

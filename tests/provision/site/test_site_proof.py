@@ -9,9 +9,9 @@ import pytest
 
 from provision.check import Outcome
 from provision.checks import judged_proof, node_types
-from provision.checks.node_proof import NodeProof, Proofs
+from provision.checks.node_proof import NodeProof, ProofResults
 from provision.checks.trial import Trial
-from provision.fact import Facts, Unanswered
+from provision.fact import FactAnswers, Unanswered
 from provision.facts.node_types import NODE_TYPES, parse
 from provision.facts.partitions import PARTITIONS
 from provision.facts.partitions import parse as parse_partitions
@@ -65,7 +65,7 @@ def proof(name: str = "g1", **changes: object) -> NodeProof:
 
 
 def judged(*nodes: NodeProof, state: str = "ENDED", wanted: int = 2) -> Outcome:
-    return judged_proof.judge_proofs(KIND, Proofs(list(nodes), "7", state), "/s/proofs/0", wanted)
+    return judged_proof.judge_proofs(KIND, ProofResults(list(nodes), "7", state), "/s/proofs/0", wanted)
 
 
 def test_nodes_with_successful_checks_pass():
@@ -211,7 +211,7 @@ def at(tmp_path, sinfo: str = SINFO, partition: str = "gpu", constraint: str = "
     (tmp_path / "cluster.yaml").write_text(text)
     described = cluster.load_cluster(tmp_path / "cluster.yaml")
     node = LoginHere(name="login", python=str(tmp_path / "shared/python-0/bin/python"))
-    target = Target(node, Facts(node))
+    target = Target(node, FactAnswers(node))
     target.facts.answers[NODE_TYPES.name] = parse(sinfo)
     is_default = ["YES" if name == default else "NO" for name in ("cpu", "gpu")]
     target.facts.answers[PARTITIONS.name] = parse_partitions(DEFAULT.format(*is_default))

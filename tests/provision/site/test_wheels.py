@@ -169,7 +169,7 @@ def test_a_failure_after_the_download_is_not_called_a_failure_to_download(index,
     (tmp_path / "site").touch()  # a file in place of the site's folder, so that nothing can be sent there
     with pytest.raises(Unanswered, match=r"^login: compiled\S+ was downloaded here, but not sent to \S+: .*(directory|exists)"):
         asked.make(CountingLogin(name="login"))
-    asked.interpreter = ["no-python"]
+    asked.interpreter_words = ["no-python"]
     with pytest.raises(Unanswered, match=r"^login: its Python does not start: "):
         asked.make(CountingLogin(name="login"))
 
@@ -195,8 +195,8 @@ def listing(**others: str | None) -> str:
 )
 def test_packages_that_we_did_not_install_are_compared_with_the_tested_ones(others, missing, other):
     tested = dict(line.split("==") for line in listing().splitlines())
-    torch = next(word.removeprefix("torch") for word in software.required_packages() if re.match("torch[^a-z]", word))
+    torch = next(word.removeprefix("torch") for word in software.list_required_packages() if re.match("torch[^a-z]", word))
     others = {name: version and version.replace("TESTED", tested[name]) for name, version in others.items()}
     found = software.compare_packages(listing(**others))
     filled = [text.replace("TESTED", tested[text.split()[0]]).replace("RANGE", torch) for text in other]
-    assert (found.missing, found.other) == (missing, filled)
+    assert (found.missing_clauses, found.other_version_clauses) == (missing, filled)

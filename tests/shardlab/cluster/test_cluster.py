@@ -159,7 +159,7 @@ def test_data_sets_are_named_shortly_or_with_where_they_come_from(tmp_path):
     sets = f"[mnist, {{name: cifar10, archive: 'https://a.org/x', sha256: {SHA!r}}}, {{name: imagenet, archive: ~/in}}]"
     found = cluster.load_cluster(
         write(tmp_path, f"schema: 1\nname: a\nprovider: local\ndata: {{sets: {sets}}}\n")
-    ).data.all_data_sets()
+    ).data.list_data_sets()
     assert [(one.name, one.archive, one.sha256, one.is_url) for one in found] == [
         ("mnist", None, None, False),
         ("cifar10", "https://a.org/x", SHA, True),

@@ -121,7 +121,7 @@ def test_a_lease_that_was_read_by_a_wrong_clock_is_stale_and_counts_last(experim
 
 @pytest.mark.parametrize(("minutes", "urged"), [(121, False), (120, True), (1, True), (0, False), (-5, False)])
 def test_fetching_is_urged_from_two_hours_before_the_end(minutes, urged):
-    said = Lease(END, NOW, "manifest").copy_reminder(END - timedelta(minutes=minutes))
+    said = Lease(END, NOW, "manifest").make_copy_reminder(END - timedelta(minutes=minutes))
     assert (said is not None and said.endswith("copy them to your machine: collect fetch")) == urged
 
 

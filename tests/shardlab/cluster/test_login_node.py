@@ -13,7 +13,7 @@ from jobs.planning import plan
 from jobs.rendering import render
 from provision import cli as provision_cli
 from provision.command import progress
-from provision.nodes.login_node import login_address, make_login_node
+from provision.nodes.login_node import make_login_address, make_login_node
 from shardlab.cluster import cluster, login_node
 from shardlab.errors import InputError
 from shardlab.remote import remote, shared_connection
@@ -162,18 +162,18 @@ def test_the_folder_of_the_sockets_is_closed_to_others(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_connection, "MAX_FOLDER_BYTES", 200)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "shardlab/ssh").mkdir(parents=True, mode=0o755)
-    assert shared_connection.socket_folder() == tmp_path / "shardlab/ssh"
+    assert shared_connection.make_socket_folder() == tmp_path / "shardlab/ssh"
     assert (tmp_path / "shardlab/ssh").stat().st_mode & 0o077 == 0
     (tmp_path / "shardlab/ssh").rmdir()
     (tmp_path / "shardlab/ssh").symlink_to(tmp_path)
-    made = shared_connection.socket_folder()
+    made = shared_connection.make_socket_folder()
     assert made.name.startswith("ssh-")
     assert made.stat().st_mode & 0o077 == 0
 
 
 def test_a_long_path_gets_a_short_folder_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", f"/tmp/{'x' * 80}")
-    made = shared_connection.socket_folder()
+    made = shared_connection.make_socket_folder()
     assert str(os.geteuid()) in made.name
     assert made.stat().st_mode & 0o077 == 0
 
@@ -208,7 +208,7 @@ def login(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     monkeypatch.setattr(remote, "GRACE_S", 0.5)
-    return make_login_node(login_address("login1"))
+    return make_login_node(make_login_address("login1"))
 
 
 @pytest.mark.parametrize(

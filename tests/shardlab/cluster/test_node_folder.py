@@ -137,7 +137,7 @@ def test_the_parent_folder_without_a_usable_tmpdir_is_tmp_with_the_reason(monkey
     monkeypatch.delenv("TMPDIR", raising=False)
     if value:
         monkeypatch.setenv("TMPDIR", value)
-    assert node_folder.choose_parent() == (Path("/tmp"), why)
+    assert node_folder.choose_parent_folder() == (Path("/tmp"), why)
 
 
 @pytest.fixture
@@ -158,14 +158,14 @@ def staged(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("other", ["runs/x-r10", "other/runs/x-r1"])
 def test_the_end_of_a_run_does_not_wait_for_the_copy_of_another_run(disk, staged, tmp_path, other):
-    name = node_folder.shared_folder_name(tmp_path / other)
+    name = node_folder.make_shared_folder_name(tmp_path / other)
     with node_folder.hold_shared_folder(name, lambda folder: None):
         node_processes.remove_data_copies(staged)
     assert left(disk) == []
 
 
 def test_the_end_of_a_run_waits_for_the_ranks_that_still_use_its_copy(disk, staged, tmp_path):
-    name = node_folder.shared_folder_name(staged.path)
+    name = node_folder.make_shared_folder_name(staged.path)
     with node_folder.hold_shared_folder(name, lambda folder: None), pytest.raises(pytest.fail.Exception, match="waits"):
         node_processes.remove_data_copies(staged)
 

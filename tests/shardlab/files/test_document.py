@@ -7,7 +7,7 @@ from shardlab.files import document
 
 
 def parse(text: str) -> object:
-    return document.parse(text.encode(), "f.yaml").data
+    return document.parse_document(text.encode(), "f.yaml").data
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_value_that_only_begins_like_a_number_is_text(text):
 
 def test_bytes_that_are_not_text_are_refused_with_their_line():
     with pytest.raises(InputError, match=r"f\.yaml:2:1: byte 5 is not UTF-8"):
-        document.parse(b"a: 1\n\xff\xfe", "f.yaml")
+        document.parse_document(b"a: 1\n\xff\xfe", "f.yaml")
 
 
 def test_deep_nesting_ends_in_a_sentence_and_not_in_a_stack():
@@ -103,20 +103,20 @@ def test_a_large_file_is_refused_before_it_is_parsed(tmp_path):
     path = tmp_path / "big.yaml"
     path.write_bytes(b"# " + b"x" * document.MAX_BYTES)
     with pytest.raises(InputError, match="larger than 4 MiB"):
-        document.load(path)
+        document.load_document(path)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        document.load(tmp_path / "none.yaml")
+        document.load_document(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="is a folder"):
-        document.load(tmp_path)
+        document.load_document(tmp_path)
 
 
 def test_every_value_keeps_its_place():
-    found = document.parse(b"a:\n  - {b: 1}\n  - c: x\n", "f.yaml")
-    assert found.values[("a", 1, "c")] == document.Position(3, 8)
-    assert found.keys[("a", 0, "b")] == document.Position(2, 6)
+    found = document.parse_document(b"a:\n  - {b: 1}\n  - c: x\n", "f.yaml")
+    assert found.position_by_value_path[("a", 1, "c")] == document.Position(3, 8)
+    assert found.position_by_key_path[("a", 0, "b")] == document.Position(2, 6)
     assert str(found.error(("a", 1, "c"), "is wrong.")) == "f.yaml:3:8: a[1].c: is wrong."
 
 
@@ -124,4 +124,4 @@ def test_every_value_keeps_its_place():
 def test_lines_are_counted_as_yaml_counts_them(line_break):
     text = line_break.join(["schema: 1", "name: mine", "  title: a: b", ""])
     with pytest.raises(InputError, match="line 3 is indented by 2, the line above by 0"):
-        document.parse(text.encode(), "m.yaml")
+        document.parse_document(text.encode(), "m.yaml")

@@ -78,13 +78,13 @@ def test_a_link_is_followed_only_to_a_regular_file_and_only_if_the_user_names_it
     (tmp_path / "shared.yaml").write_text("content")
     for name, target in (("link", "shared.yaml"), ("zero", "/dev/zero"), ("gone", "nowhere")):
         (tmp_path / name).symlink_to(target)
-    assert files.read(tmp_path / "link", follow=True) == b"content"
+    assert files.read(tmp_path / "link", follow_links=True) == b"content"
     with pytest.raises(files.NotRegular, match="it is a symlink"):
         files.read(tmp_path / "link")
     with pytest.raises(files.NotRegular, match="it is a device"):
-        files.read(tmp_path / "zero", follow=True)
+        files.read(tmp_path / "zero", follow_links=True)
     with pytest.raises(FileNotFoundError):
-        files.read(tmp_path / "gone", follow=True)
+        files.read(tmp_path / "gone", follow_links=True)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("victim")), lambda path: path.mkdir()])

@@ -35,7 +35,7 @@ def test_folders_of_bytecode_are_not_listed(tmp_path, monkeypatch):
     (tmp_path / "jobs" / "plan.py").write_text("")
     listed, scandir = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: listed.append(os.fspath(path)) or scandir(path))
-    assert list(source_digest.source_files(["jobs"], tmp_path)) == [tmp_path / "jobs" / "plan.py"]
+    assert list(source_digest.list_source_files(["jobs"], tmp_path)) == [tmp_path / "jobs" / "plan.py"]
     assert listed == [str(tmp_path / "jobs")]
 
 
@@ -51,6 +51,6 @@ def test_the_digest_does_not_depend_on_the_order_in_which_folders_are_listed(tmp
     monkeypatch.undo()
     digests.append(source_digest.digest_packages(["jobs"], tmp_path))
     assert digests[0] == digests[1]
-    assert [path.name for path in source_digest.source_files(["jobs"], tmp_path)] == [
+    assert [path.name for path in source_digest.list_source_files(["jobs"], tmp_path)] == [
         "cli.py", "plan.py", "commands.py", "query.py", "step.py",
     ]  # fmt: skip

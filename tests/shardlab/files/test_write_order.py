@@ -118,7 +118,7 @@ def test_a_checkpoint_is_synced_before_its_rename_and_its_folder_afterwards(tmp_
     )  # fmt: skip
     checkpoint.commit_checkpoint(tmp_path, manifest, kept_count=1)
     (_, temporary) = calls[1]
-    growing_name, final_name = growing.name, checkpoint.checkpoint_path(tmp_path, NEW_STEP).name
+    growing_name, final_name = growing.name, checkpoint.make_checkpoint_path(tmp_path, NEW_STEP).name
     assert calls == [
         ("sync", "rank-00000.bin"),
         ("sync", temporary),

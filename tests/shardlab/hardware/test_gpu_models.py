@@ -38,7 +38,7 @@ from shardlab.hardware import gpu_models
 )
 def test_peaks_are_those_of_the_data_sheets(gpu, precision, tera):
     """The peak FLOP/s of each GPU model equal the values of NVIDIA's data sheets without sparsity."""
-    assert gpu_models.peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
+    assert gpu_models.find_peak_flops(gpu, precision) == (None if tera is None else tera * 1e12)
 
 
 # GPU names as NVML reports them, for the GPUs of CloudLab, of the studies and of common clouds.
@@ -58,13 +58,13 @@ NAMES = (
 
 def test_each_gpu_name_belongs_to_one_product():
     products = {
-        name: [model.name for model in gpu_models.all_models() if gpu_models.is_of_model(model, name)] for name in NAMES
+        name: [model.name for model in gpu_models.load_gpu_models() if gpu_models.is_of_model(model, name)] for name in NAMES
     }
     assert {name: models for name, models in products.items() if len(models) != 1} == {}
 
 
 def test_each_product_is_plausible_and_says_where_its_figures_are_from():
-    for one in gpu_models.all_models():
+    for one in gpu_models.load_gpu_models():
         assert len(one.source) > 10
         assert one.fp16 is None or one.fp16 >= 1.9 * one.fp32
         assert one.tf32 is None or one.tf32 <= (one.bf16 or 0)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from shardlab.matrix.batch_search import BatchSearch, TryOutcome, best_size, next_size
+from shardlab.matrix.batch_search import BatchSearch, TryOutcome, choose_next_size, find_best_size
 
 
 def search(goal="largest_that_fits", start=16, smallest=1, largest=1024, unit=1):
@@ -18,11 +18,11 @@ def path(asked, outcome):
     outcome: a function that takes a size and returns how the try of this size ends.
     """
     tried: dict[int, TryOutcome] = {}
-    while (size := next_size(asked, tried)) is not None:
+    while (size := choose_next_size(asked, tried)) is not None:
         assert size not in tried
         assert asked.smallest <= size <= asked.largest
         tried[size] = outcome(size)
-    return list(tried), best_size(asked, tried)
+    return list(tried), find_best_size(asked, tried)
 
 
 def up_to(limit):

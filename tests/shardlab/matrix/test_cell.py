@@ -12,7 +12,7 @@ from shardlab.matrix import cell as cells
 from shardlab.matrix import cell_sizes
 from shardlab.matrix.cell import Cell, CheckpointSettings, Draft, Instruments, Optimizer, Role
 from shardlab.runs.checkpoint import explain_refused_resume
-from shardlab.runs.run import RUN_ID, run_id, split_attempt
+from shardlab.runs.run import RUN_ID, make_run_id, split_attempt
 
 
 def draft(**keys: object) -> Draft:
@@ -26,7 +26,7 @@ def test_each_key_of_a_cell_has_one_role():
         name: [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Role)] for name, hint in hints.items()
     }
     assert {name: found for name, found in roles.items() if len(found) != 1} == {}
-    assert cells.keys_with_role(*Role) == set(roles)
+    assert cells.find_role_keys(*Role) == set(roles)
 
 
 @given(ranks=st.integers(1, 64), micro=st.integers(1, 32), passes=st.integers(1, 8))
@@ -63,14 +63,14 @@ def test_the_hash_depends_on_the_work_alone():
     same = msgspec.structs.replace(CELL, time_limit_s=60, expect=["oom"])
     assert same.hash() == CELL.hash()
     plain = msgspec.to_builtins(CELL)
-    assert cells.cell_hash(dict(reversed(plain.items()))) == CELL.hash()
+    assert cells.compute_cell_hash(dict(reversed(plain.items()))) == CELL.hash()
 
 
 def test_a_cell_with_checkpoints_of_an_older_version_has_the_same_hash():
     saved = msgspec.structs.replace(CELL, instruments=Instruments(checkpoints=CheckpointSettings(every_steps=2)))
     older = msgspec.to_builtins(saved)
     del older["instruments"]["checkpoints"]["time_loading"]
-    assert cells.cell_hash(older) == saved.hash()
+    assert cells.compute_cell_hash(older) == saved.hash()
     timed = Instruments(checkpoints=CheckpointSettings(every_steps=2, time_loading=True))
     assert msgspec.structs.replace(CELL, instruments=timed).hash() != saved.hash()
 
@@ -129,9 +129,9 @@ def test_any_change_of_the_work_changes_the_hash(change):
 @given(strategy=st.text(max_size=80), workload=st.text(max_size=80), repeat=st.integers(1, 1000), attempt=st.integers(1, 99))
 def test_run_ids_are_safe_folder_names_whatever_the_names(strategy, workload, repeat, attempt):
     cell = msgspec.structs.replace(CELL, strategy="s" + strategy, workload=workload)
-    name = run_id(cell, repeat, attempt)
+    name = make_run_id(cell, repeat, attempt)
     assert RUN_ID.match(name)
-    assert split_attempt(name) == (run_id(cell, repeat), attempt)
+    assert split_attempt(name) == (make_run_id(cell, repeat), attempt)
 
 
 @pytest.mark.parametrize(("text", "value"), [("00:05:00", 300), ("1-00:00:01", 86401), ("9:00:00", 32400)])

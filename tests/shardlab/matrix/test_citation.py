@@ -36,7 +36,7 @@ def fields_of(entry):
 
 
 def test_shardlab_is_cited_with_the_facts_of_its_file():
-    key, fields = fields_of(citation.shardlab_bibtex())
+    key, fields = fields_of(citation.make_shardlab_bibtex())
     facts = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert key == "shardlab"
     assert fields == {
@@ -48,17 +48,24 @@ def test_shardlab_is_cited_with_the_facts_of_its_file():
 
 def test_a_study_is_cited_with_its_known_fields():
     known = matrix.load_matrix(matrix.find_matrix_file("paper1")).file.citation
-    key, fields = fields_of(citation.study_bibtex("paper1", known))
+    key, fields = fields_of(citation.make_study_bibtex("paper1", known))
     assert (key, fields["author"]) == ("paper1", "Dev Mehrotra and Sai Krishna Ponnam and Rachael Lang")
     assert fields["year"] == "2025"
-    assert fields_of(citation.study_bibtex("m", citation.Citation("A"))) == ("m", {"title": "{A}"})
+    assert fields_of(citation.make_study_bibtex("m", citation.Citation("A"))) == ("m", {"title": "{A}"})
     whole = citation.Citation("A", ["B"], 2026, "C", "10.1234/ab_c", "https://example.org/a_b")
-    assert set(fields_of(citation.study_bibtex("m", whole))[1]) == {"author", "title", "year", "howpublished", "doi", "url"}
+    assert set(fields_of(citation.make_study_bibtex("m", whole))[1]) == {
+        "author",
+        "title",
+        "year",
+        "howpublished",
+        "doi",
+        "url",
+    }
 
 
 def test_special_characters_of_bibtex_are_escaped_in_an_entry():
     study = citation.Citation("100 % of {it} \\input{x}\n@misc{y, $a_b$", ["Sand and Sea Ltd.", "A & B"])
-    entry = citation.study_bibtex("m", study)
+    entry = citation.make_study_bibtex("m", study)
     assert entry.count("\n") == 3
     fields = fields_of(entry)[1]
     assert fields["author"] == r"{Sand and Sea Ltd.} and A \& B"

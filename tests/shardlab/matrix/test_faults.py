@@ -10,7 +10,7 @@ from jobs.planning.resolve import resolve_cells
 from shardlab.errors import InputError
 from shardlab.matrix import matrix
 from shardlab.matrix.cell import Instruments
-from shardlab.matrix.cell_names import matches_cell, values_by_name
+from shardlab.matrix.cell_names import map_cell_values, matches_cell
 from shardlab.matrix.expression import Expression
 from shardlab.matrix.faults import ENDED_ON_PURPOSE, LostWorker, SlowedRank, describe_faults
 from shardlab.runs.record import SCHEMA, Event, StepRecord
@@ -48,7 +48,7 @@ def test_a_fault_makes_another_cell_and_its_name_says_so():
 
 def test_faults_are_named_for_filters_and_for_readers():
     plain = [msgspec.to_builtins(cell) for cell in (CELL, faulty(straggler=SLOWED), faulty(lost_worker=LOST))]
-    assert [values_by_name(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
+    assert [map_cell_values(cell)["fault"] for cell in plain] == ["none", "straggler", "lost_worker"]
     assert [describe_faults(cell["instruments"]) for cell in plain] == ["", "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert [flatten_cell(cell).get("fault") for cell in plain] == [None, "rank 1 slowed by 50 ms", "rank 1 lost at step 4"]
     assert not [
@@ -89,10 +89,10 @@ def event(name, wall_s, **data):
 def test_the_reason_of_a_failed_run_is_its_injected_fault():
     """Clocks differ, so the failure of another rank may seem to be older than its cause."""
     events = [event("started", 0), event("failed", 1, why="Connection closed by peer"), event(ENDED_ON_PURPOSE, 2, why=WHY)]
-    failed = judge([*events, event("exited", 3, code=137)], has_result=False, steps=3, steps_asked=10)
+    failed = judge([*events, event("exited", 3, code=137)], has_result=False, steps=3, required_steps=10)
     assert (failed.state, failed.why) == ("failed", WHY)
     ended = judge(
-        [*events, event("exited", 3, code=1, reason="timeout", why="limit")], has_result=False, steps=3, steps_asked=10
+        [*events, event("exited", 3, code=1, reason="timeout", why="limit")], has_result=False, steps=3, required_steps=10
     )
     assert (ended.state, ended.why) == ("timeout", "limit")
 
@@ -105,7 +105,7 @@ def test_a_run_with_a_lost_worker_is_complete_without_the_lost_steps(made, steps
     assert _count_timed_steps(ranks, [], LOST) == steps
     assert _count_timed_steps(ranks, [], None) == made
     events = [event("started", 0), event(ENDED_ON_PURPOSE, 2, why=WHY), event("exited", 3, code=0)]
-    found = judge(events, has_result=True, steps=steps, steps_asked=10)
+    found = judge(events, has_result=True, steps=steps, required_steps=10)
     assert found.state == state
     assert state == "failed" or found.why == WHY
 

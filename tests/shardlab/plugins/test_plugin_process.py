@@ -28,7 +28,7 @@ def ask(tmp_path, monkeypatch):
     def call(text, limit_s=60):
         (tmp_path / "user_code.py").write_text(text)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return plugin_process.ask_process(["user_code"], tmp_path / "mine.py", STRATEGIES.answer, limit_s)
+        return plugin_process.ask_process(["user_code"], tmp_path / "mine.py", STRATEGIES.answer_type, limit_s)
 
     return call
 

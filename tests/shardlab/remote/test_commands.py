@@ -47,7 +47,7 @@ def test_a_remote_command_has_no_exit_code_only_if_it_was_ended_at_its_limit(log
 
 def test_the_log_of_a_node_has_the_output_and_the_exit_code_of_each_command(login, tmp_path):
     host, port, user, identity, reached = login
-    node = SshNode("gpu0", host, port, user, identity, "python3", remote=reached, log=tmp_path / "log" / "gpu0.log")
+    node = SshNode("gpu0", host, port, user, identity, "python3", remote=reached, log_path=tmp_path / "log" / "gpu0.log")
     assert node.run(["sh", "-c", "echo started; echo 'no space left' >&2; exit 4"], timeout_s=HANG_S).code == 4
     assert node.run(["cat"], timeout_s=HANG_S, stdin=b"password", secret=True).stdout == "password"
     assert node.run(["sleep", "600"], timeout_s=0.2).code is None  # meant to be reached

@@ -7,13 +7,13 @@ import subprocess
 import pytest
 from support_e2e import HANG_S
 
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 
 
 def run(tmp_path, monkeypatch, profile, script, *arguments):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".bash_profile").write_text(profile)
-    argv = login_shell_argv(script, *arguments)
+    argv = make_login_argv(script, *arguments)
     return subprocess.run(argv, input=b"a line\n", capture_output=True, timeout=HANG_S, check=False)
 
 

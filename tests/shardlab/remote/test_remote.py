@@ -13,8 +13,8 @@ from support_e2e import HANG_S
 from support_ssh_server import SshServer, make_home
 
 from shardlab.cluster.address import Address
-from shardlab.remote.login_failure import key_fingerprint
-from shardlab.remote.remote import Remote, Unreachable, put_command
+from shardlab.remote.login_failure import compute_key_fingerprint
+from shardlab.remote.remote import Remote, Unreachable, make_put_command
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_an_unknown_host_key_stops_with_the_fingerprint_that_openssh_prints(serv
     public = tmp_path / "key.pub"
     public.write_text(f"{key.get_name()} {key.get_base64()}\n")
     printed = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
-    assert printed == key_fingerprint(key.asbytes())
+    assert printed == compute_key_fingerprint(key.asbytes())
     assert printed in said
     assert not known.exists()
 
@@ -58,7 +58,7 @@ def test_accept_new_stores_an_unknown_host_key_and_refuses_a_changed_one(server,
     for host_keys in ("strict", "accept-new"):
         said = log_in(port, known, host_keys)
         assert "its host key CHANGED" in said
-        assert key_fingerprint(key.asbytes()) in said
+        assert compute_key_fingerprint(key.asbytes()) in said
 
 
 def test_an_unreachable_machine_is_reported_in_words(tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_an_unreachable_machine_is_reported_in_words(tmp_path, monkeypatch):
 def put(path: Path, promised: bytes, arrived: bytes) -> int:
     """Executes, on this machine, the command that shardlab uses to write a file on a node. Returns its exit code. promised: the
     content that the command expects; arrived: the bytes that it reads."""
-    argv = put_command(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
+    argv = make_put_command(promised, str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
     return subprocess.run(argv, input=arrived, capture_output=True, check=False).returncode
 
 
@@ -94,12 +94,12 @@ def test_a_file_that_arrives_whole_takes_its_place_with_its_mode(tmp_path):
     assert put(path, b"new", b"new") == 0
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o640)
     assert list(tmp_path.iterdir()) == [path]
-    assert hashlib.sha256(b"new").hexdigest() in put_command(b"new", "x", mode=0o600, owner="root:")
+    assert hashlib.sha256(b"new").hexdigest() in make_put_command(b"new", "x", mode=0o600, owner="root:")
 
 
 def test_a_write_that_is_told_to_end_leaves_nothing(tmp_path):
     path = tmp_path / "file"
-    argv = put_command(b"new", str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
+    argv = make_put_command(b"new", str(path), mode=0o640, owner=f"{os.getuid()}:{os.getgid()}")
     with subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True) as process:
         while not list(tmp_path.iterdir()):
             assert process.poll() is None

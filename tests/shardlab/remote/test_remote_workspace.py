@@ -10,7 +10,7 @@ from shardlab.cluster.address import Address
 from shardlab.errors import ShardlabError
 from shardlab.remote.remote import CommandOutput, Remote
 from shardlab.remote.remote_workspace import RemoteWorkspace
-from shardlab.remote.ssh_command import ssh_command
+from shardlab.remote.ssh_command import make_ssh_command
 
 THERE = RemoteWorkspace(
     schema=1, cluster="far", host="gpu0", port=22, user="alice", identity=None, known_hosts="/w/known",
@@ -40,17 +40,19 @@ def ssh(tmp_path, monkeypatch):
 def test_a_document_is_an_answer_whatever_the_exit_code_is(ssh):
     """A command exits with 1 if a run failed, and its JSON document still counts: it says how many runs failed."""
     ssh("""echo '{"failed": 2}'; exit 1""")
-    assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
+    assert THERE.ask_command("jobs", ["status"], dict[str, int]) == {"failed": 2}
 
 
 def test_output_of_the_users_bashrc_is_no_part_of_the_document(ssh):
     ssh("""echo '{"failed": 2}'""", shell="echo 'Welcome to gpu0'; echo 'quota exceeded' >&2")
-    assert THERE.ask("jobs", ["status"], dict[str, int]) == {"failed": 2}
+    assert THERE.ask_command("jobs", ["status"], dict[str, int]) == {"failed": 2}
 
 
 def test_given_bytes_arrive_as_standard_input(ssh):
     ssh("cat")
-    assert THERE.ask("shardlab.remote.upload", [], dict[str, str], input_bytes=json.dumps({"a": "b"}).encode()) == {"a": "b"}
+    assert THERE.ask_command("shardlab.remote.upload", [], dict[str, str], input_bytes=json.dumps({"a": "b"}).encode()) == {
+        "a": "b"
+    }
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_given_bytes_arrive_as_standard_input(ssh):
 def test_an_answer_without_a_document_gives_an_error_with_the_output(ssh, script, login, says):
     ssh(script, shell="echo 'module loaded' >&2", login=login)
     with pytest.raises(ShardlabError) as caught:
-        THERE.ask("jobs", ["status"], dict[str, int])
+        THERE.ask_command("jobs", ["status"], dict[str, int])
     assert str(caught.value) == says
 
 
@@ -72,7 +74,10 @@ def test_an_answer_without_a_document_gives_an_error_with_the_output(ssh, script
 def test_a_login_shell_that_runs_another_program_is_no_success(ssh, says):
     """`ssh` ends with 0 although the command did not run."""
     ssh("echo '{}'", login=f"{says}\nexit 0")
-    for run in (lambda: THERE.ask("jobs", ["status"], dict[str, int]), lambda: THERE.hand_over("jobs", ["status"])):
+    for run in (
+        lambda: THERE.ask_command("jobs", ["status"], dict[str, int]),
+        lambda: THERE.run_interactively("jobs", ["status"]),
+    ):
         with pytest.raises(ShardlabError) as caught:
             run()
         assert str(caught.value).startswith("gpu0: the login shell did not run our command, ended with 0, and printed: ")
@@ -81,7 +86,7 @@ def test_a_login_shell_that_runs_another_program_is_no_success(ssh, says):
 
 def test_output_of_a_command_on_a_terminal_comes_without_that_of_startup_files(ssh, capsys):
     ssh("echo 'two runs'; echo 'note: one waits' >&2; exit 3", shell="echo Welcome; printf 'quota: '")
-    assert THERE.hand_over("jobs", ["status"]) == 3
+    assert THERE.run_interactively("jobs", ["status"]) == 3
     assert tuple(capsys.readouterr()) == ("two runs\n", "note: one waits\n")
 
 
@@ -100,6 +105,6 @@ def test_files_are_put_by_root_with_their_content_on_standard_input():
 def test_ssh_allocates_a_terminal_only_for_commands_shown_on_a_terminal():
     """`ssh` gets -t only for a command that is shown on a terminal, otherwise -T."""
     address = Address("gpu0", known_hosts=Path("/w/known"))
-    plain, terminal = ssh_command(address), ssh_command(address, terminal=True)
+    plain, terminal = make_ssh_command(address), make_ssh_command(address, terminal=True)
     assert ("-T" in plain, "-t" in plain) == (True, False)
     assert ("-T" in terminal, "-t" in terminal) == (False, True)

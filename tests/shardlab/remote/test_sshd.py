@@ -21,9 +21,9 @@ from support_e2e import HANG_S, until
 from support_sshd import start_sshd
 
 from shardlab.remote import fabric_connection, shared_connection
-from shardlab.remote.login_shell import login_shell_argv
+from shardlab.remote.login_shell import make_login_argv
 from shardlab.remote.remote import Remote, Unreachable
-from shardlab.remote.ssh_command import ssh_command
+from shardlab.remote.ssh_command import make_ssh_command
 
 SHELLS = ("bash", "zsh", "tcsh", "fish", "ksh")
 NOISE = "echo Welcome; printf 'quota: '; echo 'module: not found' >&2"
@@ -104,12 +104,12 @@ def test_an_error_says_what_the_login_shell_printed(sshd, far):
 
 def test_a_script_in_a_login_shell_ran_or_the_startup_file_is_named(sshd, far):
     """`bash -lc` succeeds without a word if ~/.bash_profile starts another program."""
-    argv = login_shell_argv('read line; echo "$1 $line"; exit 5', "an argument")
+    argv = make_login_argv('read line; echo "$1 $line"; exit 5', "an argument")
     profile = sshd.home / ".bash_profile"
     profile.write_text("echo Welcome; echo 'module: not found' >&2; cat; export FOLDER=/scratch\n")
     answer = far.run(argv, timeout_s=HANG_S, stdin=b"input\n")
     assert (answer.code, answer.stdout) == (5, "an argument input\n")
-    assert far.run(login_shell_argv('echo "$FOLDER"'), timeout_s=HANG_S).stdout == "/scratch\n"
+    assert far.run(make_login_argv('echo "$FOLDER"'), timeout_s=HANG_S).stdout == "/scratch\n"
     profile.write_text("exec cat\n")
     answer = far.run(argv, timeout_s=HANG_S, stdin=b"input\n")
     assert (answer.code, answer.stdout) == (1, "")
@@ -148,7 +148,7 @@ def test_settings_of_the_user_that_break_programs_do_not_count(sshd):
 def test_an_ssh_without_new_settings_gets_no_option_for_them(sshd):
     """OpenSSH before 8.7 refuses to start with an option that it does not know."""
     assert not {"StdinNull", "SessionType", "ForkAfterAuthentication"} & {
-        word.partition("=")[0] for word in ssh_command(sshd.address())
+        word.partition("=")[0] for word in make_ssh_command(sshd.address())
     }
 
 

@@ -22,7 +22,7 @@ DRAWN = "\n\n\n\x1b[1;31mred\x1b[0m \x1b[?25l\x1b[2K\x1b[3A\r\x1b[?25hend\n"
 
 def passed(parts, drawing=True):
     passing = TerminalFilter(keeps_drawing=drawing)
-    return "".join([*(passing.add(part) for part in parts), passing.add(b"", is_last=True)])
+    return "".join([*(passing.filter_part(part) for part in parts), passing.filter_part(b"", is_last=True)])
 
 
 def test_sequences_of_rich_pass_to_a_terminal_and_not_to_a_file():

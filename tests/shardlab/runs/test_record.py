@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardlab.errors import WorkspaceError
 from shardlab.files import files
-from shardlab.runs.record import Event, LineWriter, StepRecord, find_damaged_line, read_lines
+from shardlab.runs.record import Event, LineWriter, StepRecord, find_damaged_line, read_records
 
 STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0)
 
@@ -21,7 +21,7 @@ STEP = StepRecord(schema=1, step=1, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step
 def written(path, count):
     with LineWriter(path) as lines:
         for step in range(1, count + 1):
-            lines.write(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))
+            lines.write_record(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))
     return path.read_bytes()
 
 
@@ -38,9 +38,9 @@ def test_a_torn_last_line_is_noted_wherever_it_is_cut(tmp_path_factory, cut):
     raw = written(path, 3)
     path.write_bytes(raw[:-cut] if cut < len(raw) else b"{")
     whole = path.read_bytes().count(b"}")
-    found = read_lines(path, StepRecord)
+    found = read_records(path, StepRecord)
     assert [record.step for record in found.records] == list(range(1, whole + 1))
-    assert found.truncated == (not path.read_bytes().endswith((b"}", b"\n")) and path.stat().st_size > 0)
+    assert found.is_truncated == (not path.read_bytes().endswith((b"}", b"\n")) and path.stat().st_size > 0)
     assert found.corrupt == 0
 
 
@@ -48,9 +48,9 @@ def test_bad_lines_are_counted_and_the_rest_is_read(tmp_path):
     path = tmp_path / "s.jsonl"
     first, second, third = written(path, 3).splitlines(keepends=True)
     path.write_bytes(first + b"\xff\xfe garbage\n" + second + b'{"schema":1,"step":"x"}\n' + b'{"loss": NaN}\n' + third)
-    found = read_lines(path, StepRecord)
+    found = read_records(path, StepRecord)
     assert [record.step for record in found.records] == [1, 2, 3]
-    assert (found.corrupt, found.truncated) == (3, False)
+    assert (found.corrupt, found.is_truncated) == (3, False)
 
 
 def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path):
@@ -59,12 +59,12 @@ def test_a_line_that_is_nested_too_deeply_is_a_bad_line_like_any_other(tmp_path)
     good = b'{"schema":1,"event":"started","writer":"attempt","wall_s":1.0,"host":"h"}\n'
     deep = good.replace(b'"host":"h"', b'"host":"h","data":{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     path.write_bytes(good + deep + good)
-    found = read_lines(path, Event)
-    assert (len(found.records), found.corrupt, found.truncated) == (2, 1, False)
+    found = read_records(path, Event)
+    assert (len(found.records), found.corrupt, found.is_truncated) == (2, 1, False)
     assert find_damaged_line(path, Event) == (2, "its values are nested too deeply")
     path.write_bytes(good + deep.rstrip(b"\n"))
-    found = read_lines(path, Event)
-    assert (len(found.records), found.corrupt, found.truncated) == (1, 0, True)
+    found = read_records(path, Event)
+    assert (len(found.records), found.corrupt, found.is_truncated) == (1, 0, True)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_file_is_read_as_its_lines_are(tmp_path, lines):
     parts = [records[part] if isinstance(part, int) else part for part in parts]
     path.write_bytes(b"".join(part + b"\n" for part in parts))
     alone = [line in records for line in path.read_bytes().split(b"\n")[:-1]]
-    found = read_lines(path, StepRecord)
-    assert (len(found.records), found.corrupt, found.truncated) == (sum(alone), len(alone) - sum(alone), False)
+    found = read_records(path, StepRecord)
+    assert (len(found.records), found.corrupt, found.is_truncated) == (sum(alone), len(alone) - sum(alone), False)
 
 
 def test_a_new_writer_does_not_join_its_line_to_a_torn_one(tmp_path):
@@ -91,13 +91,13 @@ def test_a_new_writer_does_not_join_its_line_to_a_torn_one(tmp_path):
     raw = written(path, 2)
     path.write_bytes(raw[:-5])
     written(path, 1)
-    found = read_lines(path, StepRecord)
+    found = read_records(path, StepRecord)
     assert [record.step for record in found.records] == [1, 1]
     assert found.corrupt == 1
 
 
 def test_a_missing_file_has_no_records(tmp_path):
-    assert read_lines(tmp_path / "none.jsonl", Event).records == []
+    assert read_records(tmp_path / "none.jsonl", Event).records == []
 
 
 def test_a_kill_loses_no_line_that_was_written(tmp_path):
@@ -112,7 +112,7 @@ def test_a_kill_loses_no_line_that_was_written(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"go\n"
         process.send_signal(signal.SIGKILL)
-    found = read_lines(path, StepRecord)
+    found = read_records(path, StepRecord)
     assert len(found.records) > 500
     assert [record.step for record in found.records] == list(range(len(found.records)))
     assert found.corrupt == 0
@@ -123,7 +123,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
     with Path("/dev/full").open("ab") as full:
         os.dup2(full.fileno(), writer._descriptor)
     with pytest.raises(WorkspaceError, match="the disk is full; free some space"):
-        writer.write(STEP)
+        writer.write_record(STEP)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.with_name("victim"))])
@@ -131,7 +131,7 @@ def test_records_are_not_appended_to_a_link_a_fifo_or_a_folder(tmp_path, make):
     (tmp_path / "victim").write_text("mine")
     make(tmp_path / "events.jsonl")
     with pytest.raises(WorkspaceError, match=r"cannot write .*events.jsonl: "):
-        LineWriter(tmp_path / "events.jsonl").write(STEP)
+        LineWriter(tmp_path / "events.jsonl").write_record(STEP)
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -6,7 +6,7 @@ from support_cells import CELL
 
 from shardlab.files import files
 from shardlab.runs.record import Result, StepRecord
-from shardlab.runs.run import Run, World, run_id
+from shardlab.runs.run import Run, World, make_run_id
 from shardlab.runs.rundir import RunDir
 
 
@@ -16,7 +16,7 @@ def ended(tmp_path):
     the supervisor counted when the run ended; recorded: the number of steps in the file of each rank."""
 
     def made(counted: int | None, *, recorded: int) -> RunDir:
-        folder = RunDir(tmp_path / run_id(CELL, 1))
+        folder = RunDir(tmp_path / make_run_id(CELL, 1))
         folder.steps_file(0).parent.mkdir(parents=True)
         run = Run(
             schema=1, run_id=folder.run_id, matrix="m", cell=CELL, cell_hash=CELL.hash(), repeat=1, attempt=1,
@@ -69,4 +69,4 @@ def test_counted_steps_do_not_complete_a_run_without_its_result(ended):
 
 def test_a_missing_run_folder_has_no_events_and_an_unknown_state(tmp_path):
     nowhere = RunDir(tmp_path / "no")
-    assert (nowhere.events(), nowhere.hosts(), nowhere.judge().state) == ([], [], "unknown")
+    assert (nowhere.read_events(), nowhere.list_hosts(), nowhere.judge().state) == ([], [], "unknown")

@@ -60,7 +60,7 @@ def learnt(state: str, records: int) -> tuple[str, dict[str, object]]:
 )
 def test_the_state_of_a_run_follows_from_its_events(told, witnesses, state, words):
     has_result, steps, asked = witnesses
-    found = judge(events(*told), has_result=has_result, steps=steps, steps_asked=asked)
+    found = judge(events(*told), has_result=has_result, steps=steps, required_steps=asked)
     assert found.state == state
     assert found.state in STATE_MEANINGS
     assert words in found.why
@@ -86,10 +86,10 @@ a, b = "a.0123456789", "b.0123456789"
 def test_a_refusal_counts_for_its_own_submission_whatever_the_clocks_say(told, state):
     """The event `refused` makes a run `planned` only if its token is that of the last submission."""
     with_data = events(("rendered", {}), *((name, {"token": token} if token else {}) for name, token in told))
-    assert judge(with_data, has_result=False, steps=0, steps_asked=5).state == state
+    assert judge(with_data, has_result=False, steps=0, required_steps=5).state == state
 
 
 def test_the_order_of_the_clocks_does_not_hide_an_end():
     """A run is completed even if its events are in the reverse order."""
     told = events(*RUN, ("exited", {"code": 0}))
-    assert judge(told[::-1], has_result=True, steps=5, steps_asked=5).state == "completed"
+    assert judge(told[::-1], has_result=True, steps=5, required_steps=5).state == "completed"

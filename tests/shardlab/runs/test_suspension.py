@@ -18,7 +18,7 @@ def test_a_suspension_ends_at_the_time_of_its_event():
     """The event `stood_still` is written when a suspension ends, so the suspension lies before the time of the event."""
     noted = [event("started", 5.0), event("stood_still", 100.0, seconds=40.0), event("stood_still", 200.0)]
     assert suspension.read_suspensions(noted) == [(60.0, 100.0)]
-    assert suspension.total_duration_s(suspension.read_suspensions(noted)) == 40.0
+    assert suspension.sum_durations_s(suspension.read_suspensions(noted)) == 40.0
     # This suspension was recorded later than it ended, by the next start of the run, so the event says when it ended.
     assert suspension.read_suspensions([event("stood_still", 300.0, seconds=40.0, ended_s=100.0)]) == [(60.0, 100.0)]
 

@@ -133,5 +133,5 @@ def test_every_option_whose_help_shows_a_list_accepts_commas_and_spaces():
         for option in action.option_strings
         if isinstance(action.metavar, str) and action.metavar.endswith(",...")
     }
-    assert lists == {(parser.prog, option) for parser in parsers for option in parser.list_options}
+    assert lists == {(parser.prog, option) for parser in parsers for option in parser.ends_list_by_option}
     assert len(lists) == 15

@@ -58,27 +58,26 @@ def test_every_text_of_a_value_is_changed_keys_too():
 
 @given(st.text() | st.text(alphabet='\x1b\x07\x7f\x9b\u202e\u200b\U000e0041\n"\\é'))
 def test_json_keeps_the_value_and_shows_no_terminal_sequence(text):
-    document = printable.json({text: [text]})
+    document = printable.encode_printable_json({text: [text]})
     assert json.loads(document) == {text: [text]}
     assert steering(document.decode(), allowed="") == []
 
 
 def test_json_of_a_file_name_that_is_no_utf8():
-    assert json.loads(printable.json({"why": "name \udc9b.txt"})) == {"why": "name ?.txt"}
+    assert json.loads(printable.encode_printable_json({"why": "name \udc9b.txt"})) == {"why": "name ?.txt"}
 
 
 @given(st.lists(st.binary(max_size=40)), st.binary(max_size=20))
 def test_a_log_shows_no_terminal_sequence_wherever_its_parts_end(parts, last):
-    log = printable.LogText()
-    assert (
-        steering("".join(log.add(part) for part in [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last])) == []
-    )
+    log = printable.LogCleaner()
+    parts = [*parts, b"\x1b]0;", b"owned\x07\x1b", b"[2J\xc2", b"\x9b31m", last]
+    assert steering("".join(log.clean_part(part) for part in parts)) == []
 
 
 def test_a_log_is_decoded_across_parts_and_its_long_lines_are_cut():
-    log = printable.LogText()
+    log = printable.LogCleaner()
     raw = "é\n".encode() + b"y" * 6000 + b"\nend"
-    shown = "".join(log.add(raw[place : place + 1]) for place in range(len(raw)))
+    shown = "".join(log.clean_part(raw[place : place + 1]) for place in range(len(raw)))
     assert shown == f"é\n{'y' * 4000} ... (the log file has the rest of this line)\nend"
 
 

@@ -272,7 +272,7 @@ def test_bash_completes_verbs_and_options(line, words, completed_folder):
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed here")
 @pytest.mark.parametrize(("line", "words"), COMPLETIONS)
 def test_fish_completes_verbs_and_options(line, words, completed_folder):
-    done = script("fish", f"{teach('fish')}\ncomplete -C {shell_init.fish_quote(line)}", cwd=completed_folder)
+    done = script("fish", f"{teach('fish')}\ncomplete -C {shell_init.quote_for_fish(line)}", cwd=completed_folder)
     assert sorted(entry.split("\t")[0] for entry in done.stdout.splitlines()) == words, done
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from shardlab.terminal.plain_table import fit_table, format_table
-from shardlab.terminal.table import Column, Table, Text, make_text_table
+from shardlab.terminal.table import CellText, Column, Table, make_text_table
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from shardlab.terminal.table import Column, Table, Text, make_text_table
         (Column("", lambda value: value, is_signed=True), 0, "0"),
         (Column("", lambda value: value, longest=4), "abcd", "abcd"),
         (Column("", lambda value: value, longest=4), "abcde", "abc…"),
-        (Column("", lambda value: value), Text("3", "± 1"), "3 ± 1"),
+        (Column("", lambda value: value), CellText("3", "± 1"), "3 ± 1"),
         (Column("", lambda value: value), "  indented", "  indented"),
     ],
 )

@@ -109,17 +109,19 @@ def test_weights_that_differ_before_the_first_step_are_other_work(tmp_path, one_
 
 def test_blocks_of_rows_and_of_columns_add_up_to_the_whole():
     whole = torch.randn(5, 7)
-    sums = checksums._project(whole.flatten(), "name", (35,), (0,))
-    rows = [checksums._project(whole[part], "name", (5, 7), (part.start, 0)) for part in (slice(0, 3), slice(3, 5))]
-    columns = [checksums._project(whole[:, part], "name", (5, 7), (0, part.start)) for part in (slice(0, 4), slice(4, 7))]
+    sums = checksums._compute_projections(whole.flatten(), "name", (35,), (0,))
+    rows = [checksums._compute_projections(whole[part], "name", (5, 7), (part.start, 0)) for part in (slice(0, 3), slice(3, 5))]
+    columns = [
+        checksums._compute_projections(whole[:, part], "name", (5, 7), (0, part.start)) for part in (slice(0, 4), slice(4, 7))
+    ]
     torch.testing.assert_close(sum(rows), sums)
     torch.testing.assert_close(sum(columns), sums)
-    assert not torch.allclose(checksums._project(whole.flatten(), "other", (35,), (0,)), sums)
+    assert not torch.allclose(checksums._compute_projections(whole.flatten(), "other", (35,), (0,)), sums)
 
 
 def test_the_mean_square_of_a_checksum_is_the_square_of_the_norm():
     difference = torch.randn(4_000_000)  # more elements than are in memory at a time
-    estimate = checksums._project(difference, "name", (4_000_000,), (0,)).square().mean()
+    estimate = checksums._compute_projections(difference, "name", (4_000_000,), (0,)).square().mean()
     assert 0.2 < estimate / difference.square().sum() < 3
 
 

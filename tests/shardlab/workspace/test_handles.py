@@ -61,16 +61,20 @@ def test_a_name_of_no_run_or_of_several_cells_is_refused_with_candidates(name, s
 
 
 def test_a_run_has_the_handle_of_its_cell_and_its_repeat():
-    assert [handles.run_handle(run, NUMBERS) for run in (f"{DDP}-r1-a2", "aside-dddddddddddd-r1", "no-run")] == ["c2.1", "", ""]
-    assert handles.find_cell("c3", NUMBERS) == FORK
-    assert handles.find_cell(f"{FORK}-r1", NUMBERS) == f"{FORK}-r1"
+    assert [handles.make_handle(run, NUMBERS) for run in (f"{DDP}-r1-a2", "aside-dddddddddddd-r1", "no-run")] == [
+        "c2.1",
+        "",
+        "",
+    ]
+    assert handles.find_cell_id("c3", NUMBERS) == FORK
+    assert handles.find_cell_id(f"{FORK}-r1", NUMBERS) == f"{FORK}-r1"
 
 
 def test_verbs_accept_the_handles_that_the_status_shows(tmp_path, capsys):
     workspace = support.matrix(tmp_path)
     assert jobs(["status", "--workspace", str(tmp_path)]) == 0
     handle, run = next(line.split()[:2] for line in capsys.readouterr().out.splitlines() if line.startswith("c3.2"))
-    assert Workspace.find(str(tmp_path)).find_run(handle).run_id == run
+    assert Workspace.find(str(tmp_path)).find_run_dir(handle).run_id == run
     assert jobs(["status", handle, "--workspace", str(workspace.path)]) == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("c")] == [run]
     assert jobs(["logs", "c3", "--workspace", str(tmp_path)]) == 2

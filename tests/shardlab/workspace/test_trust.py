@@ -74,7 +74,7 @@ def archive(tmp_path_factory):
     (theirs.path / "mine.yaml").write_text(MATRIX)
     assert call(theirs, f"jobs render --matrix {theirs.path}/mine.yaml --trust") == 0
     assert marker.exists()
-    (run,) = theirs.all_runs()
+    (run,) = theirs.list_folders()
     for event, data in (("submitted", {"scheduler": "local"}), ("started", {}), ("exited", {"reason": "failed", "code": 1})):
         run.write_event("controller", event, **data)
     with tarfile.open(folder / "w.tar", "w") as tar:
@@ -148,7 +148,7 @@ def test_trust_prints_the_files_and_applies_only_to_these_files(opened, capsys):
     assert marker.exists()
     said = capsys.readouterr().err
     for name in ("workloads/evil.py", "templates/note.j2"):
-        digest = files.file_sha256(workspace.path / name)
+        digest = files.compute_file_sha256(workspace.path / name)
         assert f"  {digest[:16]}  {name}\n" in said
     marker.unlink()
     assert call(workspace, "jobs render --matrix quickstart") == 0  # the user is not asked again
@@ -252,7 +252,7 @@ def test_trust_prints_the_code_in_the_folders_of_runs_before_a_retry_executes_it
     shutil.rmtree(workspace.path / "workloads")
     call(workspace, "jobs retry --only oom --trust")
     assert (
-        f"  {files.file_sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
+        f"  {files.compute_file_sha256(run.path / 'workloads' / 'evil.py')[:16]}  runs/{run.run_id}/workloads/evil.py\n"
         in capsys.readouterr().err
     )
 
@@ -293,7 +293,7 @@ def test_an_own_workspace_may_be_moved_and_edited_and_its_copies_are_not_own(our
 
 
 def test_a_mark_that_is_unpacked_again_does_not_count_even_with_the_same_inodes(ours, tmp_path):
-    mark = workspace_trust.mark_path(ours)
+    mark = workspace_trust.make_mark_path(ours)
     content = mark.read_bytes()
     status = mark.stat()
     (proof,) = (path for path in Path(os.environ["XDG_STATE_HOME"]).rglob("*.json") if path.stem == content.decode().strip())
@@ -311,7 +311,7 @@ def test_a_mark_that_is_unpacked_again_does_not_count_even_with_the_same_inodes(
 
 
 def test_the_mark_and_the_proof_are_readable_only_by_their_user(ours):
-    mark = workspace_trust.mark_path(ours)
+    mark = workspace_trust.make_mark_path(ours)
     assert mark.stat().st_mode & 0o777 == 0o600
     (folder,) = {path.parent for path in Path(os.environ["XDG_STATE_HOME"]).rglob(f"{mark.read_text().strip()}.json")}
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -347,20 +347,20 @@ def test_an_existing_cluster_file_is_shown_before_it_is_used(tmp_path, capsys):
     (tmp_path / "cluster.yaml").write_text(
         "schema: 1\nname: site\nprovider: slurm\nslurm: {setup: ['source mine']}\nstorage: {shared: /project/x}\n"
     )
-    assert workspace_trust.unshown_powers(workspace) == []
+    assert workspace_trust.list_unshown_powers(workspace) == []
     (tmp_path / "cluster.yaml").write_text(text)
-    assert len(workspace_trust.unshown_powers(workspace)) == 2
+    assert len(workspace_trust.list_unshown_powers(workspace)) == 2
     call(workspace, "provision plan")
     assert "the cluster file logs in to login.example" in capsys.readouterr().err
-    assert workspace_trust.unshown_powers(workspace) == []
+    assert workspace_trust.list_unshown_powers(workspace) == []
 
 
 def test_another_cluster_file_of_a_folder_is_shown_before_it_is_used(tmp_path, capsys):
     workspace, file = Workspace(tmp_path), tmp_path / "site.yaml"
     file.write_text(
-        "schema: 1\nname: far\nprovider: slurm\nslurm: {}\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: /project/x}\n"
-        "environment: {wheelhouse: /project/wheels}\n"
-        "environments: {other: {use: /project/env}, more: {packages: [einops==0.8.1]}}\n"
+        "schema: 1\nname: far\nprovider: slurm\nslurm: {}\nlogin: {host: 127.0.0.1, port: 9}\nstorage: {shared: "
+        "/project/x}\nenvironment: {wheelhouse: /project/wheels}\nenvironments: {other: {use: /project/env}, more: "
+        "{packages: [einops==0.8.1]}}\n"
     )
     shown = "the cluster file logs in to 127.0.0.1\nthe cluster file installs packages from /project/wheels\n"
     shown += "the cluster file runs the interpreter of /project/env\nthe cluster file installs the package einops==0.8.1\n"
@@ -457,9 +457,9 @@ def test_the_members_of_a_group_share_a_workspace_and_cannot_take_consent_away(t
         assert not workspace_trust.is_allowed(shared)
     workspace_trust.store_consent(shared, print)
     assert workspace_trust.is_allowed(shared)
-    workspace_trust.mark_path(shared).write_text("0" * 32)  # another member writes a mark in the user's name
+    workspace_trust.make_mark_path(shared).write_text("0" * 32)  # another member writes a mark in the user's name
     assert workspace_trust.is_allowed(shared)
-    workspace_trust.mark_path(shared).unlink()
+    workspace_trust.make_mark_path(shared).unlink()
     (shared.path / "metrics").mkdir()
     (shared.path / "metrics" / "new.py").touch()
     assert not workspace_trust.is_allowed(shared)

@@ -126,7 +126,7 @@ def test_a_copy_of_a_workspace_changes_no_runs_of_the_first_one(ws, tmp_path, ve
     said = capsys.readouterr().err
     assert (asked, said.count("\n")) == (2, 1)
     assert f"{tmp_path / 'copy'}: is a copy of {ws}, and this command would change the runs of the original on far" in said
-    assert remote_workspace.read_for_changes(Workspace(ws)) == remote_workspace.read_remote_workspace(
+    assert remote_workspace.read_workspace_to_change(Workspace(ws)) == remote_workspace.read_remote_workspace(
         Workspace(tmp_path / "copy")
     )
 
@@ -135,9 +135,9 @@ def test_a_matrix_that_was_delivered_is_named_by_its_path_here(ws, tmp_path):
     there = recorded_away(ws, ws)
     remote_workspace.record_matrix_path(Workspace(ws), tmp_path / "my study.yaml")
     delivered = f"{there.workspace}/matrices/my study.yaml"
-    assert remote_workspace.local_matrix_path(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
+    assert remote_workspace.find_local_matrix_path(Workspace(ws), delivered) == str(tmp_path / "my study.yaml")
     for other in ("/opt/shardlab/matrices/paper1.yaml", f"{there.workspace}/matrices/unknown.yaml"):
-        assert remote_workspace.local_matrix_path(Workspace(ws), other) == other
+        assert remote_workspace.find_local_matrix_path(Workspace(ws), other) == other
 
 
 def test_another_shared_folder_of_the_cluster_gets_a_folder_of_its_own(ws):
@@ -161,7 +161,7 @@ def test_practice_nodes_belong_to_their_workspace_by_every_spelling(ws, tmp_path
 @pytest.mark.parametrize("name", ["a\n", "../a", "", "A", ".a", "a/b", "a" * 65])
 def test_a_name_that_is_no_run_id_is_refused(tmp_path, name):
     with pytest.raises(InputError, match="is no name of a run"):
-        Workspace(tmp_path).find_run(name)
+        Workspace(tmp_path).find_run_dir(name)
 
 
 def test_a_workspace_whose_path_is_no_utf_8_is_refused(tmp_path, capsysbinary):

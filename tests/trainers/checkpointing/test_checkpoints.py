@@ -81,7 +81,7 @@ def gone_on(bench, run_dir):
 
 
 def without(run_dir, step):
-    shutil.rmtree(checkpoint.checkpoint_path(run_dir.path, step))
+    shutil.rmtree(checkpoint.make_checkpoint_path(run_dir.path, step))
 
 
 def stop_at(run_dir, step):
@@ -127,7 +127,7 @@ def test_a_gathered_checkpoint_is_one_file_of_the_whole_model(bench, family):
     undisturbed = bench.complete(**keys)
     assert undisturbed.read_result().instruments["checkpoints"]["load_s"] > 0
     without(undisturbed, 8)
-    manifest = checkpoint.read_manifest(checkpoint.checkpoint_path(undisturbed.path, 4))
+    manifest = checkpoint.read_manifest(checkpoint.make_checkpoint_path(undisturbed.path, 4))
     assert [file.name for file in manifest.files] == ["whole.bin", "index.json"]
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     assert losses(again) == losses(undisturbed)
@@ -139,7 +139,7 @@ def test_a_resumed_run_with_a_destroyed_optimizer_state_has_other_losses(bench):
     keys = {"optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
     without(undisturbed, 8)
-    path = checkpoint.checkpoint_path(undisturbed.path, 4)
+    path = checkpoint.make_checkpoint_path(undisturbed.path, 4)
     index = msgspec.json.decode((path / "index.json").read_bytes())
     data = bytearray((path / "rank-00000.bin").read_bytes())
     for name, entry in index["tensors"].items():
@@ -151,8 +151,8 @@ def test_a_resumed_run_with_a_destroyed_optimizer_state_has_other_losses(bench):
             data[box["begin"] : box["begin"] + size] = bytes(size)
     (path / "rank-00000.bin").write_bytes(data)
     manifest = checkpoint.read_manifest(path)
-    listed = [checkpoint.CheckpointFile(f.name, f.bytes, files.file_sha256(path / f.name)) for f in manifest.files]
-    files.write_json(path / checkpoint.MANIFEST_FILE, msgspec.structs.replace(manifest, files=listed).with_seal())
+    listed = [checkpoint.CheckpointFile(f.name, f.bytes, files.compute_file_sha256(path / f.name)) for f in manifest.files]
+    files.write_json(path / checkpoint.MANIFEST_FILE, msgspec.structs.replace(manifest, files=listed).add_seal())
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     ours, theirs = losses(again), losses(undisturbed)
     assert ours[:5] == theirs[:5]
@@ -208,13 +208,13 @@ def test_a_resumed_run_gets_the_suspensions_of_the_first_run(bench):
 def test_only_the_newest_checkpoints_are_kept_and_each_is_complete(bench):
     asked = Instruments(checkpoints=CheckpointSettings(every_steps=2, keep=2))
     run_dir = bench.complete(steps=8, instruments=asked)
-    assert [path.name for path in checkpoint.complete_checkpoints(run_dir.path)] == ["step-00000008", "step-00000006"]
+    assert [path.name for path in checkpoint.list_checkpoints(run_dir.path)] == ["step-00000008", "step-00000006"]
     assert sorted(path.name for path in (run_dir.path / checkpoint.CHECKPOINTS_FOLDER).iterdir()) == [
         "step-00000006",
         "step-00000008",
     ]
     found = run_dir.read_result().instruments["checkpoints"]
-    newest = checkpoint.complete_checkpoints(run_dir.path)[0]
+    newest = checkpoint.list_checkpoints(run_dir.path)[0]
     assert found["saves"] == 4
     assert found["bytes"] == sum(p.stat().st_size for p in newest.iterdir() if p.name != checkpoint.MANIFEST_FILE)
     assert not [path for path in newest.iterdir() if path.suffix not in (".bin", ".json")]
@@ -224,7 +224,7 @@ def test_only_the_newest_checkpoints_are_kept_and_each_is_complete(bench):
 def test_a_damaged_checkpoint_is_skipped_and_reported(bench, name):
     keys = {"strategy": "fsdp2", "gpus": 2, "optimizer": ADAM, "steps": 8, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
-    newest = checkpoint.checkpoint_path(undisturbed.path, 8)
+    newest = checkpoint.make_checkpoint_path(undisturbed.path, 8)
     flip(newest / name)
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     why = [data["why"] for data in told(again, "checkpoint_passed_over")]
@@ -237,7 +237,7 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(bench, name):
 def test_a_run_without_an_undamaged_checkpoint_restarts_or_is_refused(bench):
     keys = {"optimizer": ADAM, "steps": 4, "instruments": EVERY_4}
     undisturbed = bench.complete(**keys)
-    (checkpoint.checkpoint_path(undisturbed.path, 4) / "rank-00000.bin").write_bytes(b"")
+    (checkpoint.make_checkpoint_path(undisturbed.path, 4) / "rank-00000.bin").write_bytes(b"")
     again = gone_on(bench, resuming(bench, undisturbed, **keys))
     assert "has 0 bytes, the manifest says" in told(again, "checkpoint_passed_over")[0]["why"]
     assert again.read_result().resumed_from_step is None
@@ -301,7 +301,7 @@ def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     run_dir = bench.run_dir(**keys)
     client = bench.start(run_dir)
     folder = run_dir.path / checkpoint.CHECKPOINTS_FOLDER
-    wait_for(lambda: checkpoint.complete_checkpoints(run_dir.path))
+    wait_for(lambda: checkpoint.list_checkpoints(run_dir.path))
     writer = victim(run_dir, 1)
 
     def is_stopped_in_a_save():
@@ -320,13 +320,13 @@ def test_a_kill_during_a_save_leaves_the_last_complete_checkpoint(bench):
     assert client.returncode == 128 + signal.SIGKILL
     (half,) = folder.glob(".step-*.tmp")
     assert not (half / checkpoint.MANIFEST_FILE).exists()
-    (good,) = checkpoint.complete_checkpoints(run_dir.path)
+    (good,) = checkpoint.list_checkpoints(run_dir.path)
     assert checkpoint.find_damage(good, checkpoint.read_manifest(good).files) is None
     client = bench.start(run_dir)
-    wait_for(lambda: checkpoint.complete_checkpoints(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
+    wait_for(lambda: checkpoint.list_checkpoints(run_dir.path)[:1] != [good] and told(run_dir, "resumed"))
     client.kill()
     client.communicate(timeout=HANG_S)
-    assert told(run_dir, "resumed")[0]["step"] == checkpoint.step_of_checkpoint(good)
+    assert told(run_dir, "resumed")[0]["step"] == checkpoint.parse_checkpoint_step(good)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
@@ -338,8 +338,8 @@ def test_a_signal_to_one_rank_makes_all_ranks_save_and_end(bench, number):
     victim(run_dir, 1).send_signal(number)
     client.communicate(timeout=HANG_S)
     assert client.returncode != 0
-    (path,) = checkpoint.complete_checkpoints(run_dir.path)
-    step = checkpoint.step_of_checkpoint(path)
+    (path,) = checkpoint.list_checkpoints(run_dir.path)
+    step = checkpoint.parse_checkpoint_step(path)
     assert f"saved after step {step}" in told(run_dir, "timeout")[0]["why"]
     assert steps(run_dir, 0)[-1] == steps(run_dir, 1)[-1] == (False, step)
     assert not told(run_dir, "failed")

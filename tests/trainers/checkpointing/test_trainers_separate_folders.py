@@ -80,13 +80,13 @@ def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts
     first = [RunDir(disk / "runs" / run_id) for disk in disks]
     assert len(losses[1]) == 12
     for rank, part in enumerate(first):
-        assert [path.name for path in checkpoint.complete_checkpoints(part.path)] == ["step-00000012", "step-00000008"]
+        assert [path.name for path in checkpoint.list_checkpoints(part.path)] == ["step-00000012", "step-00000008"]
         names = {path.name for path in (part.path / "checkpoints/step-00000008").iterdir()}
         assert names == {f"rank-{rank:05d}.bin"} | ({"manifest.json", "index.json"} if rank == 0 else set())
     assert not list((disks[1]).glob("proofs/*"))
     second = made(bench, disks, run_id)
     for part in first:
-        shutil.rmtree(checkpoint.checkpoint_path(part.path, 12))
+        shutil.rmtree(checkpoint.make_checkpoint_path(part.path, 12))
     for part, other in (first, first[::-1]):
         for folder in ("checkpoints", "steps"):
             shutil.copytree(other.path / folder, part.path / folder, dirs_exist_ok=True)

@@ -130,7 +130,7 @@ def test_a_run_on_fake_gpus_resumes_from_its_checkpoint(gpus, strategy):
         )
     }
     undisturbed = gpus.complete(**keys)
-    shutil.rmtree(checkpoint.checkpoint_path(undisturbed.path, 4))
+    shutil.rmtree(checkpoint.make_checkpoint_path(undisturbed.path, 4))
     again = gpus.bench.run_dir(**{"launcher": "torchrun", **keys})
     files.write_json(again.run_json, msgspec.structs.replace(again.read_run(), resume=[undisturbed.run_id]))
     assert gpus.again(again, 2) == [0, 0]

@@ -25,7 +25,7 @@ PSI = 882_176  # bytes of the parameters of gpt2-tiny
 
 def read_tensors(run_dir, step=STEPS):
     """The tensors of a checkpoint by name, as flat arrays."""
-    folder = checkpoint.checkpoint_path(run_dir.path, step)
+    folder = checkpoint.make_checkpoint_path(run_dir.path, step)
     tensors = msgspec.json.decode((folder / "index.json").read_bytes())["tensors"]
     values = {}
     for name, entry in tensors.items():

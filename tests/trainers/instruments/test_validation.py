@@ -7,7 +7,7 @@ from support_document_keys import wrong
 from support_long import only_long
 
 from shardlab.matrix.cell import Instruments, Optimizer, Validation
-from shardlab.runs.record import ValidationRecord, read_lines
+from shardlab.runs.record import ValidationRecord, read_records
 
 pytest_plugins = ["support_trainers"]
 EVERY_5 = Instruments(validation=Validation(every_steps=5, items=40))
@@ -16,7 +16,7 @@ EVERY_5 = Instruments(validation=Validation(every_steps=5, items=40))
 def records(run_dir):
     lines = run_dir.validation_file.read_text().splitlines() if run_dir.validation_file.exists() else []
     assert [said for line in lines for said in wrong("runs/RUN_ID/validation.jsonl", json.loads(line))] == []
-    return read_lines(run_dir.validation_file, ValidationRecord).records
+    return read_records(run_dir.validation_file, ValidationRecord).records
 
 
 @pytest.fixture(scope="module")

@@ -252,7 +252,7 @@ def test_the_key_of_the_cache_depends_on_what_changes_a_step(cell_of):
 
     def key(full_depth=False, **keys):
         cell = cell_of("fsdp2", 4, keys)
-        return RehearsalRequest(cell).cache_key(full_depth=full_depth)
+        return RehearsalRequest(cell).compute_cache_key(full_depth=full_depth)
 
     assert key() == key(seed=1, steps=3, launcher="torchrun")
     assert (

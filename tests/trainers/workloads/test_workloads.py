@@ -277,8 +277,8 @@ def test_an_accepted_cell_can_be_built_and_takes_a_micro_batch(name, tmp_path):
 
 def test_an_architecture_without_dropout_refuses_the_option():
     option = next(option for option in menu.find_workload("resnet50").options if option.name == "dropout")
-    assert option.refuse(True) == "found true. Allowed: false."
-    assert option.refuse(False) is None
+    assert option.explain_refused_value(True) == "found true. Allowed: false."
+    assert option.explain_refused_value(False) is None
 
 
 def test_fetch_gives_the_same_items_in_another_thread(task_of):
