@@ -317,7 +317,7 @@ def test_a_long_file_is_archived_without_reading_it_as_a_whole(tmp_path, pseudon
     finally:
         tracemalloc.stop()
     assert peak < len(text) / 3
-    archived = (tmp_path / "staged" / source.name).read_bytes()
+    archived = (tmp_path / "staged" / source.archive_path).read_bytes()
     expected = text if pseudonyms is None else text.replace(support.HOST.encode(), b"host1")
     assert (gzip.decompress(archived) if name.endswith(".gz") else archived) == expected
 

@@ -217,7 +217,6 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
             "cannot honour fp16: the compression error",
         ),
         ("axes: {time_limit: ['5 minutes']}", "4:21: axes.time_limit[0]", '"HH:MM:SS"'),
-        ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "needs 2 nodes, the cluster has 1."),
         (
             "axes: {instruments.profile: [{first_step: 9}]}",
             "4:30: axes.instruments.profile[0]",
@@ -247,6 +246,14 @@ def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(tmp_path):
     assert find_misfits(found, cells, CPU, cells) == []
     (misfit,) = find_misfits(found, cells, Capacity(most_nodes=1, gpus_per_node=2), cells)
     assert misfit.why == "needs 4 GPUs, the cluster has 2 per node."
+
+
+def test_more_nodes_than_the_cluster_has_are_a_misfit(tmp_path):
+    found = load(tmp_path, BASE + "axes: {nnodes: [2], gpus: [2]}\n")
+    cells = resolve_cells(found)
+    assert find_misfits(found, cells, Capacity(most_nodes=2, gpus_per_node=2), cells) == []
+    (misfit,) = find_misfits(found, cells, CPU, cells)
+    assert misfit.why == "needs 2 nodes, the cluster has 1."
 
 
 def test_defaults_of_workload_and_options_are_written_out(tmp_path):
