@@ -155,11 +155,9 @@ def _make_difference_bars(names: list[str], pair: BaselinePair) -> dict[str, Any
 def _describe_use(mark: CellMark, use_by_name: dict[str, OperatorUse], name: str) -> str:
     if name not in use_by_name:
         return f"{mark.label}: not called"
-    time_text, calls_text = (
-        notation.format_number(use_by_name[name].total_ms),
-        notation.format_number(use_by_name[name].calls, 3),
-    )
-    return f"{mark.label}: {time_text} ms in {calls_text} calls per step"
+    use = use_by_name[name]
+    calls_text = notation.format_number(use.calls, 3)
+    return f"{mark.label}: {notation.format_number(use.total_ms)} ms in {calls_text} calls per step"
 
 
 def shorten_names(names: list[str]) -> list[str]:

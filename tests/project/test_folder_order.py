@@ -138,6 +138,6 @@ def test_an_archive_has_the_same_files_in_the_same_order(tmp_path, monkeypatch):
         with monkeypatch.context() as patched:
             support_folder_order.reverse(patched, descending=descending)
             sources, left_out = contents.choose_files(made, load.load_matrix(made, None), 1 << 30)
-        chosen.append([one.name for one in sources] + [one.name for one in left_out])
+        chosen.append([one.archive_path for one in sources] + [one.archive_path for one in left_out])
     assert chosen[0] == chosen[1]
     assert len(chosen[0]) > 20

@@ -22,7 +22,7 @@ MOST = {
     "provision": (0, 0, 8),
     "jobs": (0, 0, 3),
     "trainers": (0, 0, 1),
-    "collect": (0, 0, 15),
+    "collect": (0, 0, 14),
 }
 
 

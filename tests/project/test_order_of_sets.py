@@ -14,7 +14,7 @@ from tests.project.test_house import ROOMS, ROOT, SOURCES
 # (file, beginning of the code): why the order of this set does not matter.
 ALLOWED = {
     ("collect/archiving/anonymous.py", "(*KEPT_WORDS, *words)"): "becomes a set",
-    ("collect/archiving/anonymous.py", "{word: _standalone_pattern(word)"): "the patterns are joined the longest first",
+    ("collect/archiving/anonymous.py", "{word: _make_standalone_pattern(word)"): "the patterns are joined the longest first",
     ("collect/archiving/anonymous.py", "{b'\"%b\"' % word"): "the patterns are joined the longest first",
     ("collect/figures/memory_parts.py", "{category: sum("): "the figure reads the categories by name, in a fixed order",
     ("collect/figures/operators.py", "for name in pair.cell_uses.keys() | "): "the names are sorted at the end",

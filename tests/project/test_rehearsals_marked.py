@@ -238,7 +238,7 @@ def test_the_perfetto_file_and_the_live_page_mark_a_rehearsal(call, workspace, t
     call("collect timeline", *TERMINAL["collect timeline"])
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {f"{support.HOST} (rehearsal)"}
-    document = json.loads(LivePage(workspace).document()[0])
+    document = json.loads(LivePage(workspace).refresh_document()[0])
     assert document["queue"].count('<td class="why">rehearsal') == 4
     assert [run["head"].count("completed: rehearsal") for run in document["runs"]] == [1]
 

@@ -18,7 +18,7 @@ HELD = {
     "collect/comparison/command.py _print_pairs": OF_COLLECT,
     "collect/comparison/command.py print_comparison": WORDS,
     "collect/explain/command.py _print_explanation": OF_COLLECT,
-    "collect/explain/command.py list_metrics": WORDS,
+    "collect/explain/command.py print_metrics": WORDS,
     "collect/fetching/fetch_command.py fetch_and_print": OF_COLLECT,
     "collect/history/command.py _print_history": OF_COLLECT,
     "collect/report/answer.py print_answer": OF_COLLECT,

@@ -33,8 +33,8 @@ IN_TEXTS = {
     ("provision/cloudlab/extension.py", "granted_time.total_seconds() / 3600"): "its callers write the unit",
     ("provision/command/init.py", "size / GIB"): "its caller writes the unit",
     ("jobs/verbs/menus.py", "flops / 1000000.0"): "the column has the unit",
-    ("collect/explain/command.py", "event.start_ns // 1000"): "a time as the trace file has it, with three decimals",
-    ("collect/explain/command.py", "event.start_ns % 1000"): "the three decimals of a time in us",
+    ("collect/explain/command.py", "event_place.start_ns // 1000"): "a time as the trace file has it, with three decimals",
+    ("collect/explain/command.py", "event_place.start_ns % 1000"): "the three decimals of a time in us",
     (
         "collect/figures/why_slower.py",
         "notation.format_number(abs(difference.difference_ns) / 1000000.0, 3)",

@@ -81,7 +81,7 @@ def report(path: Path, workspace: Workspace) -> str:
     shown = summary.summarize(loaded, loaded.expansion.baseline)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "draw_figures", lambda *_: [])
-        patch.setattr(page, "plotly_script", str)
+        patch.setattr(page, "read_plotly_script", str)
         drawn = page.draw_page(loaded, msgspec.structs.replace(shown, created_s=0.0), workspace.report, workspace.runs)
     out = KeptOutput()
     terminal.print_verdicts(out, shown)

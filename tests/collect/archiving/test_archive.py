@@ -142,17 +142,14 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
     support.log_in(monkeypatch, USER)
     theirs = support.matrix(tmp_path / "zebra_user-work")
     (theirs.path / "cluster.yaml").write_text(
-        f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\nslurm: "
-        f"{{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\nssh: "
-        f"{{identity: ~/.ssh/id_zebra_user}}\n"
+        f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\nslurm: {{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\nssh: {{identity: ~/.ssh/id_zebra_user}}\n"
     )
     for run in theirs.list_folders():
         named_after(run.path, HOST)
     run = next(one for one in theirs.list_folders() if one.result.exists())
     files.make_folder(run.log)
     run.rank_log(0).write_text(
-        f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\nFile '{FOLDER}/venv/lib/a.py', by {USER} of "
-        f"{ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"
+        f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\nFile '{FOLDER}/venv/lib/a.py', by {USER} of {ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"
     )
     with gzip.open(files.make_folder(run.trace_file(0).parent) or run.trace_file(0), "wb") as trace:
         trace.write(json.dumps({"traceEvents": [], "hostname": HOST}).encode())
@@ -317,7 +314,7 @@ def test_a_long_file_is_archived_without_reading_it_as_a_whole(tmp_path, pseudon
     finally:
         tracemalloc.stop()
     assert peak < len(text) / 3
-    archived = (tmp_path / "staged" / source.name).read_bytes()
+    archived = (tmp_path / "staged" / source.archive_path).read_bytes()
     expected = text if pseudonyms is None else text.replace(support.HOST.encode(), b"host1")
     assert (gzip.decompress(archived) if name.endswith(".gz") else archived) == expected
 

@@ -97,7 +97,7 @@ def test_a_login_equal_to_a_word_of_the_records_changes_no_record(workspace, loa
     sources, _ = contents.choose_files(workspace, loaded, 2**30)
     runs = {run.verdict.state: run.folder.path for run in loaded.runs}.values()  # one run of each state
     chosen = [one for one in sources if "json" in one.path.suffix and any(one.path.is_relative_to(run) for run in runs)]
-    texts = {one.name: one.path.read_text() for one in chosen}
+    texts = {one.archive_path: one.path.read_text() for one in chosen}
     fixed = {name: fixed_words(text) for name, text in texts.items()}
     words = {word for name in texts for word in (*fixed[name], *Path(name).parts)}
     parts = {

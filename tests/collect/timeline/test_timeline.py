@@ -319,7 +319,7 @@ def test_many_steps_are_drawn_as_stretches(monkeypatch):
     names = ["warm-up step 1", *(f"step {number}" for number in range(1, 5)), "step 5 (with an instrument)", "step 6"]
     start_s = np.arange(7.0)
     bars = timelines._make_step_bars(timeline.RowSpans("h", "rank 0", names, start_s, start_s + 0.5), 0.0)
-    assert [(bar.text, bar.start, bar.length) for bar in bars] == [
+    assert [(bar.description, bar.start, bar.length) for bar in bars] == [
         ("warm-up step 1", 0, 0.5), ("step 1 to step 2", 1, 1.5), ("step 3 to step 4", 3, 1.5),
         ("step 5 (with an instrument)", 5, 0.5), ("step 6", 6, 0.5),
     ]  # fmt: skip

@@ -41,8 +41,7 @@ def test_zipped_lists_move_together(tmp_path):
 
 def test_exclusions_carry_their_reason(tmp_path):
     text = BASE + (
-        "axes: {strategy: [single, ddp], gpus: [1, 2, 4]}\nexclude:\n  - {strategy: single, gpus: 2, why: one "
-        "process}\n  - {when: \"strategy == 'single' and gpus > 2\", why: still one}\n"
+        "axes: {strategy: [single, ddp], gpus: [1, 2, 4]}\nexclude:\n  - {strategy: single, gpus: 2, why: one process}\n  - {when: \"strategy == 'single' and gpus > 2\", why: still one}\n"
     )
     found = load(tmp_path, text)
     assert keys(found, "strategy", "gpus") == [("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
@@ -51,8 +50,7 @@ def test_exclusions_carry_their_reason(tmp_path):
 
 def test_inclusions_add_keys_or_cells_as_github_does(tmp_path):
     text = BASE + (
-        "axes: {strategy: [single, ddp]}\ninclude:\n  - {seed: 7}\n  - {strategy: ddp, seed: 8, precision: bf16}\n  - "
-        "{strategy: fsdp2}\n  - {strategy: fsdp2, seed: 9}\n"
+        "axes: {strategy: [single, ddp]}\ninclude:\n  - {seed: 7}\n  - {strategy: ddp, seed: 8, precision: bf16}\n  - {strategy: fsdp2}\n  - {strategy: fsdp2, seed: 9}\n"
     )
     found = load(tmp_path, text)
     assert keys(found, "strategy", "seed", "precision") == [
@@ -94,10 +92,7 @@ def test_a_batch_of_one_kind_replaces_the_other(tmp_path):
 
 
 def test_dotted_keys_refine_mappings(tmp_path):
-    text = (
-        "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3, optimizer: {name: sgd, lr: "
-        "3e-1}}\naxes: {optimizer.lr: [0.1, 1e-2], options.bucket_cap_mb: [1]}\n"
-    )
+    text = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3, optimizer: {name: sgd, lr: 3e-1}}\naxes: {optimizer.lr: [0.1, 1e-2], options.bucket_cap_mb: [1]}\n"
     drafts = [point.make_draft() for point in load(tmp_path, text).points]
     assert [draft.optimizer.lr for draft in drafts] == [0.1, 0.01]
     assert drafts[0].options == {"bucket_cap_mb": 1}
@@ -213,7 +208,6 @@ def test_a_wrong_matrix_is_refused_with_its_place(tmp_path, text, place, words):
             "cannot honour fp16: the compression error",
         ),
         ("axes: {time_limit: ['5 minutes']}", "4:21: axes.time_limit[0]", '"HH:MM:SS"'),
-        ("axes: {nnodes: [2], gpus: [2]}", "4:17: axes.nnodes[0]", "needs 2 nodes, the cluster has 1."),
         (
             "axes: {instruments.profile: [{first_step: 9}]}",
             "4:30: axes.instruments.profile[0]",
@@ -243,6 +237,14 @@ def test_more_ranks_than_gpus_are_refused_where_there_are_gpus(tmp_path):
     assert find_misfits(found, cells, CPU, cells) == []
     (misfit,) = find_misfits(found, cells, Capacity(most_nodes=1, gpus_per_node=2), cells)
     assert misfit.why == "needs 4 GPUs, the cluster has 2 per node."
+
+
+def test_more_nodes_than_the_cluster_has_are_a_misfit(tmp_path):
+    found = load(tmp_path, BASE + "axes: {nnodes: [2], gpus: [2]}\n")
+    cells = resolve_cells(found)
+    assert find_misfits(found, cells, Capacity(most_nodes=2, gpus_per_node=2), cells) == []
+    (misfit,) = find_misfits(found, cells, CPU, cells)
+    assert misfit.why == "needs 2 nodes, the cluster has 1."
 
 
 def test_defaults_of_workload_and_options_are_written_out(tmp_path):
