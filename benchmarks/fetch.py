@@ -73,7 +73,7 @@ def made(folder: Path, runs: int) -> Cluster:
     folder.mkdir()
     cluster = Cluster(folder, folder / "desk")
     support.completed(cluster.there, support.cell())
-    (first,) = cluster.there.all_runs()
+    (first,) = cluster.there.list_run_dirs()
     for number in range(2, runs + 1):
         copy = Path(shutil.copytree(first.path, first.path.with_name(f"{first.run_id[:-1]}{number}")))
         run = copy / "run.json"
@@ -111,7 +111,7 @@ def against_rsync(folder: Path, rounds: int, kind: Kind, server: LocalSshd | Non
     `ssh`."""
     chance, what = random.Random(1), kind.what
     cluster = made(folder, 1)
-    (run,) = cluster.there.all_runs()
+    (run,) = cluster.there.list_run_dirs()
     for number in range(kind.count):
         path = run.path / "trace" / f"{number // 100:03d}" / f"file-{number}.{'jsonl' if kind.is_text else 'gz'}"
         path.parent.mkdir(parents=True, exist_ok=True)

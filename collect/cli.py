@@ -39,7 +39,7 @@ class FetchVerb(Verb):
     def add_options(self, parser: Parser) -> None:
         run_help = "only runs whose id matches; may be given several times"
         run_option = parser.add_argument("--run", dest="runs", action="append", default=[], metavar="GLOB", help=run_help)
-        completion.offer_completions(run_option, Workspace.list_runs)
+        completion.offer_completions(run_option, Workspace.list_run_ids)
         prune_help = "then remove the files on the cluster or its nodes of runs that ended, if their checksums are those here"
         parser.add_argument("--prune", action="store_true", help=prune_help)
         parser.add_argument("--yes", action="store_true", help="remove without a question")
@@ -158,9 +158,9 @@ class TraceVerb(ReadingVerb):
         run_help = (
             "a run id, a path (with a slash) to Chrome traces or to a memory snapshot, or the name that `jobs trace` printed"
         )
-        completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.list_runs)
+        completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.list_run_ids)
         against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
-        completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.list_runs)
+        completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.list_run_ids)
         hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
         parser.add_argument("--like-hta", action="store_true", help=hta_help)
 
@@ -186,7 +186,7 @@ class TimelineVerb(ReadingVerb):
     def add_options(self, parser: Parser) -> None:
         completion.offer_completions(
             parser.add_argument("run", metavar="RUN", help="a run: its id, the beginning of the id, or its short name"),
-            Workspace.list_runs,
+            Workspace.list_run_ids,
         )
         perfetto_help = "also write steps, telemetry, events and traces of all hosts on one clock to FILE, for ui.perfetto.dev"
         parser.add_argument("--perfetto", metavar="FILE", help=f"{perfetto_help} (compressed if it ends in .gz)")
@@ -403,7 +403,7 @@ class TrackVerb(Verb):
     def add_options(self, parser: Parser) -> None:
         completion.offer_completions(
             parser.add_argument("run", metavar="RUN", help="a run: its id, the beginning of the id, or its short name"),
-            Workspace.list_runs,
+            Workspace.list_run_ids,
         )
         to_help = f"{', '.join(TRACKERS)}; writes into track/ of the workspace (docs/exports.md)"
         tracker_option = parser.add_argument("--to", required=True, metavar="TRACKER", help=to_help)

@@ -73,7 +73,7 @@ def _check_permission(invocation: Invocation, verb: JobsVerb) -> None:
     arguments, workspace = invocation.arguments, invocation.workspace
     waiting_paths = list_waiting_files(workspace) if verb.starts_runs else []
     if getattr(arguments, "trust", False):
-        retried_runs = workspace.list_folders() if verb.name == "retry" else []  # a new attempt may use the last code
+        retried_runs = workspace.list_run_dirs() if verb.name == "retry" else []  # a new attempt may use the last code
         code_paths = (code_path for run in retried_runs for code_path in list_code_files(run))
         workspace_trust.store_consent(workspace, invocation.out.print_remark, dict.fromkeys([*waiting_paths, *code_paths]))
     if verb.changes_runs:

@@ -183,7 +183,7 @@ class RunQueue:
         """The runs that were submitted and wait, in the order of their submission. Runs whose records are damaged are left
         out."""
         waiting_runs = []
-        for run_dir in self._workspace.list_folders():
+        for run_dir in self._workspace.list_run_dirs():
             if run_dir.claim.exists():
                 continue
             with contextlib.suppress(ShardlabError):
@@ -227,14 +227,14 @@ class RunQueue:
     def wait_for_running(self) -> None:
         """Wait until the runs that an earlier runner started have ended. If the supervisor of a run is gone, record the end of
         the run."""
-        for run_dir in self._workspace.list_folders():
+        for run_dir in self._workspace.list_run_dirs():
             with contextlib.suppress(ShardlabError):  # a run whose records cannot be read is skipped
                 while is_running(run_dir):
                     time.sleep(CHECK_INTERVAL_S)
 
     def record_lost_runs(self) -> None:
         """Record the end of each run whose supervisor is gone, without waiting for the runs that are still running."""
-        for run_dir in self._workspace.list_folders():
+        for run_dir in self._workspace.list_run_dirs():
             with contextlib.suppress(ShardlabError):
                 is_running(run_dir)
 

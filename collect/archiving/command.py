@@ -117,7 +117,7 @@ def write_archive(
         staging.pack_commands(folder, loaded, archived_commands)
         left_out += staging.write_descriptions(folder, loaded, cluster_config, pseudonyms)
         staging.finish_workspace(folder, matrix_name, workspace)
-        run_ids = Workspace(folder).list_runs()
+        run_ids = Workspace(folder).list_run_ids()
         if pseudonyms is not None:
             replace_names = pseudonyms.replace_names_in_text
             left_out = [LeftOutFile(replace_names(file.name), file.bytes, replace_names(file.why)) for file in left_out]

@@ -122,7 +122,7 @@ def finish_workspace(folder: Path, matrix_name: str, original_workspace: Workspa
     original_workspace: the workspace that is archived. If its own metrics may be executed, the report contains them.
     """
     staged_workspace = Workspace(folder)
-    for run in staged_workspace.list_folders():
+    for run in staged_workspace.list_run_dirs():
         manifest.write_manifest(run, manifest.make_manifest(run, manifest.list_files(run.path), is_complete=True))
     return write_matrix_report(staged_workspace, matrix_name, original_workspace)
 

@@ -162,7 +162,7 @@ def _fetch_runs(
         from collect.fetching import download
 
         downloads_by_run = download.download_runs(workspace, patterns, conversation, progress)
-    all_run_ids = sorted({*workspace.list_runs(), *downloads_by_run})
+    all_run_ids = sorted({*workspace.list_run_ids(), *downloads_by_run})
     matching_run_ids = workspace.match_runs(patterns, run_ids=all_run_ids) if patterns else all_run_ids
     part_sentences_by_run = {run_id: run.parts for run_id, run in downloads_by_run.items()}
     part_sentences_by_run |= node_parts.gather_parts_if_needed(

@@ -103,7 +103,7 @@ def _find_resumed_runs(workspace: Workspace) -> dict[str, str]:
     A run that has ended does not resume any more, so it is not considered.
     """
     resuming_runs: dict[str, str] = {}
-    for run_dir in workspace.list_folders():
+    for run_dir in workspace.list_run_dirs():
         with contextlib.suppress(InputError, FileNotFoundError):  # a run that cannot be read is skipped
             if resumed_ids := run_dir.read_run().resume:
                 resuming_runs |= dict.fromkeys(resumed_ids, run_dir.run_id) if run_dir.judge().state not in FINAL_STATES else {}

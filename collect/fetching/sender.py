@@ -48,7 +48,7 @@ class RunSender(FileSender):
         self.flush_output()
 
     def _offer_runs(self, patterns: list[str]) -> dict[str, OfferedRun]:
-        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.list_runs()
+        matching_ids = self._workspace.match_runs(patterns) if patterns else self._workspace.list_run_ids()
         part_sentences = node_parts.gather_parts_if_needed(self._workspace, matching_ids, TransferProgress())
         self.send_message(RunOffers(len(matching_ids), fetch_matrices.read_matrix_descriptions(self._workspace)))
 

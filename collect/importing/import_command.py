@@ -177,7 +177,7 @@ def _write_run(
     """Write the folder of the run, which appears complete or not at all, and the matrix if it is new. Returns the folder.
 
     A run with the same labels is another repeat of the same cell."""
-    present_ids = set(workspace.list_runs())
+    present_ids = set(workspace.list_run_ids())
     repeat = next(number for number in range(1, len(present_ids) + 2) if run_file.make_run_id(cell, number) not in present_ids)
     run_id = run_file.make_run_id(cell, repeat)
     source_text = "imported from " + ", ".join(f"{file.name} ({file.format})" for file in imported_files)

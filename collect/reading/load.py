@@ -63,7 +63,7 @@ def load_matrix(workspace: Workspace, matrix: str | None, telemetry: Telemetry =
     """
     expansion, searches = _split_searched_cells(workspace, _add_imported_cells(workspace, workspace.read_expansion(matrix)))
     run_ids_by_cell: dict[str, list[str]] = {}
-    for run_id in workspace.list_runs():
+    for run_id in workspace.list_run_ids():
         if id_parts := parse_run_id(run_id):
             run_ids_by_cell.setdefault(id_parts.cell_name, []).append(run_id)
     run_ids_of_cells: list[set[str]] = []
@@ -90,7 +90,7 @@ def _add_imported_cells(workspace: Workspace, expansion: Expansion) -> Expansion
     """The expansion with the cells of imported runs. The runs alone remember them, because `jobs` writes the expansion of a
     matrix again whenever it renders the matrix."""
     cell_by_id = {cell.id: cell for cell in expansion.cells}
-    for run_id in workspace.list_runs():
+    for run_id in workspace.list_run_ids():
         if run_id.startswith(IMPORTED_PREFIX):
             with contextlib.suppress(InputError):  # the matrix of a run without a readable run.json is not known
                 run = RunDir(workspace.runs / run_id).read_run()

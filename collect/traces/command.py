@@ -366,7 +366,7 @@ def _find_latest_runs(workspace: Workspace, set_name: str) -> Mapping[int, tuple
     set_name: the name of the set of runs. Runs whose records cannot be read are left out.
     """
     latest_run_by_part: dict[int, tuple[RunDir, Run, TracePart]] = {}
-    for run_dir in workspace.list_folders():
+    for run_dir in workspace.list_run_dirs():
         try:
             run = run_dir.read_run()
         except ShardlabError:

@@ -115,7 +115,7 @@ class Queue:
         """The runs with their present states: first runs that failed, then running runs, then waiting runs, then all other
         runs by their last event."""
         latest_run_by_name: dict[str, str] = {}
-        for run_id in self.workspace.list_runs():
+        for run_id in self.workspace.list_run_ids():
             run_name, attempt_number = split_attempt(run_id)
             if run_name not in latest_run_by_name or attempt_number > split_attempt(latest_run_by_name[run_name])[1]:
                 latest_run_by_name[run_name] = run_id

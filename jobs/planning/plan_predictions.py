@@ -71,7 +71,7 @@ def read_run_ratios(workspace: Workspace) -> Iterator[MeasuredRatio]:
     """The ratios of measured to predicted time and memory, and the power of a GPU, for each completed run of the workspace that
     trained on a GPU and had a prediction."""
     power_w_by_run = measured_power.read_all_powers(workspace)
-    for run_dir in workspace.list_folders():
+    for run_dir in workspace.list_run_dirs():
         try:
             if (run_ratio := _measure_ratio(run_dir, power_w_by_run.get(run_dir.run_id))) is not None:
                 yield run_ratio

@@ -57,7 +57,7 @@ def remove_unused_copies(workspace: Workspace, current_copy: Path) -> None:
         copy_name: copies_folder / copy_name for copy_name in files.list_names(copies_folder) if copy_name != current_copy.name
     }
     run_copy_names = []
-    for run_dir in workspace.list_folders() if copy_by_name else []:
+    for run_dir in workspace.list_run_dirs() if copy_by_name else []:
         try:
             source_path = run_dir.read_run().source
         except ShardlabError:

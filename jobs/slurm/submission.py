@@ -151,7 +151,7 @@ def _read_submission(path: Path) -> Submission | str | None:
 
 
 def _describe_damage_and_remedy(workspace: Workspace, token: str, damage: str) -> str:
-    waiting_ids = [run.run_id for run in workspace.list_folders() if _is_left_open(run, token)]
+    waiting_ids = [run.run_id for run in workspace.list_run_dirs() if _is_left_open(run, token)]
     if not waiting_ids:
         return f"{damage}. No run waits for this submission: remove the file."
     if len(waiting_ids) > MOST_NAMED_RUNS:

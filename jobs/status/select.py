@@ -26,7 +26,7 @@ def select_runs(workspace: Workspace, patterns: Sequence[str], matrix: str | Non
     which this expression is true. A run whose records cannot be read is always included, because `where` cannot be evaluated
     for this run.
     """
-    all_run_ids = workspace.list_runs()
+    all_run_ids = workspace.list_run_ids()
     if matrix is not None:
         matrix_run_ids = {
             run_id for cell in workspace.read_expansion(matrix).cells for run_id in _list_run_ids(workspace, cell)

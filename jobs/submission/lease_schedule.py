@@ -50,7 +50,7 @@ class LeaseSchedule:
     def add_unfinished(self, workspace: Workspace, excluded_ids: Container[str]) -> None:
         """Add the running and the pending runs of a workspace, except for runs with the ids `excluded_ids`. Their recorded
         durations are used for the runs that are added later."""
-        runs = read_statuses(workspace, select_last_attempts(workspace.list_folders()))
+        runs = read_statuses(workspace, select_last_attempts(workspace.list_run_dirs()))
         durations_by_cell: dict[str, list[float]] = {}
         for run in runs:
             id_parts = parse_run_id(run.id)

@@ -138,7 +138,7 @@ def _find_last_folders(
 ) -> dict[str, RunDir]:
     """For each of these runs that has a folder, the folder of its last attempt, by the run id of the first attempt."""
     first_ids = {make_run_id(cell, repeat) for cell, repeat, _ in wanted_runs}
-    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_folders())}
+    last_folders = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_run_dirs())}
     return {first_id: run_dir for first_id, run_dir in last_folders.items() if first_id in first_ids}
 
 

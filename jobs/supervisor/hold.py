@@ -35,7 +35,7 @@ def hold_alike_runs(run_dir: RunDir, run: Run, why: str) -> str:
     run_dir.write_event("attempt", "held", why=why, requeued=claim.read_own_job_id())
     own_cluster = run_dir.find_sent_job()[0].rpartition(":")[0] or None
     own_job, token_by_job = name_job(claim.read_own_job_id(), own_cluster), dict[str, str]()
-    for other_run in Workspace(run_dir.path.parent.parent).list_folders():
+    for other_run in Workspace(run_dir.path.parent.parent).list_run_dirs():
         if (verdict := _judge_if_alike(other_run, run_dir, run)) is None:
             continue
         job, token = other_run.find_sent_job()

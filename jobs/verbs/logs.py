@@ -31,7 +31,7 @@ class LogsVerb(JobsVerb):
 
     def add_options(self, parser: Parser) -> None:
         run_help = "a run: its id, the beginning of the id, its short name, or a shell pattern that matches one run"
-        completion.offer_completions(parser.add_argument("run_id", metavar="RUN", help=run_help), Workspace.list_runs)
+        completion.offer_completions(parser.add_argument("run_id", metavar="RUN", help=run_help), Workspace.list_run_ids)
         rank_help = "print the log of rank N (default: the log of the launcher, then the log of rank 0)"
         parser.add_argument("--rank", type=int, metavar="N", help=rank_help)
         parser.add_argument("--follow", action="store_true", help="keep printing new output until the run has ended")

@@ -54,7 +54,7 @@ def add_cluster_option(parser: Parser) -> None:
 def add_run_selection(parser: Parser) -> None:
     """Add the arguments that select runs of the workspace."""
     runs_help = "ids or their beginnings, short names of cells or runs (docs/how-to/name-a-run.md), or quoted shell patterns"
-    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.list_runs)
+    completion.offer_completions(parser.add_argument("runs", nargs="*", metavar="RUN", help=runs_help), Workspace.list_run_ids)
     matrix_help = "only runs of this matrix"
     completion.offer_completions(parser.add_argument("--matrix", metavar="NAME", help=matrix_help), Workspace.list_matrix_names)
     where_help = "only runs for which this expression is true, such as \"state == 'failed'\""

@@ -31,7 +31,7 @@ class SubmitVerb(JobsVerb):
         adapted_matrix.add_adapt_option(parser)
         shared_options.add_wait_option(parser)
         after_help = "on Slurm: start after these runs have ended (run id or shell pattern)"
-        completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.list_runs)
+        completion.offer_completions(parser.add_argument("--after", metavar="RUN", help=after_help), Workspace.list_run_ids)
         dry_run_help = "print what would be submitted, and submit nothing; with -v also print the scripts"
         parser.add_argument("--dry-run", action="store_true", help=dry_run_help)
         inside_help = "inside `salloc` or a notebook's job: run the cells in this allocation, one after another"
@@ -47,7 +47,7 @@ class SubmitVerb(JobsVerb):
             "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the "
             "ranks share the batch (if the checkpoint has the layout `whole`, also in their strategy)"
         )
-        completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.list_runs)
+        completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.list_run_ids)
         tracker_names = ", ".join(trackers.TRACKERS)
         track_help = (
             f"log runs while they go on, offline, into {trackers.TRACKER_FOLDER}/ of the workspace: "

@@ -201,7 +201,7 @@ def print_lease(out: Output, lease: Lease | None, late_count: int = 0) -> None:
 def print_status(out: Output, statuses: Sequence[Status], workspace: Workspace) -> None:
     """Print the table of runs and the lease of their nodes, or the JSON document."""
     if not statuses and not out.json:
-        out.print_line(f"no runs{' that match' * any(workspace.list_runs())} in {workspace.path}.")
+        out.print_line(f"no runs{' that match' * any(workspace.list_run_ids())} in {workspace.path}.")
     elif not out.json:
         table = status_table.make_table(statuses, out.width)
         out.show_table(table)

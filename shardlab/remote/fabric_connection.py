@@ -45,19 +45,19 @@ class SshRunner(runners.Local):
             if stream is not None:
                 stream.close()
 
-    def handle_stdin(self, command_input: IO[Any], output: IO[Any], echo: bool = False) -> None:
+    def handle_stdin(self, input_: IO[Any], output: IO[Any], echo: bool = False) -> None:
         """Send the input of the command when its mark has arrived, and then the end of the input."""
-        assert isinstance(command_input, CommandInput)
+        assert isinstance(input_, CommandInput)
         assert self.process.stdin is not None
-        input_bytes = command_input.getvalue()
+        input_bytes = input_.getvalue()
         deadline = time.monotonic() + START_S
-        while input_bytes and not self._has_mark(command_input.start_mark) and not self.process_is_finished:
+        while input_bytes and not self._has_mark(input_.start_mark) and not self.process_is_finished:
             if time.monotonic() > deadline:
                 break
             time.sleep(self.input_sleep)
         try:
             with self.process.stdin as stdin:
-                if self._has_mark(command_input.start_mark):
+                if self._has_mark(input_.start_mark):
                     stdin.write(input_bytes)
         except BrokenPipeError:
             return  # the command ended before it read its whole input; its exit code says why

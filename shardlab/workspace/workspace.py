@@ -81,7 +81,7 @@ class Workspace:
         """The folder of the run with this name, which `match_run` accepts. Raises InputError if there is no such run."""
         run_dir = RunDir(self.runs / self.match_run(run_name, matrix_name))
         if not run_dir.run_json.exists():
-            raise UnknownName("run", run_name, self.list_runs(), place=str(self.runs))
+            raise UnknownName("run", run_name, self.list_run_ids(), place=str(self.runs))
         return run_dir
 
     def match_run(self, name: str, matrix_name: str | None = None) -> str:
@@ -103,7 +103,7 @@ class Workspace:
 
         matrix_name: the matrix whose cells handles number; None: the last matrix. run_ids: the ids to choose from; None: those
         of all runs in this workspace."""
-        all_ids = self.list_runs() if run_ids is None else run_ids
+        all_ids = self.list_run_ids() if run_ids is None else run_ids
         return handles.match_run_ids(all_ids, names, self.number_cells(matrix_name))
 
     def number_cells(self, matrix_name: str | None = None) -> dict[str, str]:
@@ -113,7 +113,7 @@ class Workspace:
             return handles.number_cells(cell.id for cell in self.read_expansion(matrix_name).cells)
         return {}
 
-    def list_runs(self) -> list[str]:
+    def list_run_ids(self) -> list[str]:
         """The ids of all runs in this workspace, sorted."""
         try:
             return sorted(entry.name for entry in os.scandir(self.runs) if RUN_ID.fullmatch(entry.name) and entry.is_dir())
@@ -122,9 +122,9 @@ class Workspace:
         except OSError as error:
             raise WorkspaceError.from_os_error(error, "read") from error
 
-    def list_folders(self) -> list[RunDir]:
+    def list_run_dirs(self) -> list[RunDir]:
         """The folders of all runs in this workspace, sorted by id."""
-        return [RunDir(self.runs / run_id) for run_id in self.list_runs()]
+        return [RunDir(self.runs / run_id) for run_id in self.list_run_ids()]
 
     @contextlib.contextmanager
     def hold_runs_lock(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def run(workspace) -> RunDir:
-    return workspace.all_runs()[0]
+    return workspace.list_run_dirs()[0]
 
 
 @pytest.mark.parametrize("verb", VERBS)

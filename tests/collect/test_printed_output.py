@@ -54,7 +54,7 @@ def scales(path):
             support.completed(workspace, cell, repeat, rehearsal=False, gpus=GPUS, gpu=ON_A_GPU, found=found)
     support.failed(workspace, validated, 1, "CUDA out of memory: tried to allocate 2.00 GiB", steps=1)
     verbs = [["explain", cells[1].name(), metric] for metric in METRICS]
-    return workspace, [["timeline", run] for run in workspace.list_runs()], [["verdicts"], *verbs]
+    return workspace, [["timeline", run] for run in workspace.list_run_ids()], [["verdicts"], *verbs]
 
 
 def states(path):
@@ -66,7 +66,7 @@ def pipelines(path):
     """Pipelines with 4 and with 16 micro-batches."""
     workspace = Workspace(path)
     support.complete_pipelines(workspace)
-    return workspace, [["timeline", run] for run in workspace.list_runs()], []
+    return workspace, [["timeline", run] for run in workspace.list_run_ids()], []
 
 
 def layers(path):
@@ -76,7 +76,7 @@ def layers(path):
     for cell in cells:
         ranks = [support_ranks.rank_with_layers(number, 3 * cell.gpus) for number in range(cell.gpus)]
         support_ranks.write_traces(support.completed(workspace, cell), ranks)
-    return workspace, [["trace", run] for run in workspace.list_runs()], []
+    return workspace, [["trace", run] for run in workspace.list_run_ids()], []
 
 
 def collectives(path):
@@ -85,7 +85,7 @@ def collectives(path):
     support.keep(workspace, cells, repeats=1)
     for cell, seed in zip(cells, (1, 5), strict=True):
         support_ranks.write_traces(support.completed(workspace, cell), support_ranks.run(seed, size=cell.gpus))
-    first, second = workspace.list_runs()
+    first, second = workspace.list_run_ids()
     verbs = [["trace", first], ["trace", second], ["trace", first, "--like-hta"], ["trace", second, "--against", first]]
     return workspace, verbs, []
 

@@ -45,11 +45,11 @@ def jobs(workspace: Workspace, *words: str) -> int:
 def test_the_archived_matrix_gives_the_same_cells_here(archived, bench):
     file, theirs = archived
     planned = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run")
-    assert [run["id"] for run in planned] == theirs.run_ids()
+    assert [run["id"] for run in planned] == theirs.list_run_ids()
     other = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run", "--set", "steps=4")
-    assert [run["id"] for run in other] != theirs.run_ids()
+    assert [run["id"] for run in other] != theirs.list_run_ids()
     bench.run("jobs", "submit", f"--from={file}", "--trust", "--wait")
-    assert list(bench.states()) == theirs.run_ids()
+    assert list(bench.states()) == theirs.list_run_ids()
     assert (bench.path / "workloads" / "points.py").read_text() == MODEL
     (pair,) = bench.json("collect", "compare", str(file), str(bench.path))["pairs"]
     theirs_and_ours = {one["metric"]: (one["a"], one["b"]) for one in pair["metrics"]}["final_loss"]
@@ -108,7 +108,7 @@ def test_a_script_of_an_archive_runs_here_with_the_same_files(archived_command, 
     assert "its matrix runs programs: own: python train.py. Read it and its files (collect open own.shardlab.zip)" in refused
     assert not list(bench.path.glob("archived"))
     planned = bench.json("jobs", "submit", "--from", str(file), "--trust", "--dry-run")
-    assert [run["id"] for run in planned] == theirs.run_ids()
+    assert [run["id"] for run in planned] == theirs.list_run_ids()
     bench.run("jobs", "submit", "--from", str(file), "--trust", "--wait")
     (run,) = [RunDir(path) for path in (bench.path / "runs").iterdir()]
     assert (run.work / "train.py").read_text() == SCRIPT

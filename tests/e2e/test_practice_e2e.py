@@ -368,7 +368,7 @@ def test_a_hung_node_is_reported_once_and_delays_no_other_node(practice):
 def test_a_changed_host_key_stops(practice):
     known = practice.folder / ".shardlab" / "known_hosts"
     before, head = known.read_text(), practice.nodes["head"].host
-    other = (practice.machine("work1").host_key.with_suffix(".pub")).read_text().split()[1]
+    other = (practice.machine("work1").host_key_path.with_suffix(".pub")).read_text().split()[1]
     try:
         known.write_text(
             "\n".join(f"{head} ssh-ed25519 {other}" if line.startswith(f"{head} ") else line for line in before.splitlines())
@@ -386,7 +386,7 @@ def test_an_unknown_host_key_stops_with_its_fingerprint_unless_new_ones_are_acce
     monkeypatch.setenv("HOME", str(tmp_path))
     identity = practice.folder / ".shardlab" / "practice" / "id_ed25519"
     known = tmp_path / "known_hosts"
-    public = practice.machine("head").host_key.with_suffix(".pub")
+    public = practice.machine("head").host_key_path.with_suffix(".pub")
     mark = subprocess.run(["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True).stdout.split()[1]
     head = practice.nodes["head"].host
     strict = Remote(Address(head, user=base.PRACTICE_USER, identity=identity, known_hosts=known))

@@ -109,7 +109,7 @@ def test_another_user_of_this_machine_gains_nothing_from_practice_nodes(practice
     for script in ('cat "$1"', 'echo ssh-ed25519 mine >> "$1"', 'ls "$(dirname "$1")"'):
         assert run("sh", "-c", script, "try", keys).returncode != 0
     assert keys.read_bytes() == before
-    for secret in (machine.host_key, practice.folder / ".shardlab/practice/id_ed25519"):
+    for secret in (machine.host_key_path, practice.folder / ".shardlab/practice/id_ed25519"):
         assert secret.is_file()
         assert run("cat", secret).returncode != 0
     # Root of a node makes a setuid program and a device file in the shared folder. Neither works on this machine or on the

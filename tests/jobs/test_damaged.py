@@ -59,7 +59,7 @@ def damaged(request, tmp_path, queue, capsys):
     queue.rule(ends=0)
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 0
-    folder = study.workspace.all_runs()[1]
+    folder = study.workspace.list_run_dirs()[1]
     words = request.param(folder)
     capsys.readouterr()
     return study, folder, words
@@ -156,7 +156,7 @@ def test_an_unfinished_file_of_a_killed_writer_is_no_damage(tmp_path, queue):
     queue.rule(ends=0)
     study = Study(tmp_path, 1)
     assert study.jobs("submit") == 0
-    (folder,) = study.workspace.all_runs()
+    (folder,) = study.workspace.list_run_dirs()
     with folder.events_file("attempt").open("a") as lines:
         lines.write('{"schema":1,"event":"start')
     folder.write_event("attempt", "started")
@@ -175,7 +175,7 @@ def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(
     assert study.jobs("submit") == 1
     said = capsys.readouterr()
     assert "1 run(s) submitted, 2 skipped" in said.out
-    first, second = (run.run_id for run in study.workspace.all_runs() if run.events()[-1].event == "submitting")
+    first, second = (run.run_id for run in study.workspace.list_run_dirs() if run.events()[-1].event == "submitting")
     assert f"{file}: is not a submission of this version: " in said.err
     assert f"It is not known whether Slurm accepted the job {file.stem}" in said.err
     assert f"these runs are set aside: {first} {second}." in said.err
@@ -194,7 +194,7 @@ def test_a_submission_whose_run_is_gone_is_given_up(tmp_path, queue, capsys):
     queue.rule(unreachable=["sbatch", "squeue"])
     study = Study(tmp_path, 1)
     assert study.jobs("submit") == 1
-    (folder,) = study.workspace.all_runs()
+    (folder,) = study.workspace.list_run_dirs()
     shutil.move(folder.path, tmp_path / "elsewhere")
     queue.rule()
     assert study.jobs("submit", "--wait") == 0
@@ -209,7 +209,7 @@ def test_the_queue_of_this_machine_continues_with_the_undamaged_runs(tmp_path, d
     script = study.workspace.own_templates / local.SCHEDULER.TEMPLATE
     script.write_text("touch {{ folder | quote }}/begun\nexit 3\n")
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    one, other = study.workspace.all_runs()
+    one, other = study.workspace.list_run_dirs()
     for folder in (one, other):
         folder.write_event("controller", "submitted", scheduler="local")
     damage(one)
@@ -224,7 +224,7 @@ def test_render_leaves_the_folder_of_a_queued_run_whose_records_are_damaged(tmp_
     queue.rule(ends=0)
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0
-    one, other = study.workspace.all_runs()
+    one, other = study.workspace.list_run_dirs()
     events = one.events_file("controller")
     events.write_bytes(events.read_bytes().replace(b'"event":"subm', b'"event":1,"subm'))
     left = one.path / "left"
@@ -242,7 +242,7 @@ def test_render_creates_a_missing_run_behind_a_submitted_run(tmp_path, queue):
     """`jobs render` skips runs that were submitted, and renders the missing run after them."""
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0
-    _, other = sorted(study.workspace.all_runs(), key=lambda run: run.read_run().cell.seed)
+    _, other = sorted(study.workspace.list_run_dirs(), key=lambda run: run.read_run().cell.seed)
     shutil.rmtree(other.path)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
     assert other.path.exists()
@@ -252,7 +252,7 @@ def test_render_creates_a_missing_run_behind_a_submitted_run(tmp_path, queue):
 def test_a_rendered_run_with_a_claim_is_not_changed(tmp_path, queue, capsys, verb):
     study = Study(tmp_path, 2)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    one, other = sorted(study.workspace.all_runs(), key=lambda run: run.read_run().cell.seed)
+    one, other = sorted(study.workspace.list_run_dirs(), key=lambda run: run.read_run().cell.seed)
     one.claim.mkdir()
     shutil.rmtree(other.path)
     more = ["--matrix", str(study.matrix)] if verb == "render" else []
@@ -267,7 +267,7 @@ def test_a_dry_run_names_the_runs_that_are_skipped(tmp_path, queue, capsys):
     queue.rule(ends=0)
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 0
-    folder = study.workspace.all_runs()[0]
+    folder = study.workspace.list_run_dirs()[0]
     words = cut_run(folder)
     capsys.readouterr()
     assert study.jobs("submit", "--dry-run") == 1
@@ -287,7 +287,7 @@ def test_a_dry_run_refuses_runs_of_another_cluster(tmp_path, capsys):
 def test_retry_refuses_an_unsent_run_of_another_cluster(tmp_path, queue, capsys):
     study = Study(tmp_path, 1)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    (folder,) = study.workspace.all_runs()
+    (folder,) = study.workspace.list_run_dirs()
     folder.write_event("controller", "refused", why="Slurm had no room for it")
     cluster_file = study.workspace.path / "cluster.yaml"
     cluster_file.write_text(cluster_file.read_text().replace("name: c\n", "name: other\n"))
@@ -319,10 +319,10 @@ def test_a_command_with_the_exit_code_of_changed_packages_holds_no_other_run(tmp
     script = study.workspace.own_templates / local.SCHEDULER.TEMPLATE
     script.write_text("touch {{ folder | quote }}/begun\nexit 76\n")
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    for folder in study.workspace.all_runs():
+    for folder in study.workspace.list_run_dirs():
         folder.write_event("controller", "submitted", scheduler="local")
     assert local.SCHEDULER.work_as_runner(Workspace(study.workspace.path)) == 0
-    assert all((folder.path / "begun").exists() for folder in study.workspace.all_runs())
+    assert all((folder.path / "begun").exists() for folder in study.workspace.list_run_dirs())
     assert study.states() == ["failed", "failed"]
 
 

@@ -266,7 +266,7 @@ def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace
         brought.append(json.loads(input_bytes))
 
     monkeypatch.setattr(RemoteWorkspace, "ask", ask)
-    monkeypatch.setattr(RemoteWorkspace, "hand_over", lambda there, module, words: 0)
+    monkeypatch.setattr(RemoteWorkspace, "run_interactively", lambda there, module, words: 0)
     words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
     assert on_controller.run_remotely(THERE, invocation(*words)) == 0
     assert not any(".shardlab/inventory.json" in one for one in brought)

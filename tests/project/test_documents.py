@@ -76,7 +76,7 @@ def workspace(tmp_path_factory):
 
 def document(workspace, capsys, line, code):
     """The document that a command prints with --json. line: the command line. code: its expected exit code."""
-    run, *_, other = workspace.run_ids()
+    run, *_, other = workspace.list_run_ids()
     line = line.replace("{run}", run).replace("{other}", other).replace("{folder}", str(workspace.path))
     line = line.replace("{archive}", f"{workspace.path.with_name('archive')}/study.shardlab.zip")
     program, *words = line.split(" ")

@@ -66,7 +66,7 @@ def workspace(tmp_path_factory):
 
 def command_lines(workspace, folder):
     """The options of each verb of VERBS, with which the verb imports what it needs."""
-    run = workspace.run_ids()[0]
+    run = workspace.list_run_ids()[0]
     return {
         "fetch": [],
         "summarize": ["--out", str(folder / "report")],

@@ -149,7 +149,7 @@ def in_slurm(tmp_path_factory):
         queue.rule(ends=0)
         study = Study(folder / "inside", 3)
         assert study.jobs("submit") == 0
-        failed = study.workspace.all_runs()[0]
+        failed = study.workspace.list_run_dirs()[0]
         failed.claim.mkdir()
         failed.write_event("attempt", "started", **host.identify_this_process(), job="1", restarts=0)
         failed.write_event("attempt", "exited", code=1, reason="node_fail", why="lost", steps=0)

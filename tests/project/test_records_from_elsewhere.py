@@ -77,7 +77,7 @@ def written(folder):
 
 @pytest.mark.parametrize(("key", "value"), [("avoid", [LINE]), ("matrix", "../../../elsewhere/x"), ("resume", ["../../x"])])
 def test_a_text_of_run_json_reaches_no_script_and_no_path(tmp_path, queue, study, capsys, key, value):
-    bad, other = study.workspace.all_runs()
+    bad, other = study.workspace.list_run_dirs()
     for folder in (bad, other):
         end(queue, folder, "failed")
     change(bad.run_json, **{key: value})
@@ -85,14 +85,14 @@ def test_a_text_of_run_json_reaches_no_script_and_no_path(tmp_path, queue, study
     assert study.jobs("retry", "--only", "failed") == 1
     assert len(set_aside(capsys.readouterr(), bad)) == 1
     assert [call[-1] for call in queue.calls("sbatch")[1:]] == [
-        str(study.workspace.find_run(f"{other.run_id}-a2").path / "job.sbatch")
+        str(study.workspace.find_run_dir(f"{other.run_id}-a2").path / "job.sbatch")
     ]
     assert all("PWNED" not in path.read_text() for path in study.workspace.path.rglob("*.sbatch"))
     assert {path for path in written(tmp_path) - before if path.is_relative_to(tmp_path / "elsewhere")} == set()
 
 
 def test_a_host_name_of_an_event_reaches_no_script(queue, study, capsys):
-    bad, other = study.workspace.all_runs()
+    bad, other = study.workspace.list_run_dirs()
     end(queue, bad, "node_fail", host=LINE)
     end(queue, other, "node_fail", host="work1")
     assert study.jobs("retry", "--only", "node_fail") == 1
@@ -103,7 +103,7 @@ def test_a_host_name_of_an_event_reaches_no_script(queue, study, capsys):
 
 
 def test_a_run_json_of_another_run_is_set_aside(study, capsys):
-    bad, other = study.workspace.all_runs()
+    bad, other = study.workspace.list_run_dirs()
     bad.run_json.write_bytes(other.run_json.read_bytes())
     assert study.jobs("status") == 1
     said = capsys.readouterr()
@@ -111,7 +111,7 @@ def test_a_run_json_of_another_run_is_set_aside(study, capsys):
 
 
 def test_a_job_number_that_is_an_option_cancels_nothing(queue, study, capsys):
-    bad, other = study.workspace.all_runs()
+    bad, other = study.workspace.list_run_dirs()
     change(bad.events_file("controller"), job="--me")
     assert study.jobs("cancel", "--all") == 1
     assert len(set_aside(capsys.readouterr(), bad)) == 1
@@ -142,7 +142,7 @@ def test_only_jobs_with_our_name_are_held_released_and_waited_for(queue, study):
     slurm.SCHEDULER.release_jobs({"1_0": token, "1_1": token})
     changed = [call for call in queue.calls("scontrol") if call[0] in ("hold", "release")]
     assert changed == [["hold", "1_1"], ["release", "1_1"]]
-    run_ids = [folder.run_id for folder in study.workspace.all_runs()]
+    run_ids = [folder.run_id for folder in study.workspace.list_run_dirs()]
     assert slurm._find_unended_jobs(study.workspace, run_ids, None) == ["1_1"]
 
 
@@ -239,7 +239,7 @@ def test_a_number_of_the_expansion_outside_its_bounds_is_reported(tmp_path, caps
 
 
 def test_an_unexpected_exception_about_a_run_sets_this_run_aside(study, monkeypatch, capsys):
-    bad, other = study.workspace.all_runs()
+    bad, other = study.workspace.list_run_dirs()
     judge = RunDir.judge_with_result
 
     def fail(folder, *arguments):

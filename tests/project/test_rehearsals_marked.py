@@ -193,7 +193,7 @@ def test_the_data_that_trackers_get_mark_a_rehearsal(workspace):
     loaded = load_matrix(workspace, None)
     tracked = [
         *tracked_run.list_tracked_runs(loaded, summarize(loaded, "single")),
-        tracked_run.read_tracked_run(workspace, workspace.find_run(RUN))[1],
+        tracked_run.read_tracked_run(workspace, workspace.find_run_dir(RUN))[1],
     ]
     assert [(run.config["rehearsal"], run.tags[-1]) for run in tracked] == [(True, "rehearsal")] * 5
 

@@ -70,7 +70,7 @@ def make_runs(root):
 def make_submission(root, monkeypatch):
     """The script of an array of jobs, up to the moment when it would be sent to Slurm."""
     workspace = Workspace(root / "workspace")
-    runs = [RunDir(workspace.runs / name) for name in workspace.list_runs()]
+    runs = [RunDir(workspace.runs / name) for name in workspace.list_run_ids()]
     for run in runs:  # the runs were rendered for this machine, so they have no script for sbatch
         files.write_new(run.path / slurm.SCRIPT, b"#!/bin/sh\n#SBATCH --time=5\n", mode=0o755)
 

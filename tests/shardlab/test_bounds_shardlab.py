@@ -69,10 +69,10 @@ LIMITS = {
     "levels of a model's configuration": (lambda n: is_allowed(configuration, n, says="deeper than 32 levels"), 32, 33),
     "age of a lease": (lambda age: not lease(read=NOW - age).is_stale(NOW), 6 * HOUR, 6 * HOUR + SECOND),
     "a lease that was read in the future": (
-        lambda ahead: not lease(read=NOW + ahead).lies_ahead(NOW), 5 * MINUTE, 5 * MINUTE + SECOND,
+        lambda ahead: not lease(read=NOW + ahead).was_read_in_future(NOW), 5 * MINUTE, 5 * MINUTE + SECOND,
     ),
     "time before the end of a lease without a reminder": (
-        lambda left: lease(expires=NOW + left).copy_reminder(NOW) is not None, 2 * HOUR, 2 * HOUR + SECOND,
+        lambda left: lease(expires=NOW + left).make_copy_reminder(NOW) is not None, 2 * HOUR, 2 * HOUR + SECOND,
     ),
     "last record before the end of a lease": (lambda age: ended(NOW - age) == "node_fail", 10 * MINUTE, 10 * MINUTE + SECOND),
     "last record after the end of a lease": (lambda after: ended(NOW - after) == "running", 0 * SECOND, SECOND),

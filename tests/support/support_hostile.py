@@ -48,7 +48,7 @@ def matrix(path: Path) -> Workspace:
     support.failed(workspace, odd, 2, STEERING)
     for file in workspace.runs.rglob("*.json*"):
         _spoil(file)
-    for run in workspace.list_folders():
+    for run in workspace.list_run_dirs():
         run.log.mkdir(exist_ok=True)
         for log in (run.job_log, run.rank_log(0)):
             log.write_bytes(f"{STEERING}\nlast line\n".encode() + b"\x9b31m\xff\n")

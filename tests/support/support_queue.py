@@ -215,14 +215,14 @@ class Study:
         return cli.main([verb, *more, *words, "--workspace", str(self.workspace.path)])
 
     def statuses(self):
-        return reconcile.read_statuses(self.workspace, self.workspace.all_runs())
+        return reconcile.read_statuses(self.workspace, self.workspace.list_run_dirs())
 
     def states(self):
-        return [folder.judge().state for folder in self.workspace.all_runs()]
+        return [folder.judge().state for folder in self.workspace.list_run_dirs()]
 
     def times_sent(self):
         """The set of the pairs (number of events `submitted`, number of events `exited`) of all runs."""
         return {
             (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
-            for folder in self.workspace.all_runs()
+            for folder in self.workspace.list_run_dirs()
         }

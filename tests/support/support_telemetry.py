@@ -66,7 +66,7 @@ class ReadRun:
 
         with pytest.MonkeyPatch.context() as patch:
             for module in (records, sample_cache):
-                patch.setattr(module, "decode_lines", counted)
+                patch.setattr(module, "decode_records", counted)
             run = LoadedRun.read(RunDir(folder), telemetry)
         self.damage, self.last_record_s, self.verdict = run.damage, run.last_record_s, run.verdict
         self.frames = run.samples

@@ -55,9 +55,9 @@ def test_an_opened_archive_has_the_same_runs_and_the_same_report(workspace, file
     assert collect("open", str(file), "--out", str(tmp_path / "ours"), "--json") == 0
     said = document(capsys)
     ours = Workspace(tmp_path / "ours")
-    assert (said["same_report"], said["runs"]) == (True, len(workspace.run_ids()))
-    assert ours.list_runs() == workspace.run_ids()
-    for run in workspace.all_runs():
+    assert (said["same_report"], said["runs"]) == (True, len(workspace.list_run_ids()))
+    assert ours.list_run_ids() == workspace.list_run_ids()
+    for run in workspace.list_run_dirs():
         for name in manifest.list_files(run.path).status_by_file:
             assert (ours.runs / run.run_id / name).read_bytes() == (run.path / name).read_bytes()
     assert (ours.report / "index.html").exists()
@@ -96,7 +96,7 @@ def test_equal_content_gives_equal_members_and_the_archive_is_replaced(workspace
 
 def test_running_runs_checkpoints_and_links_are_left_out_of_an_archive(tmp_path, capsys):
     theirs = support.matrix(tmp_path / "work")
-    run = next(one for one in theirs.list_folders() if one.result.exists())
+    run = next(one for one in theirs.list_run_dirs() if one.result.exists())
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "weights.bin").write_bytes(bytes(1000))
     (run.path / "link").symlink_to("/etc/passwd")
@@ -111,7 +111,7 @@ def test_running_runs_checkpoints_and_links_are_left_out_of_an_archive(tmp_path,
 
 
 def test_columns_of_an_older_version_do_no_harm_in_an_archive(workspace, tmp_path, capsys):
-    run = workspace.all_runs()[0]
+    run = workspace.list_run_dirs()[0]
     columns = run.samples_file(support.HOST).with_suffix(".columns")
     columns.write_bytes(b'\n{"schema":1,"sha256":"' + bytes(1000))
     out = tmp_path / "older.shardlab.zip"
@@ -123,14 +123,14 @@ def test_columns_of_an_older_version_do_no_harm_in_an_archive(workspace, tmp_pat
 
 
 def test_telemetry_is_left_out_last_and_the_limit_is_kept(workspace, tmp_path, capsys):
-    for run in workspace.all_runs()[:1]:
+    for run in workspace.list_run_dirs()[:1]:
         files.make_folder(run.trace_file(0).parent)
         run.trace_file(0).write_bytes(gzip.compress(hashlib.sha512().digest() * 50_000, 0))
     most = 2**21
     out = tmp_path / "small.shardlab.zip"
     assert collect("archive", "--out", str(out), "--max-gib", str(most / 2**30), "--json", workspace=workspace) == 0
     why = {one["why"] for one in document(capsys)["left_out"]}
-    workspace.all_runs()[0].trace_file(0).unlink()
+    workspace.list_run_dirs()[0].trace_file(0).unlink()
     assert any(text.startswith("profiler traces were left out") for text in why)
     assert not any("telemetry" in text for text in why)
     assert collect("archive", "--out", str(out), "--max-gib", "1e-7", workspace=workspace) == 1
@@ -144,9 +144,9 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
     (theirs.path / "cluster.yaml").write_text(
         f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\nslurm: {{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\nssh: {{identity: ~/.ssh/id_zebra_user}}\n"
     )
-    for run in theirs.list_folders():
+    for run in theirs.list_run_dirs():
         named_after(run.path, HOST)
-    run = next(one for one in theirs.list_folders() if one.result.exists())
+    run = next(one for one in theirs.list_run_dirs() if one.result.exists())
     files.make_folder(run.log)
     run.rank_log(0).write_text(
         f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\nFile '{FOLDER}/venv/lib/a.py', by {USER} of {ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"

@@ -42,7 +42,7 @@ REFUSED_LOGINS = ("rank", "step", "mean", "loss", "tiny")
 def workspace(tmp_path_factory) -> Workspace:
     made = support.matrix(tmp_path_factory.mktemp("study"))
     event = {"ph": "X", "cat": "kernel", "tid": 7, "ts": 1.5, "dur": 2, "args": {"Process Group Name": "0"}}
-    for run in made.list_folders():
+    for run in made.list_run_dirs():
         if run.result.exists():
             files.make_folder(run.trace_file(0).parent)
             run.trace_file(0).with_suffix("").write_text(json.dumps({"traceEvents": [event]}))

@@ -45,7 +45,7 @@ def workspace(path, cells=(SINGLE, DDP), repeats=3, name="quickstart", **options
 
 def slow_down(made: Workspace, what, factor: float) -> None:
     """Make every step of a cell take `factor` times as long."""
-    for run in made.list_folders():
+    for run in made.list_run_dirs():
         if run.read_run().cell != what:
             continue
         for rank in range(what.gpus):
@@ -222,7 +222,7 @@ def test_cells_without_a_twin_are_named(before, tmp_path, capsys):
 
 
 def test_differences_of_machines_and_versions_are_listed(before, after, capsys):
-    run = after.all_runs()[0]
+    run = after.list_run_dirs()[0]
     host = json.loads(run.environment(support.HOST).read_text())
     files.write_json(run.environment(support.HOST), host | {"cpu_model": "Another", "gpu_driver": "570.0"})
     written = json.loads(run.run_json.read_text())

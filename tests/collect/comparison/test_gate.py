@@ -27,7 +27,7 @@ def workspace(path, factor: float = 1.0, repeats: int = 3, cells=(DDP,)) -> Work
     for what in cells:
         for repeat in range(1, repeats + 1):
             support.completed(made, what, repeat)
-    for run in made.list_folders():
+    for run in made.list_run_dirs():
         for steps in (run.steps_file(rank) for rank in range(run.read_run().cell.gpus)):
             records = [json.loads(line) for line in steps.read_text().splitlines()]
             steps.write_text("".join(json.dumps(one | {"step_ms": one["step_ms"] * factor}) + "\n" for one in records))

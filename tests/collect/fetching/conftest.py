@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture
 def there(cluster):
     """The folder of the first run on the cluster."""
-    return cluster.there.all_runs()[0].path
+    return cluster.there.list_run_dirs()[0].path
 
 
 @pytest.fixture

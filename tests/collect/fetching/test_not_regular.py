@@ -31,7 +31,7 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def run(workspace):
-    return workspace.all_runs()[0]
+    return workspace.list_run_dirs()[0]
 
 
 def put(kind, path, outside):

@@ -30,7 +30,7 @@ def cluster(tmp_path, monkeypatch):
     """A cluster with one completed run, which has a profiler trace."""
     made = Cluster(tmp_path, tmp_path / "desk/ws")
     support.completed(made.there, support.cell())
-    (run,) = made.there.all_runs()
+    (run,) = made.there.list_run_dirs()
     (run.path / "trace").mkdir()
     (run.path / TRACE).write_text("large")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")

@@ -29,13 +29,13 @@ def test_a_thinned_line_without_gaps_has_as_many_points_as_are_allowed():
 def test_a_mark_of_a_bubble_is_drawn_only_under_its_own_strategy(tmp_path):
     workspace = Workspace(tmp_path)
     support.complete_pipelines(workspace)
-    single, *cells = (run.cell for run in (folder.read_run() for folder in workspace.list_folders()))
+    single, *cells = (run.cell for run in (folder.read_run() for folder in workspace.list_run_dirs()))
     cells = [cell for cell in (single, *cells) if cell.pp == 2]
     other = msgspec.structs.replace(cells[0], strategy="pp-1f1b")
     support.keep(workspace, [support.cell(), *cells, other], 1)
     folder = support.completed(workspace, other)
     for rank in (0, 1):
-        like = workspace.runs / next(f.run_id for f in workspace.list_folders() if f.read_run().cell == cells[0])
+        like = workspace.runs / next(f.run_id for f in workspace.list_run_dirs() if f.read_run().cell == cells[0])
         folder.steps_file(rank).write_bytes((like / "steps" / folder.steps_file(rank).name).read_bytes())
     found, _ = drawn(workspace, bubble.draw)
     points = {trace["name"]: len(trace["x"]) for trace in found.data}

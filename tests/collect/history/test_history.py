@@ -63,7 +63,7 @@ def test_periods_are_in_chronological_order_and_name_their_change(places, capsys
 
 
 def test_a_property_that_one_run_does_not_record_starts_no_period(places, capsys):
-    (run, *_) = Workspace(places[1]).list_folders()
+    (run, *_) = Workspace(places[1]).list_run_dirs()
     for file in run.path.glob("env/*.json"):
         text = json.loads(file.read_text())
         file.write_text(json.dumps({**text, "gpu_driver": "550.54"}))

@@ -62,7 +62,7 @@ def test_a_suspended_run_has_no_metric_that_spans_several_steps(workspace):
         run = cell.runs[number]
         return compute_time_to_accuracy(run, 50), measure_energy(run)
 
-    for folder in workspace.all_runs():
+    for folder in workspace.list_run_dirs():
         lines = folder.samples_file(support.HOST).read_text().replace('"gpus":null,', "")
         power = '"gpus":[{"uuid":"GPU-0","power_w":100.0}],"nics"'
         folder.samples_file(support.HOST).write_text(lines.replace('"nics"', power))

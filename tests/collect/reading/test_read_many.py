@@ -22,7 +22,7 @@ def every(workspace) -> list[LoadedRun]:
 @pytest.fixture
 def workspace(tmp_path):
     found = support.matrix(tmp_path)
-    damaged = found.list_folders()[0].steps_file(0)
+    damaged = found.list_run_dirs()[0].steps_file(0)
     damaged.write_bytes(damaged.read_bytes()[:-9])
     return found
 
@@ -79,7 +79,7 @@ def test_runs_that_a_reading_process_fails_on_are_read_in_this_process(workspace
 
 
 def test_a_number_that_no_message_holds_is_damage_of_its_run(workspace, answers, monkeypatch):
-    path = workspace.all_runs()[3].result
+    path = workspace.list_run_dirs()[3].result
     path.write_text(json.dumps(json.loads(path.read_text()) | {"parameters": 2**70}))
     found = every(workspace)
     assert len(answers) == 10

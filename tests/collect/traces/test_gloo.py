@@ -92,7 +92,7 @@ def test_a_collective_has_the_name_of_the_requested_operation(traces):
 
 
 def test_collect_trace_shows_the_breakdown_of_a_run(workspace, capsys):
-    (run,) = workspace.run_ids()
+    (run,) = workspace.list_run_ids()
     assert main(["trace", run, "--json", "--workspace", str(workspace.path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
@@ -109,7 +109,7 @@ def test_collect_trace_shows_the_breakdown_of_a_run(workspace, capsys):
 
 
 def test_collect_trace_compares_two_runs(workspace, tmp_path, capsys):
-    (run,) = workspace.run_ids()
+    (run,) = workspace.list_run_ids()
     other = tmp_path / "gpu"
     other.mkdir()
     support.Rank(0).write(other)
@@ -123,7 +123,7 @@ def test_collect_trace_compares_two_runs(workspace, tmp_path, capsys):
 
 
 def test_collect_trace_names_damage_and_exits_with_1(workspace, capsys):
-    (run,) = workspace.run_ids()
+    (run,) = workspace.list_run_ids()
     path = workspace.runs / run / "trace" / "rank-00001.json.gz"
     path.write_bytes(path.read_bytes()[:-500])
     assert main(["trace", run, "--workspace", str(workspace.path)]) == 1
@@ -140,7 +140,7 @@ def test_collect_trace_names_damage_and_exits_with_1(workspace, capsys):
     ],
 )
 def test_collect_trace_without_usable_traces_exits_with_2(workspace, capsys, arguments, sentence):
-    (run,) = workspace.run_ids()
+    (run,) = workspace.list_run_ids()
     arguments = [run if argument == "RUN" else argument for argument in arguments]
     assert main(["trace", *arguments, "--workspace", str(workspace.path)]) == 2
     printed = capsys.readouterr()

@@ -225,7 +225,7 @@ def test_a_claim_says_if_its_cells_reduce_gradients_in_other_passes(tmp_path, mo
         monkeypatch.setitem(CELLS, name, msgspec.structs.replace(CELLS[name], **passes))
     times = {SINGLE: [100.0, 101.0], DDP: [50.0, 50.5], FSDP: [40.0, 40.5]}
     workspace = study(tmp_path, times, claims=[f"{T2} > {TF}", f"{T1} > {TF}"])
-    for run in workspace.all_runs():
+    for run in workspace.list_run_dirs():
         sync = {"ddp": "last_pass", "fsdp2": "every_pass"}.get(run.read_run().cell.strategy)
         files.write_json(run.result, msgspec.structs.replace(run.read_result(), knobs={"effective": {"sync": sync}}))
     remarks = [verdict.remarks for verdict in summary.summarize(load.load_matrix(workspace, None), "single").verdicts]
@@ -268,7 +268,7 @@ def test_time_to_an_accuracy_takes_the_accuracy_from_the_claim(tmp_path):
 
     test = "time_to_accuracy_s(strategy='ddp', accuracy_pct=75) > 0.2"
     workspace = study(tmp_path, {DDP: [50.0, 50.5, 51.0]}, claims=[test])
-    for folder in workspace.all_runs():
+    for folder in workspace.list_run_dirs():
         with LineWriter(folder.validation_file) as lines:
             for step, share in ((5, 0.5), (10, 0.75)):
                 lines.write_record(

@@ -366,7 +366,7 @@ def test_the_report_is_drawn_and_nothing_in_the_workspace_changes(tmp_path):
     with served(workspace) as url:
         status, headers, body = asked(url, "report/index.html")
         assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-        link = f"../runs/{workspace.list_runs()[0]}/"
+        link = f"../runs/{workspace.list_run_ids()[0]}/"
         assert f'href="{link}"'.encode() in body
         assert asked(url, link.removeprefix("../"))[0] == 200
         assert asked(url, "report/tables/summary.csv")[0] == 200
@@ -383,7 +383,7 @@ def test_a_report_that_cannot_be_drawn_says_why(workspace):
 
 def test_files_of_runs_are_read_only_as_text_and_no_path_leads_out(matrix, tmp_path):
     workspace, url = matrix
-    run = workspace.run_ids()[0]
+    run = workspace.list_run_ids()[0]
     status, headers, body = asked(url, f"runs/{run}/run.json")
     assert (status, body) == (200, (workspace.runs / run / "run.json").read_bytes())
     (workspace.runs / run / "page.html").write_text("<script>alert(1)</script>")

@@ -50,7 +50,7 @@ def test_the_live_page_shows_queue_curves_and_telemetry_of_its_own_server(browse
         assert titles[:3] == ["Loss", "Step time (ms)", "GPU busy (%)"]
         assert "Processors busy (%)" in titles
         assert page.locator(".run h3").all_inner_texts() == [folder.run_id]
-        assert page.locator("#queue tbody tr").count() == len({run.removesuffix("-a2") for run in workspace.list_runs()})
+        assert page.locator("#queue tbody tr").count() == len({run.removesuffix("-a2") for run in workspace.list_run_ids()})
         assert page.locator("#queue tbody tr", has_text="20 of 100").count() == 1
         assert "runs ended" in page.locator("#overview").inner_text()
         assert page.evaluate(support_browser.FAINT) == []

@@ -65,7 +65,7 @@ def test_a_rank_that_runs_out_of_memory_ends_its_try_and_not_the_search(tmp_path
     command = [sys.executable, "-m", "jobs", "submit", "--wait", "--json", f"--matrix={tmp_path}/m.yaml"]
     done = subprocess.run([*command, f"--workspace={tmp_path}"], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
-    states = {folder.read_run().cell.micro_batch_size: folder.judge().state for folder in Workspace(tmp_path).list_folders()}
+    states = {folder.read_run().cell.micro_batch_size: folder.judge().state for folder in Workspace(tmp_path).list_run_dirs()}
     assert states == {1: "completed", 2: "oom"}
 
 

@@ -358,7 +358,7 @@ def test_every_file_of_a_rehearsed_matrix_says_that_it_is_a_rehearsal(tmp_path):
     # The claims of the study name 5 of these cells, and each of the 5 cells runs twice.
     assert "10 run(s) rendered" in rendered.stdout
     workspace = Workspace(tmp_path)
-    for folder in workspace.list_folders():
+    for folder in workspace.list_run_dirs():
         run = folder.read_run()
         assert (run.rehearsal, run.scale, run.cell.rehearses.workload) == (True, "tiny", "vgg16")
         assert "rehearsal" in (folder.path / "job.sh").read_text()

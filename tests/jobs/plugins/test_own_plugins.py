@@ -44,7 +44,7 @@ def call(made, verb, *words):
 def rendered(made):
     """Runs `jobs render` in this workspace and returns the folder of the only run that it wrote."""
     assert call(made, "render") == 0
-    (run_dir,) = made.all_runs()
+    (run_dir,) = made.list_run_dirs()
     return run_dir
 
 

@@ -44,7 +44,7 @@ def workspace(folder, text=MODEL, name="points"):
 def render(made):
     """Runs `jobs render` in this workspace and returns the folder of the only run that it wrote."""
     assert main(["render", "--matrix", str(made.path / "m.yaml"), "--workspace", str(made.path)]) == 0
-    (run_dir,) = made.all_runs()
+    (run_dir,) = made.list_run_dirs()
     return run_dir
 
 

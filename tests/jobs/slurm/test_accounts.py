@@ -36,7 +36,7 @@ class Sent:
         assert cli.main(["submit", "--matrix", str(matrix), "--workspace", str(self.workspace.path)]) == 0
         ((_, *words),) = [["sbatch", *words] for words in self.queue.calls("sbatch")]
         self.name = next(word.removeprefix("--job-name=") for word in words if word.startswith("--job-name="))
-        (self.folder,) = self.workspace.list_folders()
+        (self.folder,) = self.workspace.list_run_dirs()
 
     def answer(self, **scripts):
         """Replaces the stand-ins for these commands by shell scripts. NAME in a script stands for the name of the job."""

@@ -71,7 +71,7 @@ def test_runs_stay_with_their_cluster_also_if_the_choice_changes(study, queue, m
     choose(study, monkeypatch, way)
     assert study.jobs("submit") == 0
     assert clusters_of(queue, "sbatch") == ["cm4"]
-    for folder in study.workspace.all_runs():
+    for folder in study.workspace.list_run_dirs():
         assert "\n#SBATCH --clusters=cm4\n" in (folder.path / "job.sbatch").read_text()
         sent = [event.data for event in folder.events() if event.event == "submitted"]
         assert [data["cluster"] for data in sent] == ["cm4"]
@@ -133,7 +133,7 @@ def test_an_interrupted_submission_is_adopted_by_its_name_on_its_cluster(study, 
 def test_jobs_are_held_and_released_on_their_cluster(study, queue, monkeypatch):
     write_cluster(study, ", cluster: cm4")
     assert study.jobs("submit") == 0
-    jobs = dict(folder.sent_job() for folder in study.workspace.all_runs())
+    jobs = dict(folder.find_sent_job() for folder in study.workspace.list_run_dirs())
     monkeypatch.setattr(slurm, "ENDED_S", 0.0)
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     slurm.SCHEDULER.hold_jobs(jobs)
@@ -173,7 +173,7 @@ def test_questions_inside_a_job_go_to_the_cluster_of_the_job(queue, monkeypatch,
 
 def test_a_retry_inside_a_job_requeues_it_on_its_cluster(study, queue, monkeypatch):
     assert study.jobs("submit") == 0
-    (folder, _) = study.workspace.all_runs()
+    (folder, _) = study.workspace.list_run_dirs()
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "cm4")
     assert retries.requeue_job(folder, folder.read_run(), "failed") == ""
@@ -209,8 +209,8 @@ def test_a_request_is_tested_on_the_cluster_of_the_runs(study, queue, capsys):
 def test_a_final_state_learnt_from_another_cluster_is_recorded_as_of_there(study, queue):
     write_cluster(study, ", cluster: cm4")
     assert study.jobs("submit", "--where", "seed == 0") == 0
-    (folder,) = study.workspace.all_runs()
-    (_, token) = folder.sent_job()
+    (folder,) = study.workspace.list_run_dirs()
+    (_, token) = folder.find_sent_job()
     (queue.folder / "squeue").write_text("#!/bin/sh\n")
     (queue.folder / "sacct").write_text(f"#!/bin/sh\necho '1|{token}|CANCELLED by 1|1|Unknown|None assigned|None'\n")
     assert [status.state for status in study.statuses()] == study.states() == ["cancelled"]
@@ -220,7 +220,7 @@ def test_a_final_state_learnt_from_another_cluster_is_recorded_as_of_there(study
 
 def test_a_run_cannot_wait_for_a_run_of_another_cluster(study, queue, capsys):
     assert study.jobs("submit", "--where", "seed == 0") == 0
-    (folder,) = study.workspace.all_runs()
+    (folder,) = study.workspace.list_run_dirs()
     write_cluster(study, ", cluster: cm4")
     assert study.jobs("submit", "--after", folder.run_id) == 2
     assert "the job 1 is on another cluster of Slurm than the new runs" in capsys.readouterr().err
@@ -234,8 +234,8 @@ def test_in_a_federation_a_run_waits_only_for_a_run_of_the_same_cluster(study, q
     file.symlink_to("queue.json")
     queue.rule(ends=0, answers=[f"NUMBER;{cluster}"])
     assert study.jobs("submit", "--where", "seed == 0") == 0
-    (folder,) = study.workspace.all_runs()
-    job = folder.sent_job()[0]
+    (folder,) = study.workspace.list_run_dirs()
+    job = folder.find_sent_job()[0]
     assert job.startswith(f"{cluster}:")
     assert study.jobs("submit", "--after", folder.run_id) == code
     options = [word for words in queue.calls("sbatch") for word in words if word.startswith("--dependency")]

@@ -24,7 +24,7 @@ def queue(tmp_path, monkeypatch):
 
 
 def jobs_of(study):
-    return {event.data.get("job") for run in study.workspace.all_runs() for event in run.events() if event.event == "submitted"}
+    return {event.data.get("job") for run in study.workspace.list_run_dirs() for event in run.events() if event.event == "submitted"}
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_slurms_commands_inherit_no_option_of_a_job_or_of_a_person(tmp_path, que
 
 def test_the_leftover_job_of_a_finished_run_is_cancelled_and_reported(tmp_path, queue, capsys):
     study = requeued_after_its_end(tmp_path, queue)
-    (first,) = [run for run in study.workspace.all_runs() if "1_0" in {event.data.get("job") for event in run.events()}]
+    (first,) = [run for run in study.workspace.list_run_dirs() if "1_0" in {event.data.get("job") for event in run.events()}]
     assert study.jobs("status", first.run_id) == 0
     reason = "PENDING (launch failed requeued held)"
     assert (
@@ -176,7 +176,7 @@ def test_the_job_of_several_runs_is_left_while_one_of_them_has_not_ended(tmp_pat
     assert study.jobs("status") == 0
     assert "still in the queue" not in capsys.readouterr().err
     assert queue.state()["tasks"] != []
-    end_well(study.workspace.all_runs()[1])
+    end_well(study.workspace.list_run_dirs()[1])
     assert study.jobs("status") == 0
     assert queue.state()["tasks"] == []
 
@@ -193,7 +193,7 @@ def requeued_after_its_end(tmp_path, queue, *words, ended=2, **rules):
     study = Study(tmp_path, 2)
     queue.rule(ends=0)
     assert study.jobs("submit", *words) == 0
-    for folder in study.workspace.all_runs()[:ended]:
+    for folder in study.workspace.list_run_dirs()[:ended]:
         end_well(folder)
     queue.rule(ends=0, reason="launch failed requeued held", **rules)
     return study
@@ -218,7 +218,7 @@ def lost(tmp_path, queue):
 
 
 def test_a_cancelled_run_of_a_lost_submission_does_not_hold_the_others_back(lost, queue):
-    cancelled, *others = lost.workspace.all_runs()
+    cancelled, *others = lost.workspace.list_run_dirs()
     assert lost.jobs("cancel", cancelled.run_id) == 0
     queue.rule()
     assert lost.jobs("submit", "--wait") == 1
@@ -234,7 +234,7 @@ def test_a_lost_submission_of_which_all_runs_were_cancelled_is_given_up(lost, qu
 
 
 def test_runs_that_a_forgotten_job_did_not_reach_are_sent_again(lost, queue, capsys):
-    first, *others = lost.workspace.all_runs()
+    first, *others = lost.workspace.list_run_dirs()
     first.claim.mkdir()
     first.write_event("attempt", "started")
     assert lost.jobs("submit") == 0

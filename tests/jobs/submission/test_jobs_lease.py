@@ -175,7 +175,7 @@ def backlogs(study, queue, capsys, *, pack=False, ignore_lease=False):
     assert study.states() == ["planned"] * 3
     queue.rule(ends=0)
     capsys.readouterr()
-    full = SchedulerFull("Slurm", "full", study.workspace.all_runs())
+    full = SchedulerFull("Slurm", "full", study.workspace.list_run_dirs())
     return Backlog(study.workspace, "slurm", SubmitOptions(is_packed=pack, ignore_lease=ignore_lease), full)
 
 
@@ -201,7 +201,7 @@ def test_a_run_that_another_command_held_back_is_not_sent_later(study, queue, ca
 def test_a_waiting_command_ends_after_it_holds_back_its_remaining_runs(study, queue, capsys):
     waiting = backlogs(study, queue, capsys)
     study.lend(1)
-    run_ids = [folder.run_id for folder in study.workspace.all_runs()]
+    run_ids = [folder.run_id for folder in study.workspace.list_run_dirs()]
     assert watch.wait_and_report(Output(), study.workspace, run_ids, wait=True, backlog=waiting) == 1
     said = capsys.readouterr()
     assert "3 run(s) did not start" in said.out
@@ -251,7 +251,7 @@ def test_a_packed_allocation_takes_the_runs_one_after_another_on_many_nodes(stud
 def test_the_measured_time_of_a_cell_counts_before_its_time_limit(study, queue, capsys):
     study.matrix.write_text(MATRIX.replace("SEEDS", "[0]") + "repeats: 3\n")
     assert study.jobs("submit") == 0
-    done, *others = study.workspace.all_runs()
+    done, *others = study.workspace.list_run_dirs()
     completed(done, took_s=600)
     for other in others:
         shutil.rmtree(other.path)
@@ -272,7 +272,7 @@ def test_the_stored_prediction_of_a_run_counts_before_its_time_limit(study, queu
     assert study.jobs("submit") == 1
     assert "1 run(s) submitted, 2 held back" in capsys.readouterr().out
     stored = msgspec.json.encode(Prediction(time_s=PredictedRange(60.0, 120.0, 600.0)))
-    for folder in study.workspace.all_runs():
+    for folder in study.workspace.list_run_dirs():
         prediction.find_prediction_path(folder.path).write_bytes(stored)
     assert study.jobs("retry", "--only", "held") == 0
     assert "2 run(s) submitted, 0 skipped." in capsys.readouterr().out

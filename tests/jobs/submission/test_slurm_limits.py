@@ -246,7 +246,7 @@ def test_a_permanently_rejected_run_is_reported_and_the_others_are_awaited(tmp_p
     queue.rule(places=2, ends=1, **MAX_SUBMIT)
     study = Study(tmp_path, 4)
     assert study.jobs("render", "--matrix", str(study.matrix)) == 0
-    never = [folder.run_id for folder in study.workspace.all_runs() if folder.read_run().cell.seed == 3]
+    never = [folder.run_id for folder in study.workspace.list_run_dirs() if folder.read_run().cell.seed == 3]
     queue.rule(places=2, ends=1, never=never, **MAX_SUBMIT)
     assert study.jobs("submit", "--wait") == 1
     said = capsys.readouterr().err
@@ -271,7 +271,7 @@ def test_a_run_cancelled_meanwhile_is_neither_submitted_nor_awaited(tmp_path, qu
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
     waiting = backlog.Backlog(
-        study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", study.workspace.all_runs())
+        study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", study.workspace.list_run_dirs())
     )
     queue.rule(ends=0)
     assert study.jobs("cancel", "--all") == 0
@@ -285,7 +285,7 @@ def test_an_unreachable_slurm_is_awaited(tmp_path, queue):
     study = Study(tmp_path, 3)
     assert study.jobs("submit") == 1
     waiting = backlog.Backlog(
-        study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", study.workspace.all_runs())
+        study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", study.workspace.list_run_dirs())
     )
     before = study.statuses()
     queue.rule(away=True)
@@ -310,7 +310,7 @@ def test_the_pause_between_rejected_submissions_grows(tmp_path, queue, monkeypat
     queue.rule(places=0, **MAX_SUBMIT)
     study = Study(tmp_path, 2)
     assert study.jobs("submit") == 1
-    folders = study.workspace.all_runs()
+    folders = study.workspace.list_run_dirs()
     waiting = backlog.Backlog(study.workspace, "slurm", SubmitOptions(), backlog.SchedulerFull("Slurm", "full", folders))
     before_any, before, tried = study.statuses(), len(sizes(queue)), []
     while now[0] < 3600:
@@ -328,10 +328,10 @@ def test_a_retry_releases_runs_whose_jobs_slurm_holds_after_a_failed_start(tmp_p
     queue.rule(ends=0, reason="launch failed requeued held")
     study = Study(tmp_path, 2)
     assert study.jobs("submit", "--wait") == 1  # the command does not wait for runs that only a person can release
-    before = [folder.run_json.read_bytes() for folder in study.workspace.all_runs()]
+    before = [folder.run_json.read_bytes() for folder in study.workspace.list_run_dirs()]
     assert study.jobs("retry", *words) == 0
     assert ["release", "1_0,1_1"] in queue.calls("scontrol")
-    assert [folder.run_json.read_bytes() for folder in study.workspace.all_runs()] == before
+    assert [folder.run_json.read_bytes() for folder in study.workspace.list_run_dirs()] == before
     assert study.times_sent() == {(1, 0)}
     queue.rule(ends=0, reason="JobHeldUser")
     assert study.jobs("retry", *words) == 0

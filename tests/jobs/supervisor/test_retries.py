@@ -75,7 +75,7 @@ def test_the_runner_starts_a_failed_run_again_once_and_each_attempt_is_on_record
     assert (done.returncode, done.stderr) == (0, "")
     assert (workspace.path / "starts").read_text().splitlines() == ["x", "x"]
     second = attempt(workspace, 2)
-    assert workspace.run_ids() == [first.run_id, second.run_id]
+    assert workspace.list_run_ids() == [first.run_id, second.run_id]
     assert [folder.judge().state for folder in (first, second)] == ["failed", "failed"]
     assert (second.read_run().attempt, second.read_run().retried) == (2, ["failed"])
     assert second.read_run().resume == []
@@ -95,7 +95,7 @@ def test_a_run_that_is_told_to_end_while_it_fails_is_not_started_again(workspace
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     subprocess.run(words, env=environment, timeout=HANG_S, check=False)
     assert first.judge().state in ("failed", "cancelled")
-    assert workspace.run_ids() == [first.run_id]
+    assert workspace.list_run_ids() == [first.run_id]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_only_one_process_can_make_the_next_attempt(workspace):
     before = second.run_json.read_bytes(), second.read_events()
     assert "was submitted already" in retries.queue_next(first, first.read_run(), "failed")
     assert (second.run_json.read_bytes(), second.read_events()) == before
-    assert workspace.run_ids() == [first.run_id, second.run_id]
+    assert workspace.list_run_ids() == [first.run_id, second.run_id]
 
 
 def test_the_runner_may_start_the_next_attempt_in_a_trusted_workspace(workspace, tmp_path):

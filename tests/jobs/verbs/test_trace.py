@@ -64,7 +64,7 @@ def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, caps
         said = jobs(workspace, "trace", folder, "--per-run", PER_RUN)
         away.rename(tmp_path / away.name)
     name = SET_NAME.search(said)[0]
-    runs = sorted(workspace.run_ids())
+    runs = sorted(workspace.list_run_ids())
     assert len(runs) == RANKS // PER_RUN
     with pytest.raises(InputError, match="2 of 2 parts have not completed"):
         command.merge_figures(workspace, name)
@@ -77,15 +77,15 @@ def test_trace_runs_of_64_ranks_equal_the_analysis_of_one_process(tmp_path, caps
     assert f"1 of 2 parts have not completed: {runs[1]}" in capsys.readouterr().err
     (tmp_path / away.name).rename(away)
     jobs(workspace, "retry", runs[1], "--wait")
-    assert runs[1] + "-a2" in workspace.run_ids()
+    assert runs[1] + "-a2" in workspace.list_run_ids()
     whole = document(workspace, f"{folder}/", capsys, code=1)
     assert document(workspace, name, capsys, code=1) == whole
     assert [rank["rank"] for rank in whole["ranks"]] == list(range(RANKS))
     assert whole["stragglers"]["matched"] > 0
     assert {damaged.name in sentence for sentence in whole["damage"]} == {True}
-    before = set(workspace.run_ids())
+    before = set(workspace.list_run_ids())
     assert "0 run(s) submitted" in jobs(workspace, "trace", folder, "--per-run", PER_RUN)  # the runs exist already
-    assert set(workspace.run_ids()) == before
+    assert set(workspace.list_run_ids()) == before
     (first, *_) = runs
     records = read_records(RunDir(workspace.runs / first).steps_file(0), StepRecord).records
     assert [record.step for record in records] == list(range(1, PER_RUN + 1))

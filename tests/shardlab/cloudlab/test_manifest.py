@@ -31,7 +31,7 @@ def test_a_manifest_has_nodes_with_logins_addresses_and_an_end():
     assert [one.name for one in made.nodes] == ["gpu0", "gpu1"]
     first = made.nodes[0]
     assert (first.site, first.hardware, first.control) == ("wisc.cloudlab.us", "d8545", "192.0.2.2")
-    assert first.logins == dict.fromkeys(("alice", "bob"), ("d8545-sample1.wisc.cloudlab.us", 22))
+    assert first.login_by_user == dict.fromkeys(("alice", "bob"), ("d8545-sample1.wisc.cloudlab.us", 22))
     assert first.interfaces == (ManifestInterface("10.10.1.2", 16, "0a:0b:0c:0d:00:01", "lan0"),)
     assert made.expires == "2031-05-02T18:00:00Z"
 
@@ -60,7 +60,7 @@ def test_a_manifest_may_repeat_nodes_of_other_sites_without_their_logins():
     wisc, clemson = manifest(own[0], passed[1], lan(names)), manifest(passed[0], own[1], lan(names))
     for texts in ((wisc, clemson), (clemson, wisc)):
         made = experiment(*texts)
-        assert {one.name: sorted(one.logins) for one in made.nodes} == {"gpu0": ["alice", "bob"], "gpu1": ["alice", "bob"]}
+        assert {one.name: sorted(one.login_by_user) for one in made.nodes} == {"gpu0": ["alice", "bob"], "gpu1": ["alice", "bob"]}
     with pytest.raises(InputError, match=r"gpu1: the manifest has no login.* one of each site"):
         experiment(wisc)
 

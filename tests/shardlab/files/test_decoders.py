@@ -32,5 +32,5 @@ TIMES = 8  # repeated, because only about two of three attempts crash without th
 def test_threads_that_read_runs_at_the_same_time_do_not_crash(tmp_path):
     workspace = Workspace(tmp_path)
     support.completed(workspace, support.cell())
-    command = [sys.executable, "-P", "-c", AT_ONCE, str(workspace.list_folders()[0].path)]
+    command = [sys.executable, "-P", "-c", AT_ONCE, str(workspace.list_run_dirs()[0].path)]
     assert [subprocess.run(command, capture_output=True).returncode for _ in range(TIMES)] == [0] * TIMES

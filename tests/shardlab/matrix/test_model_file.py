@@ -159,7 +159,7 @@ def test_runs_of_a_model_carry_its_configuration_and_need_no_trust(tmp_path, cap
     (twin,) = json.loads(capsys.readouterr().out)["models"]
     assert (twin["name"], twin["blocks"], twin["tensor_degrees"]) == ("my-llama-tiny", 3, [2])
     assert main(["render", *argv]) == 0
-    (run_dir,) = theirs.list_folders()
+    (run_dir,) = theirs.list_run_dirs()
     run = run_dir.read_run()
     assert run.cell.workload_code == matrix.load_matrix(theirs.path / "m.yaml").models["my-llama"].source.digest
     assert run.cell.seq_len == 16

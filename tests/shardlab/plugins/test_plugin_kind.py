@@ -26,14 +26,14 @@ def test_a_file_defines_only_names_that_begin_with_its_name(kind, allowed, refus
 
 @pytest.mark.parametrize("kind", [WORKLOADS, STRATEGIES, METRIC_PLUGINS], ids=lambda kind: kind.noun)
 def test_a_plugin_cannot_replace_a_shipped_one_or_one_of_another_file(kind):
-    kind.must_be_new(FILE, "free", {"shipped"}, {"taken": "/w/other.py"})
+    kind.refuse_used_name(FILE, "free", {"shipped"}, {"taken": "/w/other.py"})
     with pytest.raises(InputError) as raised:
-        kind.must_be_new(FILE, "shipped", {"shipped"}, {})
+        kind.refuse_used_name(FILE, "shipped", {"shipped"}, {})
     assert str(raised.value) == (
         f"/w/my_way.py: the {kind.noun} shipped ships with shardlab and cannot be replaced. Allowed: another name."
     )
     with pytest.raises(InputError) as raised:
-        kind.must_be_new(FILE, "taken", {"shipped"}, {"taken": "/w/other.py"})
+        kind.refuse_used_name(FILE, "taken", {"shipped"}, {"taken": "/w/other.py"})
     assert str(raised.value) == (
         f"/w/my_way.py: the {kind.noun} taken is defined by /w/other.py as well. Allowed: another name."
     )

@@ -330,7 +330,7 @@ def test_a_command_ends_at_its_limit_although_the_program_was_killed(sshd):
 
 def test_an_unused_connection_is_opened_again(sshd, far):
     assert far.run(["true"], timeout_s=HANG_S).code == 0
-    far._used_s -= 3600  # long ago
+    far._last_used_s -= 3600  # long ago
     for master in sshd.masters():
         master.kill()
     assert [far.run(["true"], timeout_s=HANG_S).code for _ in range(2)] == [0, 0]

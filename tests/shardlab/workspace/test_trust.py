@@ -74,7 +74,7 @@ def archive(tmp_path_factory):
     (theirs.path / "mine.yaml").write_text(MATRIX)
     assert call(theirs, f"jobs render --matrix {theirs.path}/mine.yaml --trust") == 0
     assert marker.exists()
-    (run,) = theirs.list_folders()
+    (run,) = theirs.list_run_dirs()
     for event, data in (("submitted", {"scheduler": "local"}), ("started", {}), ("exited", {"reason": "failed", "code": 1})):
         run.write_event("controller", event, **data)
     with tarfile.open(folder / "w.tar", "w") as tar:
@@ -136,7 +136,7 @@ def test_no_command_acts_in_a_workspace_that_came_from_elsewhere(opened, capsys,
         assert "--trust" in said.err
         assert "workloads/evil.py" in said.err
     assert not workspace_trust.is_allowed(workspace)
-    assert len(workspace.all_runs()) == 1
+    assert len(workspace.list_run_dirs()) == 1
     assert {path: path.read_bytes() for path in workspace.runs.rglob("events.*")} == before
 
 
@@ -194,9 +194,9 @@ def test_copies_of_the_source_that_somebody_else_made_are_not_used(opened):
         (theirs / name).touch()
     theirs.parent.rename(workspace.shardlab_folder / "source")
     (workspace.path / "other.yaml").write_text(PLAIN)
-    shutil.rmtree(workspace.all_runs()[0].path)
+    shutil.rmtree(workspace.list_run_dirs()[0].path)
     assert call(workspace, f"jobs render --matrix {workspace.path}/other.yaml --trust") == 0
-    used = Path(workspace.all_runs()[0].read_run().source)
+    used = Path(workspace.list_run_dirs()[0].read_run().source)
     assert (used / "shardlab" / "matrix" / "cell.py").exists()
     assert not [path for path in used.rglob("*") if path.name in ("sitecustomize.py", "torch.pyc", "planted.pyc")]
 
@@ -206,7 +206,7 @@ def test_a_file_beside_the_source_is_not_imported_by_runs(ours):
     assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
     (copy,) = (ours.shardlab_folder / "source").iterdir()
     (copy / "sitecustomize.py").touch()
-    shutil.rmtree(ours.all_runs()[0].path)
+    shutil.rmtree(ours.list_run_dirs()[0].path)
     assert call(ours, f"jobs render --matrix {ours.path}/mine.yaml") == 0
     assert not (copy / "sitecustomize.py").exists()
 
@@ -223,7 +223,7 @@ def test_bytecode_beside_code_is_removed_before_the_code_is_executed(opened):
 
 def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
     workspace, marker = opened
-    (run,) = workspace.all_runs()
+    (run,) = workspace.list_run_dirs()
     for file in run.path.glob("events.*"):
         file.unlink()
     run.write_event("controller", "submitted", scheduler="local")
@@ -247,7 +247,7 @@ def test_a_script_that_waits_is_started_only_after_trust(opened, capsys):
 
 def test_trust_prints_the_code_in_the_folders_of_runs_before_a_retry_executes_it(opened, capsys):
     workspace, _ = opened
-    (run,) = workspace.all_runs()
+    (run,) = workspace.list_run_dirs()
     run.claim.mkdir()  # the run was started, so it does not wait
     shutil.rmtree(workspace.path / "workloads")
     call(workspace, "jobs retry --only oom --trust")
@@ -473,7 +473,7 @@ def test_status_in_a_copy_of_a_workspace_cancels_no_job(tmp_path, monkeypatch, c
     assert study.jobs("submit") == 0
     theirs = copied(study.workspace, tmp_path / "theirs")
     for workspace in (theirs, study.workspace):
-        (run,) = workspace.all_runs()
+        (run,) = workspace.list_run_dirs()
         run.write_event("attempt", "exited", code=143, reason="cancelled", why="")
     call(theirs, "jobs status")
     assert queue.calls("scancel") == []
