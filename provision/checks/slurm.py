@@ -10,6 +10,7 @@ from shardlab.remote.remote import CommandOutput
 CANARY_CODE = 7  # the exit code of the test job; no other error of a job is likely to have this exit code
 LIMIT_S = 180.0
 # Submits a job that exits with CANARY_CODE, and prints what sacct reports. sacct reports the end of a job some seconds late.
+# If slurmctld has just connected to slurmdbd, it reports start and end at once: the state first, the exit code afterwards.
 CANARY_SCRIPT = f"""\
 cd "${{TMPDIR:-/tmp}}"
 worker=$1; shift
@@ -17,7 +18,7 @@ id=$(sbatch --parsable -w "$worker" "$@" --job-name=shardlab-canary --output=/de
 id=${{id%%;*}}
 for n in $(seq 240); do
     said=$(sacct -X -n -P -j "$id" -o State,ExitCode)
-    case "$said" in ''|PENDING*|RUNNING*|COMPLETING*) sleep 0.5 ;; *) echo "$said"; exit 0 ;; esac
+    case "$said" in ''|PENDING*|RUNNING*|COMPLETING*|FAILED'|'0:0) sleep 0.5 ;; *) echo "$said"; exit 0 ;; esac
 done
 echo "${{said:-nothing}}"
 """

@@ -130,7 +130,7 @@ def test_one_matrix_has_the_same_losses_at_a_site_on_a_cluster_and_over_ssh(with
         cells = AT_SITE if place == "site" else ELSEWHERE
         assert states == ["completed"] * len(cells)
         desk.run("collect", "fetch")
-        summary = json.loads(desk.run("collect", "summarize", "--json").stdout)
+        summary = json.loads(desk.run("collect", "summarize", "--matrix", "site", "--json").stdout)
         made = [row["cell"] for row in summary["rows"] if row["n"] and row["cell"]["seed"] != OTHER_SEED]
         assert {(cell["strategy"], cell["nnodes"]) for cell in made} == set(cells)
         assert (folder / "report/index.html").exists()
@@ -197,7 +197,8 @@ def test_a_site_without_accounting_is_provisioned(site, ready, tmp_path):
     with site.without_accounting():
         text = site.run("provision", "init", "--site", "uni").stdout
         assert re.search(r"# .*ask.*account", text, re.IGNORECASE)
-        (tmp_path / "more.yaml").write_text(MATRIX.replace("steps: 3", f"steps: 2, seed: {OTHER_SEED}"))
+        more = MATRIX.replace("name: site", "name: more").replace("steps: 3", f"steps: 2, seed: {OTHER_SEED}")
+        (tmp_path / "more.yaml").write_text(more)
         site.run(
             "jobs", "submit", "--matrix", str(tmp_path / "more.yaml"), "--where", "nnodes == 1 and strategy == 'ddp'", "--wait"
         )

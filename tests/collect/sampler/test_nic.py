@@ -22,9 +22,9 @@ assert ethtool.DriverCounters("v0").read() == {}
 ethtool.COUNTER_NAMES_BY_FIELD["peer"] = ("no such name", "peer_ifindex")
 first = ethtool.DriverCounters("v0")
 print(first.read() == {"peer": numbers["v1"]}, ethtool.DriverCounters("v1").read() == {"peer": numbers["v0"]})
-before = first._count
+before = first._counter_count
 subprocess.run("ip link del v0; ip link add v0 numrxqueues 4 numtxqueues 4 type veth peer name v1", shell=True, check=True)
-print(first._read_count() > before, first.read() == ethtool.DriverCounters("v0").read())
+print(first._read_counter_count() > before, first.read() == ethtool.DriverCounters("v0").read())
 subprocess.run("ip link del v0", shell=True, check=True)
 for again in (first.read, lambda: ethtool.DriverCounters("lo")):
     try:

@@ -146,7 +146,7 @@ def test_other_lengths_and_fewer_blocks_follow_from_the_counts(precision):
         one = cell("gpt2", "ddp", 8, micro=8, precision=precision, seq_len=seq_len, options={"n_layer": layers})
         own = own_cell(one, known, seq_len=seq_len, layers=layers)
         shipped_facts, facts = model_facts.find_model_facts(one), model_facts.find_model_facts(own)
-        for name in ("parameters", "blocks", "flops_per_item", "attention_flops_per_item", "head_flops_per_item", "width"):
+        for name in ("parameters", "block_count", "flops_per_item", "attention_flops_per_item", "head_flops_per_item", "width"):
             assert getattr(facts, name) == pytest.approx(getattr(shipped_facts, name), rel=0.015), name
         shipped, found = predict.predict_run(one, A100), predict.predict_run(own, A100)
         assert found.memory_bytes.likely == pytest.approx(shipped.memory_bytes.likely, rel=0.03)

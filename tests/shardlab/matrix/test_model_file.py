@@ -215,5 +215,5 @@ def test_a_shipped_name_and_a_fault_of_a_model_are_reported_at_their_place(tmp_p
         for name in ("gpt2", "my-llama")
     }
     found = own_plugins.find_plugins(Workspace(tmp_path), (), (), models).workloads
-    assert "gpt2.json: the workload gpt2 ships with shardlab." in found.faults["gpt2"]
-    assert "my-llama.json: workloads/my-llama.py defines another workload my-llama." in found.faults["my-llama"]
+    assert "gpt2.json: the workload gpt2 ships with shardlab." in found.fault_by_name["gpt2"]
+    assert "my-llama.json: workloads/my-llama.py defines another workload my-llama." in found.fault_by_name["my-llama"]

@@ -130,7 +130,7 @@ def must_send(row, measured):
 @pytest.mark.parametrize(("rank", "sent"), [(0, 4 * 32_768 + 3), (1, 8 * 32_768 + 3), (3, 4 * 32_768 + 3)])
 def test_a_stage_sends_its_neighbours_hidden_states_and_their_gradients(rank, sent):
     """4 micro-batches of 2 sequences send a hidden state of 32,768 bytes each. The loss is broadcast: 3/4 of 4 bytes."""
-    messages = MeshModel.count_messages(SimpleNamespace(stages=4, parts={rank: "the stage"}))
+    messages = MeshModel.count_messages(SimpleNamespace(stages=4, stage_modules={rank: "the stage"}))
     part = ModelPart(elements=0, hidden_elements=2 * 64 * 64, messages=messages)
     one = cell("gpt2-tiny", "pp-1f1b", 4, pp=4, micro=2, passes=4)
     assert sum(term.sent_bytes for term in list_mesh_terms(one, part, pipelined=True)) == sent
