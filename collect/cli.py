@@ -160,7 +160,9 @@ class TraceVerb(ReadingVerb):
         )
         completion.offer_completions(parser.add_argument("run", metavar="RUN", help=run_help), Workspace.list_run_ids)
         against_help = "say why a step takes longer than one of OTHER, and which operators are new, gone or changed"
-        completion.offer_completions(parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.list_run_ids)
+        completion.offer_completions(
+            parser.add_argument("--against", metavar="OTHER", help=against_help), Workspace.list_run_ids
+        )
         hta_help = "round times and leave out the last step, as HolisticTraceAnalysis does"
         parser.add_argument("--like-hta", action="store_true", help=hta_help)
 

@@ -87,7 +87,9 @@ def must_be_stored_elsewhere(workspace: Workspace) -> None:
     """
     remote_cluster = remote_workspace.read_workspace_to_change(workspace)
     if remote_cluster is None:
-        if not any(placement.read_placement(RunDir(workspace.runs / run_id).read_events()) for run_id in workspace.list_run_ids()):
+        if not any(
+            placement.read_placement(RunDir(workspace.runs / run_id).read_events()) for run_id in workspace.list_run_ids()
+        ):
             raise InputError(NOTHING_TO_REMOVE.format(workspace.path))
         return
     try:

@@ -85,9 +85,10 @@ def resolve_cells(matrix: Matrix, capacity: Capacity | None = None, plugins: Own
     command_codes = {command_name: folder.digest for command_name, folder in plugins.command_folders.items()}
     menus = Menus(plugins.make_strategy_menu(), plugins.make_workload_menu(), load_launchers(), command_codes, faults_by_key)
     problems: list[Problem] = []
-    if matrix.file.baseline not in (*menus.strategies, *matrix.strategy_labels):
-        unknown_sentence = str(UnknownName("strategy", matrix.file.baseline, menus.strategies))
-        problem_sentence = plugins.strategies.fault_by_name.get(matrix.file.baseline, unknown_sentence)
+    baseline = matrix.file.baseline
+    if baseline not in menus.strategies and baseline not in matrix.strategy_labels:
+        unknown_sentence = str(UnknownName("strategy", baseline, menus.strategies))
+        problem_sentence = plugins.strategies.fault_by_name.get(baseline, unknown_sentence)
         problems.append(matrix.document.problem(("baseline",), problem_sentence))
     cells: list[AnyCell] = []
     first_index_by_hash: dict[str, int] = {}

@@ -47,7 +47,9 @@ class SubmitVerb(JobsVerb):
             "resume from a checkpoint of this run; cells may differ from it only in their ranks and how the "
             "ranks share the batch (if the checkpoint has the layout `whole`, also in their strategy)"
         )
-        completion.offer_completions(parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.list_run_ids)
+        completion.offer_completions(
+            parser.add_argument("--resume-from", metavar="RUN", help=resume_help), Workspace.list_run_ids
+        )
         tracker_names = ", ".join(trackers.TRACKERS)
         track_help = (
             f"log runs while they go on, offline, into {trackers.TRACKER_FOLDER}/ of the workspace: "

@@ -107,7 +107,9 @@ def cancel_runs(workspace: Workspace, statuses: Sequence[Status]) -> list[Status
 def _find_last_attempts(workspace: Workspace, run_ids: Sequence[str]) -> list[RunDir]:
     """The folders of the last attempts at these runs, in order: a run may have been started again meanwhile
     (jobs.supervisor.retries)."""
-    last_by_first_id = {split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_run_dirs())}
+    last_by_first_id = {
+        split_attempt(run_dir.run_id)[0]: run_dir for run_dir in select_last_attempts(workspace.list_run_dirs())
+    }
     return [last_by_first_id[split_attempt(run_id)[0]] for run_id in run_ids]
 
 

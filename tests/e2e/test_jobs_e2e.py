@@ -42,7 +42,7 @@ def running(bench):
 
 
 def starts(bench):
-    return [sum(event.event == "started" for event in folder.events()) for folder in bench.folders()]
+    return [sum(event.event == "started" for event in folder.read_events()) for folder in bench.folders()]
 
 
 def test_each_run_of_a_matrix_runs_exactly_once(bench):
@@ -63,7 +63,7 @@ def test_runs_start_one_after_another_in_their_order(bench):
     bench.json("jobs", "submit", "--matrix", bench.matrix(FOUR), "--wait")
     spans = []
     for folder in bench.folders():
-        at = {event.event: event.wall_s for event in folder.events()}
+        at = {event.event: event.wall_s for event in folder.read_events()}
         spans.append((at["started"], at["exited"], folder.read_run().cell.seed))
     spans.sort()
     assert [seed for _, _, seed in spans] == [1, 2, 3, 4]
@@ -121,7 +121,7 @@ def test_a_new_runner_waits_for_the_run_of_a_killed_runner(bench):
     runner.kill()
     runner.wait(HANG_S)
     bench.run("jobs", "submit", "--matrix", name, "--wait")
-    ends = sorted((e.wall_s, e.event) for f in bench.folders() for e in f.events() if e.event in ("started", "exited"))
+    ends = sorted((e.wall_s, e.event) for f in bench.folders() for e in f.read_events() if e.event in ("started", "exited"))
     assert [event for _, event in ends] == ["started", "exited"] * 2
 
 
@@ -228,7 +228,7 @@ def test_a_hung_run_is_ended_and_its_log_has_the_stacks_of_its_ranks(bench, laun
     assert "Timeout (0:00:09)!" in stacks  # the rank printed its stacks at 9 s, before the hang limit of 10 s
     assert "in _run_steps" in stacks[stacks.rindex("Timeout") :]
     until(lambda: not alive(rank) and not processes_of(folder.path), "nothing of it is left")
-    assert next(e.data["code"] for e in folder.events() if e.event == "exited") != 0
+    assert next(e.data["code"] for e in folder.read_events() if e.event == "exited") != 0
 
 
 def test_a_suspension_is_recorded_and_does_not_count_towards_the_time_limit(bench, tmp_path):
@@ -245,14 +245,14 @@ def test_a_suspension_is_recorded_and_does_not_count_towards_the_time_limit(benc
         process.resume()
     until(lambda: folder.judge().state == "timeout", "its time is up")
     assert "its time limit is near: saved after step" in folder.judge().why
-    when = {event.event: event for event in folder.events()}
+    when = {event.event: event for event in folder.read_events()}
     still = when["stood_still"]
     assert still.data["seconds"] >= 0.8 * limit_s - POLL_S
     assert when["exited"].wall_s - when["started"].wall_s >= 0.8 * limit_s + still.data["seconds"] - 1
     for rank in (0, 1):
         counted = [
             one
-            for one in suspension.mark_suspended(folder.steps(rank).records, suspension.read_suspensions(folder.events()))
+            for one in suspension.mark_suspended(folder.steps(rank).records, suspension.read_suspensions(folder.read_events()))
             if not one.watched
         ]
         assert counted
@@ -263,7 +263,7 @@ def test_the_rendezvous_of_the_ranks_is_recorded(bench):
     """The event `met` records the number of ranks and hosts, the backend and the network interface."""
     bench.run("jobs", "submit", "--matrix", bench.matrix(LONG), "--wait")
     (folder,) = bench.folders()
-    (met,) = [event for event in folder.events() if event.event == "met"]
+    (met,) = [event for event in folder.read_events() if event.event == "met"]
     assert met.data == {"world_size": 2, "hosts": 1, "backend": "gloo", "interface": "lo"}
 
 
@@ -303,7 +303,7 @@ def test_a_cancel_between_a_claim_and_its_start_is_not_lost(bench):
     with subprocess.Popen(words, stdin=subprocess.PIPE) as supervisor:
         until(folder.claim.exists, "it is claimed")
         with subprocess.Popen(bench.command("jobs", "cancel", "--all"), stdout=subprocess.DEVNULL) as cancel:
-            until(lambda: "cancel_requested" in {event.event for event in folder.events()}, "it is asked to end")
+            until(lambda: "cancel_requested" in {event.event for event in folder.read_events()}, "it is asked to end")
             supervisor.communicate(b"\n", timeout=HANG_S)
             assert cancel.wait(HANG_S) == 0
     assert (supervisor.returncode, folder.judge().state) == (143, "cancelled")

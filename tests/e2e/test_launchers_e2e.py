@@ -28,7 +28,7 @@ def losses(folder):
 
 
 def exit_code(folder):
-    (code,) = [event.data["code"] for event in folder.events() if event.event == "exited"]
+    (code,) = [event.data["code"] for event in folder.read_events() if event.event == "exited"]
     return code
 
 
@@ -51,7 +51,7 @@ def test_a_cell_has_the_same_losses_through_each_launcher(bench, monkeypatch):
     assert sorted(found) == EVERY
     assert [len(steps) for steps in found["torchrun"]] == [5, 5]
     assert all(one == found["torchrun"] for one in found.values())
-    seen = [json.loads(folder.environment(gethostname()).read_text())["variables"] for folder in bench.folders()]
+    seen = [json.loads(folder.environment_file(gethostname()).read_text())["variables"] for folder in bench.folders()]
     assert [variables["CUDA_VISIBLE_DEVICES"] for variables in seen] == [""] * len(EVERY)
     until(lambda: not processes_of(bench.path), "nothing is left")
 

@@ -41,7 +41,7 @@ def copies(bench):
 
 
 def copied(folder):
-    return [event for event in folder.events() if event.event == "data_copied"]
+    return [event for event in folder.read_events() if event.event == "data_copied"]
 
 
 def test_two_ranks_make_one_copy_which_is_recorded_and_removed(bench):

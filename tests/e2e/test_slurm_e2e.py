@@ -274,7 +274,7 @@ def test_a_run_past_its_time_limit_resumes_from_its_checkpoint(study):
     text = MATRIX.format(name="limited", steps=FOREVER, more="axes: {strategy: [ddp], gpus: [2]}")
     measured.jobs("submit", "--matrix", measured.matrix("axes: {strategy: [ddp], gpus: [2]}"), "--wait")
     (first,) = measured.folders()
-    start = next(event.wall_s for event in first.events() if event.event == "started")
+    start = next(event.wall_s for event in first.read_events() if event.event == "started")
     # This time limit is a multiple of what the run above needed for its first step under the present load of the machine.
     limit = clock(round(10 + 3 * (first.steps(0).records[0].wall_s - start)))
     limits = f'  instruments: {{checkpoints: {{every_steps: 1000000}}}}\n  time_limit: "{limit}"\n'
@@ -461,7 +461,7 @@ def test_a_suspended_run_continues_and_its_suspension_is_recorded(study):
     one.until(lambda: len(folder.steps(3).records) > before + 1, "it makes more steps")
     (run,) = one.runs()
     assert (run["state"], run["scheduler"]["raw"]) == ("running", "RUNNING")
-    records = suspension.mark_suspended(folder.steps(3).records, suspension.read_suspensions(folder.events()))
+    records = suspension.mark_suspended(folder.steps(3).records, suspension.read_suspensions(folder.read_events()))
     counted = [record for record in records if not record.watched]
     assert counted
     assert not any(holds_pause(record, still) for record in counted)

@@ -203,7 +203,7 @@ def test_a_controller_killed_while_jobs_are_sent_loses_no_run_and_doubles_none(s
     if "unknown" in one.states():
         one.jobs("retry", "--only", "unknown")
     one.until(lambda: one.states().count("completed") == 5, "all others are made", HANG_S)
-    assert all(sum(event.event == "started" for event in folder.events()) <= 1 for folder in one.folders())
+    assert all(sum(event.event == "started" for event in folder.read_events()) <= 1 for folder in one.folders())
     assert {folder.run_id for folder in one.folders() if folder.judge().state == "cancelled"} == {cancelled}
     running.until(lambda: running.states() == ["completed"], "the run that was running completes")
     assert len(running.events("started")) == 1

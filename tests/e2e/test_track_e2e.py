@@ -29,7 +29,7 @@ def test_a_run_is_logged_and_completes_even_if_its_tracker_fails(bench):
     bench.run("jobs", "submit", "--matrix", name, "--wait", "--track", "tensorboard")
     (folder,) = bench.folders()
     assert folder.read_run().track == "tensorboard"
-    assert TRACKER_ENDED not in [event.event for event in folder.events()]
+    assert TRACKER_ENDED not in [event.event for event in folder.read_events()]
     ended = "metrics/final_loss"  # this metric is logged after the final state of the run is known; --wait does not wait for it
     logged = bench.path / "track" / "tensorboard"
     until((logged / folder.run_id).exists, "the first entry of the tracker")
@@ -45,7 +45,7 @@ def test_a_run_is_logged_and_completes_even_if_its_tracker_fails(bench):
     codes = [1]  # the exit code is recorded after the final state of the run is known; --wait does not wait for it
 
     def ended_with() -> list[int]:
-        return [event.data["code"] for event in failed.events() if event.event == TRACKER_ENDED]
+        return [event.data["code"] for event in failed.read_events() if event.event == TRACKER_ENDED]
 
     until(lambda: ended_with() == codes, "the end of its tracker", least_pause_s=0.5)
     assert str(bench.path / "track") in (failed.log / "tracker.log").read_text()

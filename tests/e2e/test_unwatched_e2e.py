@@ -43,7 +43,7 @@ def kill_sampler(folder):
 
 
 def ended(folder):
-    return sum(event.event == SAMPLER_ENDED for event in folder.events())
+    return sum(event.event == SAMPLER_ENDED for event in folder.read_events())
 
 
 def test_a_run_whose_sampler_is_killed_goes_on_and_its_report_says_so(bench):

@@ -175,7 +175,7 @@ def test_a_damaged_submission_file_stops_nothing_and_its_runs_can_be_sent_again(
     assert study.jobs("submit") == 1
     said = capsys.readouterr()
     assert "1 run(s) submitted, 2 skipped" in said.out
-    first, second = (run.run_id for run in study.workspace.list_run_dirs() if run.events()[-1].event == "submitting")
+    first, second = (run.run_id for run in study.workspace.list_run_dirs() if run.read_events()[-1].event == "submitting")
     assert f"{file}: is not a submission of this version: " in said.err
     assert f"It is not known whether Slurm accepted the job {file.stem}" in said.err
     assert f"these runs are set aside: {first} {second}." in said.err
@@ -260,7 +260,7 @@ def test_a_rendered_run_with_a_claim_is_not_changed(tmp_path, queue, capsys, ver
     assert other.path.exists()  # the other run is rendered again
     assert f"{one.run_id}: set aside: {one.claim}: the run is claimed, but" in capsys.readouterr().err
     assert one.claim.exists()
-    assert "submitted" not in {event.event for event in one.events()}
+    assert "submitted" not in {event.event for event in one.read_events()}
 
 
 def test_a_dry_run_names_the_runs_that_are_skipped(tmp_path, queue, capsys):

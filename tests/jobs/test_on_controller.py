@@ -210,7 +210,7 @@ class Controller:
         monkeypatch.setattr(on_controller.remote_workspace, "write_remote_workspace", lambda *_: None)
         self.brought = {}
 
-    def hand_over(self, *handed):
+    def run_interactively(self, *handed):
         self.handed = handed
         return 0
 
@@ -265,7 +265,7 @@ def test_the_lease_is_uploaded_before_a_remote_command_reads_the_lease(workspace
     def ask(_remote, _module, _words, _shape, *, input_bytes):
         brought.append(json.loads(input_bytes))
 
-    monkeypatch.setattr(RemoteWorkspace, "ask", ask)
+    monkeypatch.setattr(RemoteWorkspace, "ask_command", ask)
     monkeypatch.setattr(RemoteWorkspace, "run_interactively", lambda there, module, words: 0)
     words = [verb, "--matrix", "quickstart"] if verb == "submit" else [verb, "run"]
     assert on_controller.run_remotely(THERE, invocation(*words)) == 0

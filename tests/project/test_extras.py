@@ -132,7 +132,7 @@ def test_an_environment_of_pipx_or_uv_gets_a_command_of_its_program(monkeypatch,
     assert extras.make_install_command("xlsx") == "pipx runpip shardlab install 'shardlab[xlsx]'"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "uv"], check=True)
     python = tmp_path / "uv" / "bin" / "python"
-    code = f"from shardlab import extras; extras.SOURCE_ROOT = {str(tmp_path)!r}; print(extras.install_command('xlsx'))"
+    code = f"from shardlab import extras; extras.SOURCE_ROOT = {str(tmp_path)!r}; print(extras.make_install_command('xlsx'))"
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     said = subprocess.run([python, "-c", code], env=variables, check=True, capture_output=True, text=True).stdout
     assert said == f"uv pip install --python {python} 'shardlab[xlsx]'\n"

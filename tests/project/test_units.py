@@ -53,11 +53,10 @@ IN_TEXTS = {
 }
 # (file, value): the unit after a value whose name states none.
 WITHOUT_NAMES = {
-    ("provision/checks/all_reduce.py", "rate"): "GB/s",
     ("provision/checks/network.py", "bytes_per_s / 1000000000.0 * 8"): "Gbit/s",
     ("provision/cloudlab/creation.py", "request.duration"): "h",
     ("provision/cloudlab/extension.py", "_format_hours(granted_time)"): "h",
-    ("provision/command/init.py", "most_text"): "GiB",
+    ("provision/command/init.py", "limit_text"): "GiB",
     ("provision/providers/cloudlab.py", "request.duration"): "h",
 }
 ANY_VALUE = ("B", "bytes", "%")  # units after values whose names need not state them

@@ -24,7 +24,7 @@ NULLABLE = {  # maps options that allow null to the meaning of null; options who
 
 
 def test_null_is_allowed_only_for_nullable_options():
-    assert {option.name for option in EVERY.values() if option.refuse(None) is None} == NULLABLE.keys()
+    assert {option.name for option in EVERY.values() if option.explain_refused_value(None) is None} == NULLABLE.keys()
 
 
 def test_numbers_below_their_least_and_above_their_most_are_refused():
@@ -32,11 +32,11 @@ def test_numbers_below_their_least_and_above_their_most_are_refused():
     assert len(numbers) > 20
     for option in numbers:
         assert option.least is not None, f"{option.name}: no number of our options may be as small as one likes"
-        assert option.refuse(option.least) is None
-        assert f"Allowed: a whole number from {option.least}" in option.refuse(option.least - 1)
+        assert option.explain_refused_value(option.least) is None
+        assert f"Allowed: a whole number from {option.least}" in option.explain_refused_value(option.least - 1)
         if option.most is not None:
-            assert option.refuse(option.most) is None
-            assert option.refuse(option.most + 1).startswith(f"found {option.most + 1}. Allowed: ")
+            assert option.explain_refused_value(option.most) is None
+            assert option.explain_refused_value(option.most + 1).startswith(f"found {option.most + 1}. Allowed: ")
 
 
 def test_a_value_of_another_type_is_refused():
@@ -44,7 +44,7 @@ def test_a_value_of_another_type_is_refused():
         kind = option.kind or type(option.default).__name__
         for value in (True, 64, 0.5, "a word"):
             fits = type(value).__name__ == kind and not (option.choices and value not in option.choices)
-            assert (option.refuse(value) is None) == fits, (name, value)
+            assert (option.explain_refused_value(value) is None) == fits, (name, value)
 
 
 def test_the_message_of_a_refused_option_spells_values_as_a_matrix_file():

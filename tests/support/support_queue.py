@@ -223,6 +223,9 @@ class Study:
     def times_sent(self):
         """The set of the pairs (number of events `submitted`, number of events `exited`) of all runs."""
         return {
-            (sum(event.event == "submitted" for event in folder.events()), sum(e.event == "exited" for e in folder.events()))
+            (
+                sum(event.event == "submitted" for event in folder.read_events()),
+                sum(e.event == "exited" for e in folder.read_events()),
+            )
             for folder in self.workspace.list_run_dirs()
         }

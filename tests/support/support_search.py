@@ -62,7 +62,7 @@ class SearchedWorkspace:
 
     def folders(self) -> list[RunDir]:
         """The folders of all runs, in the order in which they were made."""
-        return sorted(self.workspace.list_run_dirs(), key=lambda folder: min(event.wall_s for event in folder.events()))
+        return sorted(self.workspace.list_run_dirs(), key=lambda folder: min(event.wall_s for event in folder.read_events()))
 
     def sizes(self) -> list[int]:
         """The batch sizes of all runs, in the order in which their folders were made."""

@@ -142,14 +142,17 @@ def test_no_name_is_in_an_anonymous_archive(tmp_path, monkeypatch, capsys):
     support.log_in(monkeypatch, USER)
     theirs = support.matrix(tmp_path / "zebra_user-work")
     (theirs.path / "cluster.yaml").write_text(
-        f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\nslurm: {{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\nssh: {{identity: ~/.ssh/id_zebra_user}}\n"
+        f"schema: 1\nname: okapi\nprovider: slurm\nlogin: {{host: login.cluster.example.edu, user: {USER}}}\nslurm: "
+        f"{{partition: gpu, account: {ACCOUNT}, time: '01:00:00'}}\nstorage: {{shared: {FOLDER}}}\nssh: "
+        f"{{identity: ~/.ssh/id_zebra_user}}\n"
     )
     for run in theirs.list_run_dirs():
         named_after(run.path, HOST)
     run = next(one for one in theirs.list_run_dirs() if one.result.exists())
     files.make_folder(run.log)
     run.rank_log(0).write_text(
-        f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\nFile '{FOLDER}/venv/lib/a.py', by {USER} of {ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"
+        f"{HOST}:117:117 NCCL INFO Bootstrap : Using ib0:10.77.12.13<0>\nFile '{FOLDER}/venv/lib/a.py', by {USER} of "
+        f"{ACCOUNT} at QUOKKA17, 52:54:00:aa:bb:cc\n"
     )
     with gzip.open(files.make_folder(run.trace_file(0).parent) or run.trace_file(0), "wb") as trace:
         trace.write(json.dumps({"traceEvents": [], "hostname": HOST}).encode())

@@ -86,7 +86,7 @@ def test_an_anonymous_archive_does_not_depend_on_the_login(workspace, tmp_path, 
 def test_an_anonymous_archive_replaces_the_name_of_slurms_cluster(tmp_path):
     (tmp_path / "c.yaml").write_text("schema: 1\nname: c\nprovider: slurm\nslurm: {cluster: cm4}\nstorage: {shared: /s}\n")
     assert ("site", "cm4") in anonymous._list_cluster_names(cluster.load_cluster(tmp_path / "c.yaml"))
-    folder = SimpleNamespace(hosts=lambda: ["gpu1"], read_run=lambda: SimpleNamespace(slurm_cluster="cm4"))
+    folder = SimpleNamespace(list_hosts=lambda: ["gpu1"], read_run=lambda: SimpleNamespace(slurm_cluster="cm4"))
     events = [SimpleNamespace(data={"job": "7", "cluster": "inter"}), SimpleNamespace(data={})]
     names = anonymous._list_run_names(SimpleNamespace(runs=[SimpleNamespace(folder=folder, events=events)]))
     assert {("site", "cm4"), ("site", "inter")} <= set(names)

@@ -223,8 +223,8 @@ def test_cells_without_a_twin_are_named(before, tmp_path, capsys):
 
 def test_differences_of_machines_and_versions_are_listed(before, after, capsys):
     run = after.list_run_dirs()[0]
-    host = json.loads(run.environment(support.HOST).read_text())
-    files.write_json(run.environment(support.HOST), host | {"cpu_model": "Another", "gpu_driver": "570.0"})
+    host = json.loads(run.environment_file(support.HOST).read_text())
+    files.write_json(run.environment_file(support.HOST), host | {"cpu_model": "Another", "gpu_driver": "570.0"})
     written = json.loads(run.run_json.read_text())
     files.write_json(run.run_json, written | {"git_commit": "0" * 40})
     found = {one["what"]: one for one in compared(capsys, before, before.path, after.path)["environment"]}

@@ -93,6 +93,6 @@ def test_a_fetch_over_cut_connections_loses_and_duplicates_no_file(nodes, tmp_pa
             name: hashlib.sha256(content).digest() for name, content in files.items()
         }
         assert {name for name in here if name.startswith(("trace/", "log/"))} == set(files)
-        (event,) = (event for event in folder.events() if event.event == GATHERED_EVENT)
+        (event,) = (event for event in folder.read_events() if event.event == GATHERED_EVENT)
         assert event.host == socket.gethostname()
     assert not list((nodes.workspace.runs / ".parts").glob("*"))

@@ -141,7 +141,7 @@ def test_a_run_whose_records_were_replaced_begins_again(workspace):
         support_watch.replaced(path, b"".join(path.read_bytes().splitlines(keepends=True)[:6]))
     assert found.read_new_records()
     assert found.curves[LOSS][""].get_points()[0] == [1, 2, 3, 4]
-    assert found.progress.step == 4
+    assert found.progress.last_step == 4
 
 
 def test_telemetry_is_grouped_by_host_and_gpu(workspace):

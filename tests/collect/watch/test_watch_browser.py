@@ -101,7 +101,7 @@ def test_hostile_texts_stay_texts(browser, tmp_path):
     workspace = Workspace(tmp_path)
     folder = running(workspace)
     folder.samples_file(support.HOST).rename(folder.samples_file("<img src=x onerror=alert(3)>"))
-    folder.environment(support.HOST).rename(folder.environment("<script>alert(4)<"))
+    folder.environment_file(support.HOST).rename(folder.environment_file("<script>alert(4)<"))
     support.failed(workspace, support.cell(), 1, support_watch.HOSTILE)
     with served(workspace) as url, shown(browser, url) as (page, _, complaints):
         page.wait_for_selector(".plot svg.main-svg", timeout=LONG_MS)

@@ -48,7 +48,7 @@ def killed(folder, kills):  # noqa: F811
     done = supervised(folder, sys.executable, "-c", RANK, str(folder.path), str(kills), str(HANG_S))
     assert done.returncode == 0, done.stderr
     (samples,) = (folder.path / "samples").glob("*.jsonl")
-    return [event.data["code"] for event in folder.events() if event.event == SAMPLER_ENDED], read_records(samples, Sample)
+    return [event.data["code"] for event in folder.read_events() if event.event == SAMPLER_ENDED], read_records(samples, Sample)
 
 
 def test_a_sampler_that_is_killed_is_started_again_and_the_run_goes_on(folder):  # noqa: F811

@@ -84,11 +84,11 @@ def test_a_run_that_waits_for_gpus_starts_when_other_processes_end(folder, nvml,
 
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(supervised, folder, "touch", str(folder.path / "begun"), **nvml.environment)
-        until(lambda: any(event.event == "waiting" for event in folder.events()), "it says that it waits")
+        until(lambda: any(event.event == "waiting" for event in folder.read_events()), "it says that it waits")
         assert not (folder.path / "begun").exists()
         nvml.say(UUIDS)
         assert run.result(120).returncode == 0
-    (waited,) = [event for event in folder.events() if event.event == "waiting"]
+    (waited,) = [event for event in folder.read_events() if event.event == "waiting"]
     assert f"GPU-a1 is used by process {other.pid}" in waited.data["why"]
     assert (folder.path / "begun").exists()
 
@@ -105,6 +105,6 @@ def test_a_task_of_a_slurm_job_looks_at_its_own_node(folder, nvml, other):  # no
     )
     assert first.returncode == 1
     assert f"GPU GPU-a1 is used by process {other.pid}" in first.stderr
-    (failed,) = [event for event in folder.events() if event.event == "failed"]
+    (failed,) = [event for event in folder.read_events() if event.event == "failed"]
     assert failed.data["why"] in first.stderr.replace("\n", " ")
     assert second.returncode == 0  # only the first task on a node checks the GPUs of the node

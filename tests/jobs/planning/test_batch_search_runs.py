@@ -27,7 +27,7 @@ STATES = {"1": "completed", "2": "completed", "4": "oom", "3": "oom"}
 
 
 def events(folder, name):
-    return [event for event in folder.events() if event.event == name]
+    return [event for event in folder.read_events() if event.event == name]
 
 
 @pytest.fixture

@@ -361,7 +361,7 @@ class Far:
         make_own(workspace)
         (workspace / "cluster.yaml").write_text(FAR.replace("SHARED", str(folder)))
 
-    def ask(self, module, arguments, shape, *, input_bytes):
+    def ask_command(self, module, arguments, shape, *, input_bytes):
         self.asked += 1
         words = [sys.executable, "-P", "-m", module, *arguments, "--json", "--workspace", str(self.folder / "workspaces/w")]
         return msgspec.json.decode(subprocess.run(words, input=input_bytes, capture_output=True, check=True).stdout, type=shape)
@@ -377,7 +377,7 @@ def test_the_data_of_a_remote_cluster_are_looked_up_on_its_controller(tmp_path, 
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no data: ")]
     assert f"read cifar10: {there}/workspaces/w/.shardlab/data/cifar-10-batches-bin: not found" in said
     assert far.asked == 1
-    monkeypatch.setattr(far, "ask", lambda *_, **__: (_ for _ in ()).throw(ShardlabError("10.9.9.1: did not answer.")))
+    monkeypatch.setattr(far, "ask_command", lambda *_, **__: (_ for _ in ()).throw(ShardlabError("10.9.9.1: did not answer.")))
     assert main(["plan", "--matrix", images(tmp_path), "--workspace", str(here)]) == 0
     said = capsys.readouterr()
     unknown = "cannot check from here whether the cluster far has the data sets cifar10, mnist: 10.9.9.1: did not answer."

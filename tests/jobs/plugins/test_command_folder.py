@@ -77,7 +77,7 @@ def test_a_script_that_runs_would_not_find_is_refused_before_they_start(tmp_path
     (tmp_path / "sub" / "part.py").touch()
     (tmp_path.parent / "train.py").touch()
     workload = CommandWorkload(command=words, exclude=["left.py"])
-    matrix = SimpleNamespace(path=str(tmp_path / "matrix.yaml"), commands={"mine": workload})
+    matrix = SimpleNamespace(path=str(tmp_path / "matrix.yaml"), command_by_name={"mine": workload})
     if fault is None:
         assert command_folder.read_folders(matrix, None)["mine"].files == ["sub/part.py", "train.py"]
     else:

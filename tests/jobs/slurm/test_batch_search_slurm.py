@@ -25,7 +25,9 @@ def test_one_job_runs_all_tries(searched):
     assert "the largest that fits is 2" in searched.jobs("submit", "--wait")
     assert searched.states() == STATES
     (call,) = searched.queue.calls("sbatch")
-    (sent,) = {event.data["token"] for folder in searched.folders() for event in folder.events() if event.event == "submitted"}
+    (sent,) = {
+        event.data["token"] for folder in searched.folders() for event in folder.read_events() if event.event == "submitted"
+    }
     assert f"--job-name={sent}" in call
     assert "its search has ended" in searched.jobs("submit")
     assert len(searched.queue.calls("sbatch")) == 1
@@ -42,4 +44,6 @@ def test_a_restarted_search_job_continues_with_the_interrupted_try(searched):
     assert subprocess.run(["bash", script], env=job | {"SLURM_RESTART_COUNT": "1"}, check=False).returncode == 0
     assert [folder.judge().state for folder in searched.folders()] == list(STATES.values())
     assert subprocess.run(["bash", script], env=job | {"SLURM_RESTART_COUNT": "2"}, check=False).returncode == 0
-    assert [[event.event for event in folder.events()].count("started") for folder in searched.folders()] == [1] * len(STATES)
+    assert [[event.event for event in folder.read_events()].count("started") for folder in searched.folders()] == [1] * len(
+        STATES
+    )

@@ -73,7 +73,7 @@ def test_runs_stay_with_their_cluster_also_if_the_choice_changes(study, queue, m
     assert clusters_of(queue, "sbatch") == ["cm4"]
     for folder in study.workspace.list_run_dirs():
         assert "\n#SBATCH --clusters=cm4\n" in (folder.path / "job.sbatch").read_text()
-        sent = [event.data for event in folder.events() if event.event == "submitted"]
+        sent = [event.data for event in folder.read_events() if event.event == "submitted"]
         assert [data["cluster"] for data in sent] == ["cm4"]
     assert [one.cluster for one in submission.list_submissions(study.workspace)] == ["cm4"]
     forget(study, monkeypatch)
@@ -214,7 +214,7 @@ def test_a_final_state_learnt_from_another_cluster_is_recorded_as_of_there(study
     (queue.folder / "squeue").write_text("#!/bin/sh\n")
     (queue.folder / "sacct").write_text(f"#!/bin/sh\necho '1|{token}|CANCELLED by 1|1|Unknown|None assigned|None'\n")
     assert [status.state for status in study.statuses()] == study.states() == ["cancelled"]
-    (learnt,) = (event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM)
+    (learnt,) = (event.data for event in folder.read_events(strict=True) if event.event == ENDED_IN_SLURM)
     assert (learnt["job"], learnt["cluster"]) == ("1", "cm4")
 
 

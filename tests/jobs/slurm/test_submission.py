@@ -24,7 +24,12 @@ def queue(tmp_path, monkeypatch):
 
 
 def jobs_of(study):
-    return {event.data.get("job") for run in study.workspace.list_run_dirs() for event in run.events() if event.event == "submitted"}
+    return {
+        event.data.get("job")
+        for run in study.workspace.list_run_dirs()
+        for event in run.read_events()
+        if event.event == "submitted"
+    }
 
 
 @pytest.mark.parametrize(
@@ -142,7 +147,9 @@ def test_slurms_commands_inherit_no_option_of_a_job_or_of_a_person(tmp_path, que
 
 def test_the_leftover_job_of_a_finished_run_is_cancelled_and_reported(tmp_path, queue, capsys):
     study = requeued_after_its_end(tmp_path, queue)
-    (first,) = [run for run in study.workspace.list_run_dirs() if "1_0" in {event.data.get("job") for event in run.events()}]
+    (first,) = [
+        run for run in study.workspace.list_run_dirs() if "1_0" in {event.data.get("job") for event in run.read_events()}
+    ]
     assert study.jobs("status", first.run_id) == 0
     reason = "PENDING (launch failed requeued held)"
     assert (

@@ -49,5 +49,5 @@ def test_all_tries_of_a_search_run_on_the_nodes_of_the_first_try(nodes, tmp_path
     ends = [(folder.read_run().cell.micro_batch_size, folder.judge().state) for folder in tries]
     assert ends == [(1, "completed"), (2, "completed"), (4, "oom"), (3, "oom")]
     assert {(folder.path / "ranks").read_text() for folder in tries} == {(at_work.path / "ranks").read_text()} != {""}
-    started = next(event for event in both.events() if event.event == "started")
+    started = next(event for event in both.read_events() if event.event == "started")
     assert all(event.wall_s < started.wall_s for folder in tries for event in folder.read_events() if event.event == "exited")

@@ -46,7 +46,7 @@ def nodes(tmp_path, monkeypatch):
 
 
 def exited(folder):
-    (event,) = (event for event in folder.events() if event.event == "exited")
+    (event,) = (event for event in folder.read_events() if event.event == "exited")
     return event.data["code"], event.data["reason"], event.data["why"]
 
 

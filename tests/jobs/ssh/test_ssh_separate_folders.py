@@ -74,7 +74,7 @@ def test_each_node_has_its_part_and_the_first_node_gets_the_records(nodes):
         for name in own_records:
             assert (folder.path / name).read_bytes() == (nodes.part(node, folder).path / name).read_bytes()
     assert not [name for name in here if name.startswith(("trace", "samples"))]
-    (placed,) = (event for event in folder.events() if event.event == "placed")
+    (placed,) = (event for event in folder.read_events() if event.event == "placed")
     assert placed.data["nodes"] == ["gpu1", "gpu2"]
 
 

@@ -448,7 +448,7 @@ def test_an_allocation_of_another_cluster_is_asked_for_there(run_of, says, tmp_p
     (observed,) = allocation.SCHEDULER.observe(Workspace(tmp_path), [reconcile.read_run_on_disk(folder)])
     assert (observed.verdict.state, observed.job_id) == (state, job)
     assert folder.judge().state == state
-    learnt = [event.data for event in folder.events(strict=True) if event.event == ENDED_IN_SLURM]
+    learnt = [event.data for event in folder.read_events(strict=True) if event.event == ENDED_IN_SLURM]
     assert [(data["job"], data["cluster"]) for data in learnt] == [("7", "cm4" if cluster == "cm4" else None)]
 
 
@@ -466,7 +466,7 @@ def test_a_final_state_learnt_from_slurm_stays_when_slurm_forgets_the_job(run_of
         says(sacct=accounts, squeue=queue)
         assert seen(tmp_path, folder).verdict == learnt
     assert folder.judge() == learnt
-    assert sum(event.event == ENDED_IN_SLURM for event in folder.events()) == 1
+    assert sum(event.event == ENDED_IN_SLURM for event in folder.read_events()) == 1
 
 
 def test_a_later_start_or_end_of_the_run_supersedes_a_state_learnt_from_slurm(run_of, says, tmp_path):

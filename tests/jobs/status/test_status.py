@@ -97,7 +97,7 @@ def test_an_end_without_a_code_gives_no_code(data):
 @pytest.mark.parametrize(("state", "has_end"), [("timeout", True), ("completed", True), ("pending", False), ("unknown", False)])
 def test_a_run_that_slurm_starts_again_has_not_ended(folder, state, has_end):
     events(folder, STARTED, ("exited", 10, {"code": 98, "reason": "timeout"}))
-    started, ended = reconcile.find_run_span(folder.events(), state)
+    started, ended = reconcile.find_run_span(folder.read_events(), state)
     assert started is not None
     assert (ended is not None) is has_end
 

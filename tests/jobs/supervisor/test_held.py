@@ -53,7 +53,9 @@ def test_waiting_runs_are_held_and_sent_again_with_the_new_packages(bench, tmp_p
     assert all(run["why"].startswith("held, because the installed packages changed") for run in waits)
     assert not any(started(folder) for folder in bench.folders())
     assert not any(folder.claim.exists() for folder in bench.folders())
-    held = {folder.run_id: event.writer for folder in bench.folders() for event in folder.events() if event.event == "held"}
+    held = {
+        folder.run_id: event.writer for folder in bench.folders() for event in folder.read_events() if event.event == "held"
+    }
     # Only one run was started: its supervisor found the change, held this run and then the other three runs.
     (first,) = [run_id for run_id, writer in held.items() if writer == "attempt"]
     assert sorted(held.values()) == ["attempt", *[f"hold.{first}"] * 3]

@@ -109,7 +109,7 @@ def test_a_run_is_started_again_as_often_as_it_may_and_no_more(folder, restarts)
     for earlier in range(restarts):  # Slurm started the run, and each start was killed with its node
         (folder.claim / f"restart-{earlier}" if earlier else folder.claim).mkdir()
     done = supervised(folder, "sh", "-c", "exit 9", SLURM_JOB_ID="7", SLURM_RESTART_COUNT=str(restarts), PATH="/bin")
-    (ended,) = [event for event in folder.events() if event.event == "exited"]
+    (ended,) = [event for event in folder.read_events() if event.event == "exited"]
     if restarts > 1:
         assert done.returncode == 1
         assert ended.data["why"] == "Slurm has restarted the run 2 times; allowed: 1."
@@ -290,7 +290,7 @@ def test_a_run_that_another_run_is_holding_cannot_start_in_between(folder, tmp_p
     third.write_event("hold.b-r1", "held", why="", requeued="")
     assert supervised(folder, PATH=scontrol("kill $PPID"), SLURM_JOB_ID="7").returncode == -signal.SIGTERM
     assert (tmp_path / "calls").read_text().splitlines()[0] == "hold 8_3"
-    assert [event.event for event in third.events()].count("held") == 1
+    assert [event.event for event in third.read_events()].count("held") == 1
 
 
 def test_a_run_that_was_held_long_ago_is_not_held_again(folder, tmp_path, scontrol):
@@ -331,7 +331,7 @@ def test_only_a_run_inside_slurm_reads_the_variables_of_a_job(folder, tmp_path, 
     assert "no command scontrol" not in done.stderr
     names = {line.partition("=")[0] for line in shown.read_text().splitlines()}
     assert names & set(SHELL_OF_A_JOB) == (set(SHELL_OF_A_JOB) if is_of_slurm else set())
-    started = next(event for event in folder.events() if event.event == "started")
+    started = next(event for event in folder.read_events() if event.event == "started")
     assert (started.data.get("job"), started.data.get("cluster")) == (("42", "cm4") if is_of_slurm else (None, None))
 
 

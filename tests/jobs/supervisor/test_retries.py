@@ -218,7 +218,7 @@ def test_a_supervisor_requeues_a_failed_run_once(in_slurm):
     requeued = ["update JobId=7 Requeue=1", "requeue 7"]
     assert in_slurm("exit 9", 0, Retry(failed=1)) == requeued
     assert in_slurm("exit 9", 1, Retry(failed=1)) == requeued  # the calls of the first start
-    events = in_slurm.folder.events()
+    events = in_slurm.folder.read_events()
     assert [event.event for event in events if event.event != "rendered"] == [
         "started",
         "exited",

@@ -60,7 +60,10 @@ def test_a_manifest_may_repeat_nodes_of_other_sites_without_their_logins():
     wisc, clemson = manifest(own[0], passed[1], lan(names)), manifest(passed[0], own[1], lan(names))
     for texts in ((wisc, clemson), (clemson, wisc)):
         made = experiment(*texts)
-        assert {one.name: sorted(one.login_by_user) for one in made.nodes} == {"gpu0": ["alice", "bob"], "gpu1": ["alice", "bob"]}
+        assert {one.name: sorted(one.login_by_user) for one in made.nodes} == {
+            "gpu0": ["alice", "bob"],
+            "gpu1": ["alice", "bob"],
+        }
     with pytest.raises(InputError, match=r"gpu1: the manifest has no login.* one of each site"):
         experiment(wisc)
 

@@ -51,10 +51,10 @@ for number in range(100):
         save(run, {NEW_STEP}, lambda: killed_at(number))
         os._exit(0)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    whole = checkpoint.complete_checkpoints(run)
+    whole = checkpoint.list_checkpoints(run)
     read = [checkpoint.read_manifest(path) for path in whole]
     wrong = [found if isinstance(found, str) else checkpoint.find_damage(path, found.files) for path, found in zip(whole, read)]
-    print(json.dumps([ended, [checkpoint.step_of_checkpoint(path) for path in whole], wrong]))
+    print(json.dumps([ended, [checkpoint.parse_checkpoint_step(path) for path in whole], wrong]))
     if ended == 0:
         break
 """

@@ -41,7 +41,8 @@ def test_zipped_lists_move_together(tmp_path):
 
 def test_exclusions_carry_their_reason(tmp_path):
     text = BASE + (
-        "axes: {strategy: [single, ddp], gpus: [1, 2, 4]}\nexclude:\n  - {strategy: single, gpus: 2, why: one process}\n  - {when: \"strategy == 'single' and gpus > 2\", why: still one}\n"
+        "axes: {strategy: [single, ddp], gpus: [1, 2, 4]}\nexclude:\n  - {strategy: single, gpus: 2, why: one "
+        "process}\n  - {when: \"strategy == 'single' and gpus > 2\", why: still one}\n"
     )
     found = load(tmp_path, text)
     assert keys(found, "strategy", "gpus") == [("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
@@ -50,7 +51,8 @@ def test_exclusions_carry_their_reason(tmp_path):
 
 def test_inclusions_add_keys_or_cells_as_github_does(tmp_path):
     text = BASE + (
-        "axes: {strategy: [single, ddp]}\ninclude:\n  - {seed: 7}\n  - {strategy: ddp, seed: 8, precision: bf16}\n  - {strategy: fsdp2}\n  - {strategy: fsdp2, seed: 9}\n"
+        "axes: {strategy: [single, ddp]}\ninclude:\n  - {seed: 7}\n  - {strategy: ddp, seed: 8, precision: bf16}\n  - "
+        "{strategy: fsdp2}\n  - {strategy: fsdp2, seed: 9}\n"
     )
     found = load(tmp_path, text)
     assert keys(found, "strategy", "seed", "precision") == [
@@ -92,7 +94,10 @@ def test_a_batch_of_one_kind_replaces_the_other(tmp_path):
 
 
 def test_dotted_keys_refine_mappings(tmp_path):
-    text = "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3, optimizer: {name: sgd, lr: 3e-1}}\naxes: {optimizer.lr: [0.1, 1e-2], options.bucket_cap_mb: [1]}\n"
+    text = (
+        "defaults: {workload: gpt2-tiny, strategy: ddp, global_batch_size: 8, steps: 3, optimizer: {name: sgd, lr: "
+        "3e-1}}\naxes: {optimizer.lr: [0.1, 1e-2], options.bucket_cap_mb: [1]}\n"
+    )
     drafts = [point.make_draft() for point in load(tmp_path, text).points]
     assert [draft.optimizer.lr for draft in drafts] == [0.1, 0.01]
     assert drafts[0].options == {"bucket_cap_mb": 1}

@@ -51,7 +51,7 @@ def test_a_table_is_drawn_again_over_itself_and_only_on_one_stream():
     table = "a\nb\nc\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K"
     assert passed([(table * 3).encode()]) == table * 3
     there = "import sys; print('out', flush=True); print('\\n\\n\\x1b[2Aerr', file=sys.stderr)"
-    run = f"terminal_relay.relay_command([sys.executable, '-c', {there!r}], terminal=True, start_mark='')"
+    run = f"terminal_relay.relay_command([sys.executable, '-c', {there!r}], uses_terminal=True, start_mark='')"
     assert "\x1b[2A" not in on_terminal(["-c", f"import sys; from shardlab.remote import terminal_relay; {run}"])
 
 
@@ -71,7 +71,7 @@ def test_no_terminal_sequence_passes_to_a_file(parts):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_both_outputs_and_the_exit_code_pass(terminal):
     there = f"import sys; print({STEERING + 'out'!r}); print({STEERING + 'err'!r}, file=sys.stderr); sys.exit(7)"
-    run = f"terminal_relay.relay_command([sys.executable, '-c', {there!r}], terminal={terminal}, start_mark='')[0]"
+    run = f"terminal_relay.relay_command([sys.executable, '-c', {there!r}], uses_terminal={terminal}, start_mark='')[0]"
     code = f"import sys; from shardlab.remote import terminal_relay; print('code', {run})"
     said = on_terminal(["-c", code])
     assert ":smile:out" in said
@@ -81,7 +81,9 @@ def test_both_outputs_and_the_exit_code_pass(terminal):
 
 
 def test_a_list_that_a_script_reads_is_no_input_of_the_command():
-    code = "from shardlab.remote import terminal_relay; terminal_relay.relay_command(['cat'], terminal=False, start_mark='')"
+    code = (
+        "from shardlab.remote import terminal_relay; terminal_relay.relay_command(['cat'], uses_terminal=False, start_mark='')"
+    )
     loop = 'while read line; do "$0" -c "$1"; echo "line $line"; done'
     argv = ["bash", "-c", loop, sys.executable, code]
     done = subprocess.run(argv, input=b"a\nb\n", capture_output=True, timeout=HANG_S, check=True)
@@ -91,7 +93,7 @@ def test_a_list_that_a_script_reads_is_no_input_of_the_command():
 def test_a_leftover_background_process_does_not_block_the_relay():
     words = ["sh", "-c", "sleep 600 & echo $!"]
     code = "import sys; from shardlab.remote import terminal_relay\n"
-    code += f"print('code', terminal_relay.relay_command({words!r}, terminal=False, start_mark='')[0])"
+    code += f"print('code', terminal_relay.relay_command({words!r}, uses_terminal=False, start_mark='')[0])"
     said = on_terminal(["-c", code]).split()
     assert said[1:] == ["code", "0"]
     os.kill(int(said[0]), 9)
@@ -115,7 +117,7 @@ def test_a_live_table_of_another_machine_is_drawn_here(tmp_path):
         "from shardlab.remote.remote_workspace import RemoteWorkspace\n"
         f"python, workspace = {sys.executable!r}, {str(workspace.path)!r}\n"
         "there = RemoteWorkspace(1, 'far', '10.9.9.1', 22, 'alice', None, '/k', 'strict', python, workspace, 'm')\n"
-        "assert there.hand_over('jobs', ['status', '--watch']) == 0"
+        "assert there.run_interactively('jobs', ['status', '--watch']) == 0"
     )
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     said = on_terminal(["-c", code], PATH=path)

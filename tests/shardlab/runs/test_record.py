@@ -106,7 +106,7 @@ def test_a_kill_loses_no_line_that_was_written(tmp_path):
         "import sys; from pathlib import Path; from shardlab.runs.record import *\n"
         f"lines = LineWriter(Path({str(path)!r}))\n"
         "for step in range(10**6):\n"
-        "    lines.write(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))\n"
+        "    lines.write_record(StepRecord(schema=1, step=step, t_s=1.0, wall_s=2.0, loss=0.5, units=8, step_ms=3.0))\n"
         "    if step == 500: print('go', flush=True)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:

@@ -63,7 +63,7 @@ def steps(run_dir, rank=0):
 
 
 def told(run_dir, name):
-    return [event.data for event in run_dir.events() if event.event == name]
+    return [event.data for event in run_dir.read_events() if event.event == name]
 
 
 def resuming(bench, *earlier, **keys):
@@ -162,7 +162,7 @@ def test_a_resumed_run_with_a_destroyed_optimizer_state_has_other_losses(bench):
 def test_each_rank_records_when_it_saved(bench):
     keys = {"strategy": "ddp", "gpus": 2, "steps": 8, "instruments": EVERY_4}
     run_dir = bench.complete(**keys)
-    spans = list(instrument_span.read_spans(run_dir.events()))
+    spans = list(instrument_span.read_spans(run_dir.read_events()))
     acts = [("checkpoints", "after", 4), ("checkpoints", "after", 8)]
     for rank in (0, 1):
         own = [span for span in spans if span.rank == rank]
@@ -199,7 +199,7 @@ def test_a_resumed_run_gets_the_suspensions_of_the_first_run(bench):
     held = first.steps(0).records[2]
     first.write_event("attempt", suspension.SUSPENDED_EVENT, seconds=0.25, ended_s=held.wall_s)
     again = gone_on(bench, resuming(bench, first, **keys))
-    (pause,) = suspension.read_suspensions(again.events())
+    (pause,) = suspension.read_suspensions(again.read_events())
     assert pause == pytest.approx((held.wall_s - 0.25, held.wall_s), rel=0, abs=0.001)
     aside = suspension.mark_suspended(again.steps(0).records, [pause])
     assert held.step in [record.step for record in aside if record.watched]

@@ -91,7 +91,7 @@ def test_each_node_has_its_part_of_a_checkpoint_and_a_run_resumes_from_all_parts
         for folder in ("checkpoints", "steps"):
             shutil.copytree(other.path / folder, part.path / folder, dirs_exist_ok=True)
     assert train(bench, disks, second) == losses
-    assert [event.data["step"] for event in second[0].events() if event.event == "resumed"] == [8]
+    assert [event.data["step"] for event in second[0].read_events() if event.event == "resumed"] == [8]
     assert second[1].steps_file(1).read_text().splitlines()[:8] == first[1].steps_file(1).read_text().splitlines()[:8]
 
 
@@ -99,7 +99,7 @@ def test_a_run_does_not_begin_anew_if_a_part_of_its_checkpoint_is_on_no_node(ben
     run_id = trained[1]
     second = made(bench, disks, run_id)
     assert train(bench, disks, second, code=1) == [[], []]
-    assert [event for event in second[1].events() if event.event == "checkpoint_passed_over"]
+    assert [event for event in second[1].read_events() if event.event == "checkpoint_passed_over"]
     for part in second:
-        (failed,) = (event for event in part.events() if event.event == "failed")
+        (failed,) = (event for event in part.read_events() if event.event == "failed")
         assert failed.data["why"].startswith(f"no checkpoint of {run_id} can be used on all nodes")

@@ -45,7 +45,7 @@ def test_only_the_rank_that_copies_lists_the_files_and_no_rank_keeps_them(staged
         shutil.rmtree(data)
         with node_copy.stage_data(run, run_dir) as second:
             assert second == copy
-    (event,) = [event for event in run_dir.events() if event.event == "data_copied"]
+    (event,) = [event for event in run_dir.read_events() if event.event == "data_copied"]
     assert event.data["files"] == len(train) + 1  # the list of the files is a file of the copy too
 
 
@@ -54,8 +54,8 @@ def test_progress_is_reported_while_the_sizes_are_asked_for(staged, monkeypatch)
     run, run_dir, _ = staged
     with node_copy.stage_data(run, run_dir):
         pass
-    (copied,) = [event for event in run_dir.events() if event.event == "data_copied"]
-    before = [event for event in run_dir.events() if event.event == "data_copying" and event.data["bytes"] == 0]
+    (copied,) = [event for event in run_dir.read_events() if event.event == "data_copied"]
+    before = [event for event in run_dir.read_events() if event.event == "data_copying" and event.data["bytes"] == 0]
     assert len(before) == copied.data["files"]
 
 

@@ -104,7 +104,7 @@ def test_the_allocators_snapshot_is_kept(gpus):
     assert [block["size"] for segment in snapshot["segments"] for block in segment["blocks"]] == [512]
     ((allocation,),) = snapshot["device_traces"]  # the history was recorded in one step
     assert allocation["frames"], "the call stacks were recorded"
-    seen = json.loads(run_dir.environment(socket.gethostname()).read_text())["torch"]
+    seen = json.loads(run_dir.environment_file(socket.gethostname()).read_text())["torch"]
     assert (seen["device"], seen["cuda"], seen["nccl"], seen["backend"]) == ("NVIDIA H100 80GB HBM3", "13.0", "2.28.9", "nccl")
 
 
@@ -142,7 +142,7 @@ def test_a_run_on_fake_gpus_resumes_from_its_checkpoint(gpus, strategy):
 def test_a_run_whose_second_gpu_runs_out_of_memory_names_the_stage(gpus):
     run_dir, codes = gpus.run(2, small_gpu=1, strategy="ddp", gpus=2, prove="off")
     assert 0 not in codes
-    (said,) = [event.data for event in run_dir.events() if event.event == "oom"]
+    (said,) = [event.data for event in run_dir.read_events() if event.event == "oom"]
     assert said["stage"] == "building"
     assert re.match(r"OutOfMemoryError: CUDA out of memory\. Tried to allocate \d+ bytes\. GPU 1 ", said["why"])
     assert said["why"].endswith(" (while building)")

@@ -143,7 +143,7 @@ def test_a_run_has_the_environment_of_its_client(bench):
     assert host["torch"]["threads"] == 2
     refused = bench.run_dir()
     assert bench.finish(refused, OMP_NUM_THREADS="many")[0] == 1
-    assert "OMP_NUM_THREADS: found 'many'" in refused.events()[0].data["why"]
+    assert "OMP_NUM_THREADS: found 'many'" in refused.read_events()[0].data["why"]
 
 
 def test_noise_at_the_socket_harms_no_run(bench):

@@ -257,7 +257,7 @@ def test_workers_of_parameter_servers_are_profiled(bench):
 
 
 def test_the_environment_says_where_sockets_really_are(bench, profiled):
-    found = json.loads(profiled.environment(socket.gethostname()).read_text())
+    found = json.loads(profiled.environment_file(socket.gethostname()).read_text())
     assert found["interfaces"]["used_by"] == "gloo"
     assert sum(found["interfaces"]["sockets"].values()) > 0
     assert not [name for name in found["interfaces"]["sockets"] if name.startswith("unknown")]
@@ -268,7 +268,7 @@ def test_the_environment_says_where_sockets_really_are(bench, profiled):
     assert {nic["name"]: nic["mtu"] for nic in found["nics"]}["lo"] > 0
     assert "gpus" in found or found["gpu_why_absent"]
     alone = bench.complete(steps=1)
-    assert "interfaces" not in json.loads(alone.environment(socket.gethostname()).read_text())
+    assert "interfaces" not in json.loads(alone.environment_file(socket.gethostname()).read_text())
 
 
 def test_a_socket_is_found_on_its_interface():

@@ -187,7 +187,7 @@ def test_a_killed_worker_ends_nothing_and_is_on_record(started, strategy, server
     process(run_dir, 1).send_signal(signal.SIGKILL)
     _, errors = client.communicate(timeout=HANG_S)
     assert client.returncode == 0, errors
-    met, event = run_dir.events()
+    met, event = run_dir.read_events()
     assert (met.event, event.event, event.data["rank"]) == ("met", "lost", 1)
     result, done = run_dir.read_result(), [len(run_dir.steps(rank).records) for rank in range(3)]
     assert done[0] == done[2] == result.steps == MANY
@@ -234,7 +234,7 @@ def test_a_rank_that_is_needed_ends_the_run(started, strategy, victim):
     run_dir, client = started(strategy=strategy, steps=FOREVER)
     process(run_dir, victim).send_signal(signal.SIGKILL)
     client.communicate(timeout=HANG_S)
-    events = {event.event for event in run_dir.events()}
+    events = {event.event for event in run_dir.read_events()}
     assert client.returncode == 128 + signal.SIGKILL or (client.returncode == 1 and "failed" in events)
     assert not run_dir.result.exists()
     assert "lost" not in events
@@ -244,7 +244,7 @@ def test_a_worker_that_fails_by_itself_is_not_excused(bench):
     """A worker that fails with an error of its own ends the run, unlike a worker that was killed."""
     run_dir = bench.run_dir(strategy="ps-async", gpus=2, servers=1, optimizer=Optimizer(name="sgd", lr=1e30))
     assert bench.finish(run_dir)[0] == 1
-    assert "FloatingPointError" in "".join(event.data["why"] for event in run_dir.events() if event.event == "failed")
+    assert "FloatingPointError" in "".join(event.data["why"] for event in run_dir.read_events() if event.event == "failed")
     assert not run_dir.result.exists()
 
 

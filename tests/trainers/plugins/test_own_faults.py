@@ -83,7 +83,7 @@ def test_a_run_whose_own_loss_exhausts_memory_is_oom_and_its_loss_got_fp32(bench
     run_dir = run_dir_of(bench, tmp_path, known, "single", precision="bf16", steps=3)
     code, errors = bench.finish(run_dir)
     assert code == 1, errors
-    (event,) = [event for event in run_dir.events() if event.event not in ("met", "started")]
+    (event,) = [event for event in run_dir.read_events() if event.event not in ("met", "started")]
     assert event.event == "oom", event
     place = f"{run_dir.path}/workloads/mine.py:15: RuntimeError: "
     assert event.data["why"] == f"{place}CUDA error: out of memory (while training)"

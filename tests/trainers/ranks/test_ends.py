@@ -27,7 +27,7 @@ def ranks_of(run_dir):
 
 def event(run_dir, name):
     """Returns the reason in the first event that has this name."""
-    return next(e.data["why"] for e in run_dir.events() if e.event == name)
+    return next(e.data["why"] for e in run_dir.read_events() if e.event == name)
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def test_out_of_memory_is_recorded_as_an_event_and_its_error_printed(bench):
     run_dir = bench.run_dir(strategy="ddp", gpus=2, options={"n_embd": HUGE})
     code, errors = bench.finish(run_dir)
     assert code == 1
-    assert {e.event for e in run_dir.events()} == {"met", "oom"}
+    assert {e.event for e in run_dir.read_events()} == {"met", "oom"}
     assert f"can't allocate memory: you tried to allocate {HUGE * 256 * 4} bytes" in event(run_dir, "oom")
     assert event(run_dir, "oom").endswith(" (while building)")
-    (ended,) = {event.data["requested_bytes"] for event in run_dir.events() if event.event == "oom"}
+    (ended,) = {event.data["requested_bytes"] for event in run_dir.read_events() if event.event == "oom"}
     assert ended == HUGE * 256 * 4
     # Each of the two ranks prints one line with RuntimeError, unless the rank was ended before it printed anything.
     assert errors.count("RuntimeError") in (1, 2)

@@ -15,7 +15,7 @@ def test_a_run_above_its_memory_limit_is_out_of_memory(bench, strategy, gpus):
     run_dir = bench.run_dir(strategy=strategy, gpus=gpus, global_batch_size=512, **LIMIT)
     code, errors = bench.finish(run_dir)
     assert code == 1, errors
-    events = [event.event for event in run_dir.events()]
+    events = [event.event for event in run_dir.read_events()]
     assert "oom" in events, (errors, events)
 
 

@@ -36,7 +36,7 @@ def on_nodes(run_dir, nnodes):
 
 def met(run_dir):
     """Returns (what the ranks recorded about their world, the reasons of all ranks that failed)."""
-    events = run_dir.events()
+    events = run_dir.read_events()
     return [e.data for e in events if e.event == "met"], [e.data["why"] for e in events if e.event == "failed"]
 
 

@@ -92,7 +92,7 @@ def test_fsdp2_reports_the_sharding_and_dtypes_in_effect(bench, strategy, kept, 
 
 
 def test_the_host_is_described_beside_the_result(run):
-    environment = json.loads(run.environment(socket.gethostname()).read_text())
+    environment = json.loads(run.environment_file(socket.gethostname()).read_text())
     assert environment["torch"] | {"version": ""} == {
         "version": "", "cuda": None, "device": "cpu", "backend": "gloo", "nccl": None, "threads": 1,
     }  # fmt: skip
