@@ -30,8 +30,6 @@ from trainers.strategy_options import Fsdp1Options, TensorOptions
 from trainers.theory.division import Division
 
 MIB = 1 << 20
-# tensors of a parameter's size that the optimizer keeps; sgd keeps one if it has momentum
-STATE_TENSORS_OF = {"adam": 2, "adamw": 2}
 CROSS_ENTROPY_CHUNK = 2**25 * 4  # bytes; the loss casts 2**25 logits to fp32 at a time (trainers/cross_entropy.py)
 # The share of the saved activations of a block that gradients of activations take at a time: when backward is in the MLP of
 # GPT-2, of 12 widths, those before and behind GELU (8) and of the hidden state (1), while the saved tensor behind GELU is free
@@ -212,7 +210,7 @@ def _count_cast_bytes(cell: Cell, saved: SavedBytes) -> float:
 def _count_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, rank_part: RankPart) -> dict[str, float]:
     """The bytes of categories in the optimizer's step."""
     shard_ranks = max(1, division.optimizer_ranks)
-    is_unfused = cell.optimizer.name in STATE_TENSORS_OF and not cell.optimizer.fused
+    is_unfused = cell.optimizer.name != "sgd" and not cell.optimizer.fused
     # Without fused kernels, torch's foreach optimizer makes a temporary tensor of the size and type of each weight of a group.
     # With tensor parallelism, split and whole weights are two groups.
     has_one_group = cell.tp == 1 or facts.head_share < 1
@@ -233,9 +231,7 @@ def _count_optimizer_moment(cell: Cell, facts: ModelFacts, division: Division, r
 
 def count_state_bytes(cell: Cell) -> int:
     """Bytes of optimizer state per parameter: torch keeps it in the dtype of the weights, DeepSpeed's copy is fp32."""
-    optimizer = cell.optimizer
-    tensor_count = STATE_TENSORS_OF.get(optimizer.name, 1 if optimizer.momentum else 0)
-    return tensor_count * (2 if cell.precision == "bf16-pure" else 4)
+    return cell.optimizer.state_tensor_count * (2 if cell.precision == "bf16-pure" else 4)
 
 
 def _count_activations(cell: Cell, facts: ModelFacts, stage_share: StageShare, micro_batch_size: int) -> Activations:

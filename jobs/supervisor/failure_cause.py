@@ -1,4 +1,7 @@
-"""Finds out why the command of a run failed, if the exit code says too little: a full disk, or a signal that ended a rank."""
+"""Finds out why the command of a run failed, if the exit code says too little: a full disk, or a signal that ended a rank.
+
+Causes that a rank reports itself, such as full memory, are events: shardlab/runs/state.py names their writers.
+"""
 
 from __future__ import annotations
 

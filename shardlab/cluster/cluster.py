@@ -1,4 +1,7 @@
-"""Reads a cluster file, which describes the machines on which runs train, their software, and where data sets are stored."""
+"""Reads a cluster file, which describes the machines on which runs train, their software, and where data sets are stored.
+
+The keys inside of `slurm`, `environment`, `cloudlab` and the others stand in the files that end in `_keys.py` beside this one.
+"""
 
 from __future__ import annotations
 

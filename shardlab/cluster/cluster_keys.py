@@ -1,4 +1,7 @@
-"""The parts of a cluster file that describe nodes, logins, storage and data sets."""
+"""The parts of a cluster file that describe nodes, logins, storage and data sets.
+
+The keys at the top of the file stand in shardlab/cluster/cluster.py; `slurm`, its partitions and `gpus` in slurm_keys.py.
+"""
 
 from __future__ import annotations
 

@@ -83,6 +83,15 @@ class Optimizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     """true: one operator updates all parameters. false: torch uses foreach operators on a GPU and a loop on a CPU. sgd ignores
     this key, because torch has no fused sgd for sharded parameters."""
 
+    @property
+    def state_tensor_count(self) -> int:
+        """The number of tensors that the optimizer keeps for each parameter, each of the size of the parameter."""
+        match self.name:
+            case "sgd":
+                return 1 if self.momentum else 0
+            case "adam" | "adamw":
+                return 2
+
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=False):
     """The learning rate over the run: a linear warm-up, then constant, or a cosine or linear decay to 0."""

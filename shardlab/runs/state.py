@@ -2,6 +2,7 @@
 
 Others write these events: that memory ran out is seen by a rank (trainers/ranks/out_of_memory.py), by the job's own counter
 (jobs/node/node_processes.py), or told by Slurm (jobs/slurm/states.py).
+Why the command of a user failed is said by jobs/node/command_rank.py.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trainers.strategy import Strategy
 
 SCHEMA = 1
-STATE_TENSORS = {"adam": 2, "adamw": 2, "sgd": 1}  # number of state tensors that the optimizer has for each parameter
 UNKNOWN_REMARK = (
     "the part of the CUDA allocator's peak that is in no category: memory that operators allocate internally, rounding to "
     "blocks, and memory from before the step that no operator of the step uses"
@@ -112,11 +111,10 @@ def estimate_memory(
     it is sharded; a category that is missing here is not sharded.
     """
     element_bytes = 2 if precision == "bf16-pure" else 4
-    state_tensor_count = STATE_TENSORS[optimizer.name] if optimizer.name != "sgd" or optimizer.momentum else 0
     unsharded_bytes = {
         "parameter": element_bytes * parameter_count,
         "gradient": element_bytes * parameter_count,
-        "optimizer_state": state_tensor_count * element_bytes * parameter_count,
+        "optimizer_state": optimizer.state_tensor_count * element_bytes * parameter_count,
     }
     return {category: -(-nbytes // (ranks_by_category or {}).get(category, 1)) for category, nbytes in unsharded_bytes.items()}
 

@@ -1,4 +1,8 @@
-"""The optimizer and the learning rate of each step. They are the same for every strategy."""
+"""Makes the optimizer of a cell and computes the learning rate of each step. They are the same for every strategy.
+
+A further optimizer also needs its name and its count of state tensors in shardlab/matrix/cell.py, and the time of its update in
+jobs/planner/step_time.py.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,13 @@ from shardlab.matrix.cell import Optimizer, Schedule
 
 def make_optimizer(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the torch optimizer that a cell asks for. parameters: whole parameters or shards."""
-    if settings.name == "sgd":
-        return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    optimizer_class = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
+    match settings.name:
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        case "adam":
+            optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam
+        case "adamw":
+            optimizer_class = torch.optim.AdamW
     betas = settings.beta1, settings.beta2
     return optimizer_class(
         parameters,
