@@ -1,4 +1,8 @@
-"""Computes the results of a matrix as one typed value, `Summary`. All tables, figures and documents show only this value."""
+"""Computes the results of a matrix as one typed value, `Summary`. All tables, figures and documents show only this value.
+
+Remarks on a whole matrix, such as that its runs are a rehearsal, are made here (`_build_remarks`); those on choices and on
+verdicts in collect/report/choice_text.py and verdict_text.py.
+"""
 
 from __future__ import annotations
 

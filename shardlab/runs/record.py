@@ -1,7 +1,7 @@
 """The records that ranks, nodes and supervisors write, one JSON object per line, with a writer and a reader of record files.
 
 `t_s` is the time of the monotonic clock, in seconds since boot. `wall_s` is in seconds since the epoch. Sizes are in bytes. A
-value that could not be measured is absent, never 0.
+value that could not be measured is absent, never 0. Records of steps are filled in by `Recorder` in trainers/run/loop.py.
 """
 
 from __future__ import annotations

@@ -99,6 +99,14 @@ def test_every_default_of_a_help_text_is_the_default_of_the_option(options):
     assert len(texts) > 60
 
 
+def test_an_option_whose_default_is_a_number_reads_numbers(options):
+    """Without a type, argparse gives the text that a user wrote, and the default alone is a number."""
+    reading = {name: action for name, action in options.items() if action.nargs != 0}  # without those that take no value
+    of_numbers = {name: action for name, action in reading.items() if type(action.default) in (int, float)}
+    assert {name: action.type for name, action in of_numbers.items() if action.type is None} == {}
+    assert len(of_numbers) > 5
+
+
 def test_every_other_number_of_a_help_text_is_the_number_of_the_program(options):
     unknown, seen = [], set()
     for name, action in options.items():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 # The limit of time for one mutant: tests are chosen in their order until the sum of their recorded times reaches this limit.
 # The report says how many tests were left out.
 BUDGET_S = 120.0
+# Tests that read the source code of the product in place of running it: no order of a set gets out, and a unit is that of its
+# value. They run for each mutant that survives the tests that run its line.
+READING_FILES = ("tests/project/test_order_of_sets.py", "tests/project/test_units.py")
 # The time that pytest needs to start. It is added to the time of the tests of a file when files are put in order.
 START_S = 2.0
 
@@ -124,6 +127,15 @@ class Recordings:
             uses |= self._union(file, mentions(file, _defined(mutant)) & bodies(file))
             theirs |= self._union(file, bodies(file))
         return self._order([uses, own, theirs, self._union(mutant.file, span)], "import")
+
+    def list_reading_tests(self) -> list[Batch]:
+        """The tests of READING_FILES, without those that failed without a mutant."""
+        seconds_by_name = dict(zip(self._names, self._seconds, strict=True))
+        batches = []
+        for file in READING_FILES:
+            names = [name for name in self._names if name.startswith(f"{file}::") and name not in self.unreliable]
+            batches.append(Batch(file, {name: seconds_by_name[name] for name in names}))
+        return batches
 
     def _union(self, file: str, lines: Iterable[int]) -> int:
         tests_of = self._lines.get(file, {})

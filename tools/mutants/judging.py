@@ -1,5 +1,5 @@
-"""Judges each mutant: runs the tests that run the changed line (except tests with the marker `e2e`), and records whether a
-test fails.
+"""Judges each mutant: runs the tests that run the changed line (except tests with the marker `e2e`), then those that read the
+source code, and records whether a test fails.
 
 Each result is written to its own file, so that an interrupted `make mutants` can continue where it stopped.
 """
@@ -25,7 +25,7 @@ KILLED, TIMEOUT, SURVIVED, UNCOVERED = "killed", "timeout", "survived", "uncover
 # limit is multiplied by the load per processor.
 HANGS_S = 60.0
 # The tests of this number of files run in a first process, which kills most mutants. The tests of all other files run in a
-# second process.
+# second process, and those that read the source code in a third.
 FIRST_FILES = 2
 
 
@@ -110,7 +110,7 @@ def _judge(copy: Copy, mutant: Mutant, recordings: Recordings, number: int, test
     begun = time.monotonic()
     outcome, killer = SURVIVED if judges else UNCOVERED, ""
     with _InPlace(copy, mutant, number):
-        for batches in (choice.batches[:FIRST_FILES], choice.batches[FIRST_FILES:]):
+        for batches in (choice.batches[:FIRST_FILES], choice.batches[FIRST_FILES:], recordings.list_reading_tests()):
             if batches and (ended := _run(copy, batches))[0] != SURVIVED:
                 outcome, killer = ended
                 break

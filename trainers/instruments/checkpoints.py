@@ -1,6 +1,7 @@
 """The instrument `checkpoints`: saves checkpoints at intervals and before the time limit of the job.
 
-A run that is started again resumes from the newest checkpoint.
+A run that is started again resumes from the newest checkpoint. How long before the time limit it saves: `LAST_SAVE_S` in
+jobs/supervisor/attempt.py.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def make_optimizer(settings: Optimizer, parameters: Iterable[nn.Parameter]) -> t
         case "sgd":
             return torch.optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
         case "adam":
-            optimizer_class: type[torch.optim.Optimizer] = torch.optim.Adam
+            optimizer_class: type[torch.optim.Adam | torch.optim.AdamW] = torch.optim.Adam
         case "adamw":
             optimizer_class = torch.optim.AdamW
     betas = settings.beta1, settings.beta2
