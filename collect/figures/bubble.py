@@ -24,9 +24,11 @@ def draw(group: WorkloadGroup) -> Figure | None:
         return None
     cells = [mark.cell.cell.require_training() for mark in marks]
     rank_counts = sorted({cell.pp for cell in cells})
-    passes = sorted({cell.gradient_accumulation_steps for cell in cells})
+    pass_counts = sorted({cell.gradient_accumulation_steps for cell in cells})
     strategies = list(dict.fromkeys(mark.cell.cell.strategy for mark in marks))
-    traces = [_make_theory_curve(pp, passes, DASHES[fill_index % len(DASHES)]) for fill_index, pp in enumerate(rank_counts)]
+    traces = [
+        _make_theory_curve(pp, pass_counts, DASHES[fill_index % len(DASHES)]) for fill_index, pp in enumerate(rank_counts)
+    ]
     for fill_index, pp in enumerate(rank_counts):
         for strategy in strategies:
             strategy_marks = [mark for mark in marks if (mark.cell.cell.strategy, mark.cell.cell.pp) == (strategy, pp)]
@@ -38,7 +40,11 @@ def draw(group: WorkloadGroup) -> Figure | None:
         "time by the busy time instead, (P - 1) / M, which gives larger numbers; this is not drawn."
     )
     x_axis = make_axis(
-        "micro-batches of a step", type="log", tickvals=passes, ticktext=[f"{count}" for count in passes], showgrid=False
+        "micro-batches of a step",
+        type="log",
+        tickvals=pass_counts,
+        ticktext=[f"{count}" for count in pass_counts],
+        showgrid=False,
     )
     layout = make_layout(x_axis, make_axis("waiting, % of forward and backward", rangemode="tozero"), showlegend=True)
     return Figure(BUBBLE_METRIC, "Pipeline bubble", caption, 440, traces, layout)
@@ -54,7 +60,11 @@ def _make_theory_curve(pp: int, pass_counts: list[int], dash: str) -> dict[str, 
     x = [first_x * (last_x / first_x) ** (point / (CURVE_POINTS - 1)) for point in range(CURVE_POINTS)]
     curve_style = {"line": {"color": INK, "dash": dash, "width": 1.5}, "hovertemplate": "%{y:.3~g} % by theory"}
     return make_points(
-        "lines", x, [compute_theoretical_bubble_pct(pp, passes) for passes in x], name=f"theory, P = {pp}", **curve_style
+        "lines",
+        x,
+        [compute_theoretical_bubble_pct(pp, pass_count) for pass_count in x],
+        name=f"theory, P = {pp}",
+        **curve_style,
     )
 
 

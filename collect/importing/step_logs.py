@@ -87,8 +87,13 @@ def read_iteration_lines(log_rows: LogRows, lines: Sequence[str]) -> None:
 
 def _add_text_step(log_rows: LogRows, line: str, values: Mapping[str, Any], **options: Any) -> None:
     """Add a step of a line of text, which begins with its time and may name a rank."""
-    time, rank = _LINE_TIME.search(line), _LINE_RANK.search(line)
-    log_rows.add_step({**values, **({"rank": rank[1]} if rank else {})}, STEP_COLUMNS, time[0] if time else None, **options)
+    time_match, rank_match = _LINE_TIME.search(line), _LINE_RANK.search(line)
+    log_rows.add_step(
+        {**values, **({"rank": rank_match[1]} if rank_match else {})},
+        STEP_COLUMNS,
+        time_match[0] if time_match else None,
+        **options,
+    )
 
 
 def list_tensorboard_records(path: Path, content: bytes) -> Iterator[Mapping[str, Any] | None]:

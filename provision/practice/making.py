@@ -19,7 +19,7 @@ MODULES_PACKAGE = "environment-modules"  # the package by which nodes of another
 STALE_ARCHIVE_OPTION = "-o Acquire::Check-Valid-Until=false"
 
 
-def make_base(packages: Sequence[str], release: str | None, print_remark: Callable[[str], None]) -> Path:
+def make_base_system(packages: Sequence[str], release: str | None, print_remark: Callable[[str], None]) -> Path:
     """Make the base if it is missing, and return its folder. The caller holds the lock of `base.hold_practice_lock`.
 
     packages: the packages that are downloaded into the apt cache of the base. release: the codename of a release of Debian;

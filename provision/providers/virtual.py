@@ -105,14 +105,14 @@ def down(cluster: Cluster, workspace: Workspace) -> str:
 def warm(cluster: Cluster, workspace: Workspace) -> str:
     """Make the base and the folder of wheels before their first use. Returns a sentence that names them."""
     with base.hold_practice_lock():
-        base_folder = making.make_base(packages.ALL_PACKAGES, cluster.release, _print_remark)
+        base_folder = making.make_base_system(packages.ALL_PACKAGES, cluster.release, _print_remark)
         return f"ready: {base_folder} and {making.make_wheels(_print_remark)}"
 
 
 def _boot_node(cluster: Cluster, workspace: Workspace, node: SshNode) -> None:
     """Make and boot a node, and wait until it answers. Raises PracticeNodeError; Unreachable if it does not answer in time."""
     with base.hold_practice_lock():
-        base_folder = making.make_base(packages.ALL_PACKAGES, cluster.release, _print_remark)
+        base_folder = making.make_base_system(packages.ALL_PACKAGES, cluster.release, _print_remark)
         if cluster.environment.wheelhouse is None:
             making.make_wheels(_print_remark)
         network.make_bridge(network.make_bridge_name(cluster.name), cluster.lan.subnet)

@@ -26,13 +26,13 @@ class TensorStorage:
     was recomputed) and still existed when backward continued. outlives_step: whether it existed at the end of the step.
     """
 
-    __slots__ = ("first_change", "is_saved", "nbytes", "number", "outlives_step", "used_as_weight")
+    __slots__ = ("first_change_index", "is_saved", "nbytes", "number", "outlives_step", "used_as_weight")
 
-    def __init__(self, number: int, nbytes: int, first_change: int | None) -> None:
+    def __init__(self, number: int, nbytes: int, first_change_index: int | None) -> None:
         self.number, self.nbytes = number, nbytes
         # The index of the storage's first change if the storage was first seen as the input of an operator; None if it was
         # first seen as an output.
-        self.first_change = first_change
+        self.first_change_index = first_change_index
         self.used_as_weight = self.is_saved = self.outlives_step = False
 
 
@@ -94,8 +94,10 @@ class StorageLog(TorchDispatchMode):
         self._release_callbacks.clear()
         for storage in self._storage_by_address.values():
             storage.outlives_step = True
-            if storage.first_change is not None:
-                self.changes[storage.first_change] = self.changes[storage.first_change]._replace(t_s=0.0, phase=OUTSIDE)
+            if storage.first_change_index is not None:
+                self.changes[storage.first_change_index] = self.changes[storage.first_change_index]._replace(
+                    t_s=0.0, phase=OUTSIDE
+                )
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types):

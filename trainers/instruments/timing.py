@@ -12,7 +12,7 @@ import torch
 DATA, FORWARD, BACKWARD, OPTIMIZER = PARTS = ("data", "forward", "backward", "optimizer")
 
 
-class StepReading(ABC):
+class StepTimes(ABC):
     """The times of one step. On a GPU they are known only when the GPU has finished the step."""
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Clock(ABC):
         """End a part: the time since the last mark, or since the start, belongs to `part`."""
 
     @abstractmethod
-    def stop(self) -> StepReading:
+    def stop(self) -> StepTimes:
         """End the step, at the time of the last mark."""
 
 
@@ -54,11 +54,13 @@ class HostClock(Clock):
     def mark(self, part: str) -> None:
         self._marks.append((part, time.perf_counter()))
 
-    def stop(self) -> StepReading:
-        return HostReading(self._marks)
+    def stop(self) -> StepTimes:
+        return HostStepTimes(self._marks)
 
 
-class HostReading(StepReading):
+class HostStepTimes(StepTimes):
+    """The times of a step that the host itself has computed."""
+
     def __init__(self, marks: Sequence[tuple[str, float]]) -> None:
         self._marks = marks
 
@@ -82,11 +84,13 @@ class CudaClock(Clock):
     def mark(self, part: str) -> None:
         self._marks.append((part, _record_event()))
 
-    def stop(self) -> StepReading:
-        return CudaReading(self._marks)
+    def stop(self) -> StepTimes:
+        return CudaStepTimes(self._marks)
 
 
-class CudaReading(StepReading):
+class CudaStepTimes(StepTimes):
+    """The times of a step by events on the stream of a GPU."""
+
     def __init__(self, marks: Sequence[tuple[str, torch.cuda.Event]]) -> None:
         self._marks = marks
 

@@ -35,7 +35,7 @@ from trainers.instruments.checkpoints import Checkpoints, ResumePoint
 from trainers.instruments.faults import LostRank, StragglerDelay
 from trainers.instruments.memory import MemoryMeter
 from trainers.instruments.process_usage import ProcessUsage
-from trainers.instruments.timing import DATA, OPTIMIZER, StepReading, make_clock
+from trainers.instruments.timing import DATA, OPTIMIZER, StepTimes, make_clock
 from trainers.model import optimization
 from trainers.proof import proof
 from trainers.ranks import clock_check, hang_dump
@@ -262,7 +262,7 @@ class StepMaker:
             t_s=time.monotonic(),
             wall_s=time.time(),
             units=units,
-            reading=clock.stop(),
+            step_times=clock.stop(),
             loss=loss,
             memory=self._memory_meter.read_sizes(),
             usage=self._process_usage.read(),
@@ -314,7 +314,7 @@ class FinishedStep(msgspec.Struct):
     t_s: float
     wall_s: float
     units: int
-    reading: StepReading
+    step_times: StepTimes
     loss: torch.Tensor | None
     """None on a rank without data in this step."""
     memory: dict[str, int]
@@ -340,7 +340,7 @@ class Recorder:
     def add_step(self, finished_step: FinishedStep) -> None:
         """Add a step. Writes the records of all steps before it, and its own record if its times are already known."""
         self._finished_steps.append(finished_step)
-        while self._finished_steps and (len(self._finished_steps) > 1 or self._finished_steps[0].reading.is_ready()):
+        while self._finished_steps and (len(self._finished_steps) > 1 or self._finished_steps[0].step_times.is_ready()):
             self._write_record(self._finished_steps.popleft())
 
     def write_remaining(self) -> None:
@@ -349,7 +349,7 @@ class Recorder:
             self._write_record(self._finished_steps.popleft())
 
     def _write_record(self, finished: FinishedStep) -> None:
-        parts_ms = finished.reading.read_parts_ms()
+        parts_ms = finished.step_times.read_parts_ms()
         step_ms, loss = sum(parts_ms.values()), None if finished.loss is None else float(finished.loss)
         if loss is not None and not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at step {finished.step}{' of the warm-up' * finished.warmup}")
