@@ -53,7 +53,7 @@ for path in Path(sys.argv[1], "runs").glob("**/*"):
     if path.is_file():
         raw, kind = path.read_bytes(), path.name.replace("-", ".").split(".")[0]
         if path.suffix == ".jsonl":
-            lines[kind].decode_records(raw)
+            lines[kind].decode_lines(raw)
         elif path.suffix == ".json":
             whole[kind].decode(raw)
 """

@@ -124,9 +124,10 @@ def _matrix(workspace: Workspace, runs: int) -> str:
     rates = ", ".join(f"{{name: adamw, lr: {0.001 * 0.9**number:.3e}}}" for number in range(RATES))
     path = workspace.path / "sweep.yaml"
     path.write_text(
-        f"schema: 1\nname: sweep\ndefaults: "
-        f"{{workload: gpt2-tiny, global_batch_size: 64, seq_len: 64, steps: {STEPS}}}\naxes:\n  strategy: "
-        f"[{', '.join(STRATEGIES)}]\n  gpus: {list(GPUS)}\n  optimizer: [{rates}]\n  seed: {list(range(-(-runs // A_SEED)))}\n"
+        "schema: 1\nname: sweep\n"
+        f"defaults: {{workload: gpt2-tiny, global_batch_size: 64, seq_len: 64, steps: {STEPS}}}\n"
+        f"axes:\n  strategy: [{', '.join(STRATEGIES)}]\n  gpus: {list(GPUS)}\n  optimizer: [{rates}]\n"
+        f"  seed: {list(range(-(-runs // A_SEED)))}\n"
     )
     return str(path)
 

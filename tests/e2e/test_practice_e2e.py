@@ -42,7 +42,7 @@ from shardlab.workspace.workspace import Workspace
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
 made = cluster.load_cluster(file)
 base_folder = base.base_folder(packages.ALL_PACKAGES, made.release)
-virtual._make_machine(made, workspace, virtual.nodes(made, workspace)[2], base_folder).create()
+virtual._make_machine(made, workspace, virtual.list_nodes(made, workspace)[2], base_folder).create()
 """
 
 # The beginning of an ssh command that works only if /etc/ssh/ssh_known_hosts on this node has the host key of the other node.
@@ -126,7 +126,7 @@ def test_a_node_that_is_still_starting_is_waited_for_and_not_started_twice(pract
         try:
             return log_in(argv, **options)
         except Unreachable:
-            (practice.machine("work2").root / go[1:]).touch()
+            (practice.machine("work2").root_folder / go[1:]).touch()
             raise
 
     log_in, node.remote.run = node.remote.run, once
@@ -222,7 +222,7 @@ def test_one_provision_repairs_different_damage_on_three_nodes(practice):
     assert practice.provision("plan")["changes"] == 0
     assert practice.run("work1", "base64 -w0 /etc/munge/munge.key; stat -c '%a %U' /etc/munge/munge.key") == f"{key}400 munge\n"
     assert FactAnswers(practice.nodes["work1"])[SERVICES]["slurmd"].state == "active"
-    private = (practice.machine("work1").root / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
+    private = (practice.machine("work1").root_folder / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     assert "base64 /etc/munge/munge.key" in logged
     assert key[:24] not in logged
     assert private not in logged
@@ -292,7 +292,7 @@ def test_a_node_that_dies_on_the_way_stops_alone_and_is_made_by_the_next_run(pra
     practice.machine("work2").remove()
     process = practice.start()
     ends = time.monotonic() + 120
-    while not (init := practice.machine("work2").pid()) or not _answers(practice, "work2"):
+    while not (init := practice.machine("work2").find_pid()) or not _answers(practice, "work2"):
         assert time.monotonic() < ends, init
         time.sleep(0.2)
     practice.machine("work2").crash()
@@ -323,8 +323,8 @@ def test_a_full_disk_is_reported_and_keeps_the_old_file(practice):
 def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
     """`provision` does not continue on work1, whose clock is wrong, nor on work2, where sudo asks for a password. All practice
     nodes share the clock of this machine, so the program `date` of work1 is replaced by a program that adds 5 s."""
-    date = practice.machine("work1").root / "usr/local/bin/date"
-    rule = practice.machine("work2").root / f"etc/sudoers.d/{base.PRACTICE_USER}"
+    date = practice.machine("work1").root_folder / "usr/local/bin/date"
+    rule = practice.machine("work2").root_folder / f"etc/sudoers.d/{base.PRACTICE_USER}"
     before = rule.read_text()
     try:
         rule.write_text(f"{base.PRACTICE_USER} ALL=(ALL) ALL\n")
@@ -353,7 +353,7 @@ def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
 
 
 def test_a_hung_node_is_reported_once_and_delays_no_other_node(practice):
-    daemons = [one for one in psutil.Process(practice.machine("work1").pid()).children(recursive=True) if one.name() == "sshd"]
+    daemons = [one for one in psutil.Process(practice.machine("work1").find_pid()).children(recursive=True) if one.name() == "sshd"]
     assert daemons
     try:
         for one in daemons:
@@ -426,9 +426,9 @@ def test_the_user_goes_from_node_to_node_without_a_question(practice):
     for to, name in (("work2", "work2"), (address, "work2"), ("head", "head")):  # the user logs in by name and by address
         said = practice.run("work1", f"{STRICT} {to} 'id -un; hostname'", root=False)
         assert said.split() == [base.PRACTICE_USER, name]
-    private = (practice.machine("work1").root / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
+    private = (practice.machine("work1").root_folder / f"home/{base.PRACTICE_USER}/.ssh/id_ed25519").read_text().splitlines()[2]
     for other in ("head", "work2"):
-        ssh = practice.machine(other).root / f"home/{base.PRACTICE_USER}/.ssh"
+        ssh = practice.machine(other).root_folder / f"home/{base.PRACTICE_USER}/.ssh"
         assert private not in "".join(path.read_text() for path in ssh.iterdir() if path.is_file())
 
 

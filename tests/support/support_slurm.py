@@ -50,7 +50,7 @@ from shardlab.cluster import cluster
 from shardlab.workspace.workspace import Workspace
 
 file, folder, name = sys.argv[1:]
-node = next(node for node in virtual.nodes(cluster.load_cluster(Path(file)), Workspace(Path(folder))) if node.name == name)
+node = next(node for node in virtual.list_nodes(cluster.load_cluster(Path(file)), Workspace(Path(folder))) if node.name == name)
 for change in virtual.bring_up(cluster.load_cluster(Path(file)), Workspace(Path(folder)), node):
     change.make(node)
 """

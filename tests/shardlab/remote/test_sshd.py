@@ -282,7 +282,7 @@ def test_an_interruption_ends_the_commands_on_the_machine_and_the_connection(ssh
         running = pool.submit(far.run, ["sh", "-c", script], timeout_s=HANG_S)
         until(started.exists, "the command runs")
         commands = far.running
-        far.end(HANG_S)
+        far.end_commands(HANG_S)
         assert running.result(HANG_S).code is not None
     assert len(commands) == 1
     assert commands[0].startswith("sh -c ")
@@ -330,7 +330,7 @@ def test_a_command_ends_at_its_limit_although_the_program_was_killed(sshd):
 
 def test_an_unused_connection_is_opened_again(sshd, far):
     assert far.run(["true"], timeout_s=HANG_S).code == 0
-    far._last_used_s -= 3600  # long ago
+    far._used_at_s -= 3600  # long ago
     for master in sshd.masters():
         master.kill()
     assert [far.run(["true"], timeout_s=HANG_S).code for _ in range(2)] == [0, 0]
