@@ -41,7 +41,7 @@ from shardlab.workspace.workspace import Workspace
 
 file, workspace = Path(sys.argv[1]), Workspace(Path(sys.argv[2]))
 made = cluster.load_cluster(file)
-base_folder = base.base_folder(packages.ALL_PACKAGES, made.release)
+base_folder = base.find_base_folder(packages.ALL_PACKAGES, made.release)
 virtual._make_machine(made, workspace, virtual.list_nodes(made, workspace)[2], base_folder).create()
 """
 
