@@ -353,7 +353,9 @@ def test_a_skewed_clock_or_a_sudo_with_a_password_stops_only_its_node(practice):
 
 
 def test_a_hung_node_is_reported_once_and_delays_no_other_node(practice):
-    daemons = [one for one in psutil.Process(practice.machine("work1").find_pid()).children(recursive=True) if one.name() == "sshd"]
+    daemons = [
+        one for one in psutil.Process(practice.machine("work1").find_pid()).children(recursive=True) if one.name() == "sshd"
+    ]
     assert daemons
     try:
         for one in daemons:

@@ -16,6 +16,7 @@ from support_golden import run_of
 from jobs.launcher import Launcher, find_launcher, load_launchers
 from jobs.launchers import accelerate, deepspeed, submitit
 from jobs.node import command_rank
+from jobs.planner import memory
 from jobs.planning import plan
 from jobs.planning.resolve import Capacity, find_misfits, resolve_cells
 from shardlab.cluster import cluster, slurm_keys
@@ -58,6 +59,12 @@ def launched(tmp_path, monkeypatch):
         return matrix.load_matrix(path)
 
     return make
+
+
+def test_the_memory_of_a_launcher_that_starts_trainings_can_be_predicted():
+    names = [name for name, launcher in load_launchers().items() if launcher.starts_trainings]
+    assert names
+    assert [name for name in names if f"node_{name}" not in memory.read_memory_terms()] == []
 
 
 def test_torchrun_waits_for_nodes_that_wait_for_their_gpus():
