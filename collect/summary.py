@@ -32,7 +32,7 @@ from collect.findings import (
     weight_checksums,
 )
 from collect.findings.columns import CellTables
-from collect.findings.comparability import describe_gpu_trouble, explain_sync_difference, find_baseline, group_families
+from collect.findings.comparability import describe_gpu_trouble, describe_sync_of_cells, find_baseline, group_families
 from collect.findings.equal_losses import LossComparison
 from collect.findings.injected_faults import LostWorkerEffect, StragglerEffect
 from collect.findings.instrument_cost import InstrumentCost
@@ -279,7 +279,7 @@ def _build_remarks(loaded: LoadedMatrix, rows: list[CellRow]) -> list[str]:
         *_describe_artificial_runs(loaded),
         *_describe_different_work(rows),
         *_describe_doubtful_numbers(loaded, rows),
-        *dict.fromkeys(filter(None, map(explain_sync_difference, group_families(loaded.cells)))),
+        *dict.fromkeys(filter(None, map(describe_sync_of_cells, group_families(loaded.cells)))),
         *_describe_instruments(loaded),
         *injected_faults.describe_cells_with_faults(rows),
         *([DEVIATIONS_NOTE.format(deviation_count)] if deviation_count else []),

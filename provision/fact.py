@@ -61,7 +61,9 @@ class FactAnswers:
             # The lock makes another thread that asks the same question wait for this answer.
             with self._locks.setdefault(fact.name, threading.Lock()):
                 answer = self.answers.get(fact.name, _NOT_ASKED)
-                if answer is _NOT_ASKED:  # the local variable `answer` is returned even if another thread calls forget() now
+                if (
+                    answer is _NOT_ASKED
+                ):  # the local variable `answer` is returned even if another thread calls forget_answers() now
                     answer = self.answers[fact.name] = self._ask(fact)
         if isinstance(answer, Unanswered):
             raise answer

@@ -38,7 +38,7 @@ def handle_interruption(nodes: Sequence[Node], count_changes: Callable[[], int |
         yield
     finally:
         if IS_STOPPING.is_set():
-            end_thread.join()  # waits until the thread `ender` ends this process
+            end_thread.join()  # waits until `end_thread` ends this process
         command_start.set_signal_action(
             lambda: command_start.exit_now("interrupted while the result was printed; the work itself had ended.")
         )

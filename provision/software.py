@@ -58,7 +58,7 @@ def _is_needed(requirement: Requirement, extras: tuple[str, ...]) -> bool:
 @functools.cache
 def compute_packages_digest(extras: tuple[str, ...] = INSTALLED_EXTRAS, own_packages: tuple[str, ...] = ()) -> str:
     """A digest of the required packages and their versions, 12 hexadecimal digits. The path of an environment contains it.
-    Arguments: as for `required_packages`."""
+    Arguments: as for `list_required_packages`."""
     digest_parts = [read_constraints(own_packages), *map(str.encode, list_required_packages(extras, own_packages))]
     return hashlib.sha256(b"\n".join(digest_parts)).hexdigest()[:12]
 

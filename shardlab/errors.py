@@ -92,7 +92,7 @@ class WorkspaceError(ShardlabError):
 
 
 def _advise_folder(failed_path: Path) -> str:
-    """What helps if nothing can be written at a failed_path: the variable or the option with which the user chooses another
+    """What helps if nothing can be written at a path: the variable or the option with which the user chooses another
     folder."""
     for cache_variable, default_folder in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_STATE_HOME", "~/.local/state")):
         own_folder = Path(os.environ.get(cache_variable) or os.path.expanduser(default_folder))  # noqa: PTH111 - Path's raises without a home

@@ -145,7 +145,9 @@ def choose_commands(
     left_out: list[LeftOutFile] = []
     for name, workload in workload_by_command.items():
         digest = digest_by_command.get(name)
-        copy = command_copies.find_copy(workspace_trust.find_copies(workspace, workspace_trust.ANSWERS_FOLDER), digest or "")
+        copy = command_copies.find_copy(
+            workspace_trust.find_copies_folder(workspace, workspace_trust.ANSWERS_FOLDER), digest or ""
+        )
         if anonymous:
             left_out.append(LeftOutFile(workload.folder, None, f"the files of the command {name} may contain names"))
         elif digest is None or not command_copies.is_intact(copy, digest):

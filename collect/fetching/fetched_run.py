@@ -149,7 +149,7 @@ def check_run(
             fetched_run.hashed += difference.hashed_count
             if fetched_run.pruned:
                 difference.vanished = [name for name in difference.vanished if pruning.is_kept_by_cluster(name)]
-            fetched_run.added, fetched_run.problems = difference.added, difference.describe_problems
+            fetched_run.added, fetched_run.problems = difference.added, difference.problem_clauses
         _set_totals(fetched_run, current_manifest)
         if current_manifest == earlier_manifest or fetched_run.problems or fetched_run.pruned:
             return fetched_run, earlier_manifest

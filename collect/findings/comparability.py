@@ -70,7 +70,7 @@ def describe_precision_difference(cells: Iterable[AnyCell]) -> str | None:
     return f"different computation: precision {' and '.join(precisions)}" if len(precisions) > 1 else None
 
 
-def explain_sync_difference(cells: Iterable[LoadedCell]) -> str | None:
+def describe_sync_of_cells(cells: Iterable[LoadedCell]) -> str | None:
     """A remark about the numbers of these cells if their ranks exchange gradients in different passes of a step, according to
     their results; None if not."""
     return describe_sync_difference(

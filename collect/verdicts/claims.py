@@ -169,7 +169,7 @@ def _judge_claim(loaded: LoadedMatrix, measurements: Measurements, claim: Claim,
     loaded_cells = [measurements.cell(row) for row in claim_rows]
     remarks = (
         comparability.describe_precision_difference([cell.cell for cell in loaded_cells]),
-        comparability.explain_sync_difference(loaded_cells),
+        comparability.describe_sync_of_cells(loaded_cells),
     )
     verdict.remarks += filter(None, remarks)
     host_reasons = (reasons.explain_uncounted_traffic(measurements.cell(part.row), part.metric.name) for part in selected_parts)

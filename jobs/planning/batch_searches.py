@@ -27,7 +27,7 @@ class PlannedSearches(msgspec.Struct, frozen=True):
     first_try_cells: list[AnyCell]
     """The cell of the first try of each search, in the order of the matrix."""
     search_by_family: dict[str, BatchSearch]
-    """Each search by the text that `batch_search.search_family_hash` gives for all cells of the search."""
+    """Each search by the text that `batch_search.compute_search_hash` gives for all cells of the search."""
 
 
 def plan_searches(
@@ -87,7 +87,7 @@ def describe_searches(
 
 
 def _read_earlier_searches(workspace: Workspace, stored_name: str) -> dict[str, BatchSearch]:
-    """The searches of this matrix when it was last rendered, by the text that `batch_search.search_family_hash` gives."""
+    """The searches of this matrix when it was last rendered, by the text that `batch_search.compute_search_hash` gives."""
     if stored_name not in workspace.list_matrix_names():
         return {}
     expanded_cells = workspace.read_expansion(stored_name).cells

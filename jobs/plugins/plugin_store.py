@@ -34,7 +34,7 @@ Description = TypeVar("Description", OwnWorkload, OwnStrategy)
 
 def find_store(workspace: Workspace) -> Path:
     """The folder of the workspace that contains descriptions and frozen copies."""
-    return workspace_trust.find_copies(workspace, workspace_trust.ANSWERS_FOLDER)
+    return workspace_trust.find_copies_folder(workspace, workspace_trust.ANSWERS_FOLDER)
 
 
 def describe_plugins(

@@ -27,7 +27,7 @@ MOST_PARALLEL_SYNCS = 32
 
 def find_source_copies_folder(workspace: Workspace) -> Path:
     """The folder of the workspace that contains all copies of the source."""
-    return workspace_trust.find_copies(workspace, workspace_trust.SOURCE_FOLDER)
+    return workspace_trust.find_copies_folder(workspace, workspace_trust.SOURCE_FOLDER)
 
 
 def freeze_source(copy_folder: Path) -> None:

@@ -89,7 +89,7 @@ class RenderContext(msgspec.Struct, frozen=True, dict=True):
     retry: Retry = Retry()
     """The key `retry` of the matrix; for a new attempt, `retry` of the earlier attempt."""
     search_by_family: dict[str, BatchSearch] = {}
-    """The searches to which runs may belong, by the text that `batch_search.search_family_hash` gives for all cells of a
+    """The searches to which runs may belong, by the text that `batch_search.compute_search_hash` gives for all cells of a
     search."""
     trace_part_by_cell: dict[str, TracePart] = {}
     """What a run analyses, if it does not train, by the name of its cell."""

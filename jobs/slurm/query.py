@@ -123,7 +123,7 @@ def select_own_jobs(token_by_job: Mapping[str, str]) -> list[tuple[str | None, S
     ControllerUnreachable.
 
     A number from a record is not enough to cancel, hold or release a job, or to wait for it: Slurm gives numbers again, and the
-    author of an archive can write any number. token_by_job: a job or a task of an array, as `sent_job` names it -> token,
+    author of an archive can write any number. token_by_job: a job or a task of an array, as `find_sent_job` names it -> token,
     which is the job's name."""
     name_by_own_job: dict[str, str] = {}
     for cluster, job_numbers in _group_by_cluster(token_by_job).items():
@@ -138,8 +138,8 @@ def select_own_jobs(token_by_job: Mapping[str, str]) -> list[tuple[str | None, S
 
 
 def split_by_command(job_names: Iterable[str]) -> list[tuple[str | None, Sequence[str]]]:
-    """Jobs, as `sent_job` names them, in groups for one command each: (the cluster as in `call_slurm`, the numbers of at most
-    MOST_JOBS_PER_COMMAND jobs of this cluster)."""
+    """Jobs, as `find_sent_job` names them, in groups for one command each: (the cluster as in `call_slurm`, the numbers of
+    at most MOST_JOBS_PER_COMMAND jobs of this cluster)."""
     return [
         (cluster, numbers_of_command)
         for cluster, job_numbers in _group_by_cluster(job_names).items()

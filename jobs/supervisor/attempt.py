@@ -230,7 +230,7 @@ class AttemptSupervisor:
     def _find_failure_reason(self) -> str | None:
         """The reason why the command failed, if a person, Slurm or a lost node caused the failure; otherwise None.
 
-        Also sets `self.why` to a sentence for people.
+        Also sets `self.end_sentence` to a sentence for people.
         """
         if self._is_cancelled():
             self.end_sentence = CANCELLED_WHY

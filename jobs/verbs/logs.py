@@ -49,26 +49,26 @@ class LogsVerb(JobsVerb):
             out.print_remark(f"note: {run_dir.run_id} is a {REHEARSAL_NOTE}.")
         log_paths = [run_dir.rank_log(arguments.rank)] if arguments.rank is not None else [run_dir.job_log, run_dir.rank_log(0)]
         positions = dict.fromkeys(log_paths, 0)
-        log_texts = {log_path: LogCleaner() for log_path in log_paths}
+        log_cleaners = {log_path: LogCleaner() for log_path in log_paths}
         while True:
             has_ended = unreadable_status is not None or run_dir.judge().state not in ("pending", "running")
             for log_path in log_paths:
-                positions[log_path] = _print_log_from(out, log_path, positions[log_path], log_texts[log_path])
+                positions[log_path] = _print_log_from(out, log_path, positions[log_path], log_cleaners[log_path])
             if not arguments.follow or has_ended:
                 return int(unreadable_status is not None)
             time.sleep(LOG_INTERVAL_S)
 
 
-def _print_log_from(out: Output, log_path: Path, position: int, log_text: LogCleaner) -> int:
+def _print_log_from(out: Output, log_path: Path, position: int, log_cleaner: LogCleaner) -> int:
     """Print the log from byte `position` to its end; return the place of the byte after the last printed byte.
 
-    log_text: decodes the bytes of this log.
+    log_cleaner: decodes the bytes of this log.
     """
     if not log_path.exists():
         return position
     with files.open_regular(log_path) as log_handle:
         log_handle.seek(position)
         while log_part := log_handle.read(LOG_PART_BYTES):
-            out.print_log(log_text, log_part)
+            out.print_log(log_cleaner, log_part)
             position += len(log_part)
     return position

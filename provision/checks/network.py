@@ -66,9 +66,13 @@ def run(site: Site, target: Target) -> Outcome:
             advice,
             transcript=output.stderr,
         )
-    sent_by_node = [_subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)]
+    sent_bytes_by_node = [
+        _subtract_counters(*counter_pair) for counter_pair in zip(counters_before, counters_after, strict=True)
+    ]
     links_by_node = [target.facts[RDMA] for target in targets] if backend == "nccl" else []
-    outcome = judge_network(rank_outputs, data_nics, sent_by_node, absent_nodes_note(site), control_interfaces, links_by_node)
+    outcome = judge_network(
+        rank_outputs, data_nics, sent_bytes_by_node, absent_nodes_note(site), control_interfaces, links_by_node
+    )
     gpu_name = find_first_gpu_name(targets[0].facts[HOST]) if backend == "nccl" else None
     return add_measurement(outcome, rank_outputs[0], [member.node.name for member in targets], gpu_name)
 
@@ -181,16 +185,18 @@ def _describe_control_devices(
 
 
 def _describe_control_traffic(
-    control_interfaces: Sequence[tuple[str, str] | None], sent_by_node: Sequence[dict[str, int]], expected_bytes: float
+    control_interfaces: Sequence[tuple[str, str] | None], sent_bytes_by_node: Sequence[dict[str, int]], expected_bytes: float
 ) -> list[str]:
     """A phrase for each node that sent more than background traffic over the control network.
 
-    control_interfaces, sent_by_node: as for `judge_network`. expected_bytes: the bytes that each node has to send for the
+    control_interfaces, sent_bytes_by_node: as for `judge_network`. expected_bytes: the bytes that each node has to send for the
     all-reduce."""
     return [
         f"{node_name} sent {sent_by_nic[interface] / 1e6:.0f} MB over {interface}"
         for (node_name, interface), sent_by_nic in (
-            (control, sent_by_nic) for control, sent_by_nic in zip(control_interfaces, sent_by_node) if control is not None
+            (control, sent_by_nic)
+            for control, sent_by_nic in zip(control_interfaces, sent_bytes_by_node)
+            if control is not None
         )
         if sent_by_nic.get(interface, 0) > MOST_CONTROL_SHARE * expected_bytes
     ]

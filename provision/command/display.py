@@ -194,20 +194,26 @@ def show_administrator_commands(output: Output, steps: Sequence[OperationStep]) 
 
 def show_checks(output: Output, findings: Sequence[Finding]) -> None:
     """Print a table of the checks of each node, the advice for each failed check, and whether the nodes are ready."""
-    style_by_passed = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
-    check_rows = [(f.node, f.check, style_by_passed[f.outcome.passed][0], f.outcome.says) for f in findings]
+    label_and_colour_by_passed = {True: ("passed", "green"), False: ("failed", "red"), None: ("does not apply", "dim")}
+    check_rows = [
+        (finding.node, finding.check, label_and_colour_by_passed[finding.outcome.passed][0], finding.outcome.says)
+        for finding in findings
+    ]
     output.print_table(
-        "checks", ("node", "check", "result", "what"), check_rows, [style_by_passed[f.outcome.passed][1] for f in findings]
+        "checks",
+        ("node", "check", "result", "what"),
+        check_rows,
+        [label_and_colour_by_passed[finding.outcome.passed][1] for finding in findings],
     )
-    for f in findings:
-        if f.outcome.passed and f.outcome.advice is not None:
-            output.print_line(f"{f.node}: {f.check}: {f.outcome.advice}.", "yellow")
-    failed_findings = [f for f in findings if f.outcome.passed is False]
-    for f in failed_findings:
-        output.print_detail(f.outcome.transcript)
-        sentence, advice = f.outcome.says.rstrip("."), f.outcome.advice or ""
+    for finding in findings:
+        if finding.outcome.passed and finding.outcome.advice is not None:
+            output.print_line(f"{finding.node}: {finding.check}: {finding.outcome.advice}.", "yellow")
+    failed_findings = [finding for finding in findings if finding.outcome.passed is False]
+    for finding in failed_findings:
+        output.print_detail(finding.outcome.transcript)
+        sentence, advice = finding.outcome.says.rstrip("."), finding.outcome.advice or ""
         sentence_end = "" if advice.endswith("?") else "."
-        output.print_line(f"{f.node}: {f.check}: {sentence}. Advice: {advice}{sentence_end}", "red")
+        output.print_line(f"{finding.node}: {finding.check}: {sentence}. Advice: {advice}{sentence_end}", "red")
     if failed_findings:
         output.print_line(f"not verified: {len(failed_findings)} of {len(findings)} checks failed", "red")
     elif is_verified(findings):

@@ -61,19 +61,19 @@ def read_members(
     archive_name: Path | str, archive_stream: IO[bytes], most_files: int, most_bytes: int, *, may_be_zipped: bool = True
 ) -> Iterator[ArchiveMember]:
     """The plain files of a tar file, in the order of the tar file; folders are skipped. Each file is checked before it is
-    yielded. Iterate inside `with damage_as_input_error(archive)`, which turns errors of a damaged archive into InputError.
+    yielded. Iterate inside `with raise_damage_as_input_error(archive_name)`, which turns errors of a damaged archive
+    into InputError.
 
     archive_name: the name of the archive in messages. archive_stream: its bytes, which are read once, from the start to the
-    end.
-    most_files, most_bytes: the largest number of members, and the largest sum of their sizes.
+    end. most_files, most_bytes: the largest number of members, and the largest sum of their sizes.
     may_be_zipped: whether the archive may be gzipped; `archive_stream` must then support seek.
 
     Raises InputError for a member with another type or a path out of its folder, and for a damaged archive.
     """
     member_count = total_bytes = 0
-    with _open_archive(archive_name, archive_stream, may_be_zipped=may_be_zipped) as (open_tar, limited_reader):
+    with _open_archive(archive_name, archive_stream, may_be_zipped=may_be_zipped) as (open_tar, limiter):
         while True:
-            limited_reader.bytes_left = MOST_HEADER_BYTES
+            limiter.bytes_left = MOST_HEADER_BYTES
             member_info = open_tar.next()
             if member_info is None:
                 break
@@ -88,7 +88,7 @@ def read_members(
             total_bytes += member_info.size
             if total_bytes > most_bytes:
                 raise InputError(f"{archive_name}: unpacks to more than {most_bytes} bytes, the most that this set may have.")
-            limited_reader.bytes_left += member_info.size
+            limiter.bytes_left += member_info.size
             yield ArchiveMember(open_tar, member_info)
 
 
@@ -165,7 +165,7 @@ def raise_damage_as_input_error(archive_name: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_archive(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Limiter]]:
-    """Open an archive as a stream that is read once. Yields (the open tar file, the meter that limits how many bytes are read
+    """Open an archive as a stream that is read once. Yields (the open tar file, the limiter of how many bytes are read
     from it)."""
     with contextlib.ExitStack() as open_files:
         is_zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"

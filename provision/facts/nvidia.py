@@ -164,6 +164,5 @@ def _parse_switch(switch_word: str) -> bool | None:
     return {"Enabled": True, "Disabled": False}.get(switch_word)
 
 
-NVIDIA = FactQuery(
-    "nvidia", build_command, parse, timeout_s=90, root=True
-)  # without persistence mode, nvidia-smi takes seconds per GPU
+# Without persistence mode, nvidia-smi takes seconds per GPU.
+NVIDIA = FactQuery("nvidia", build_command, parse, timeout_s=90, root=True)

@@ -36,6 +36,5 @@ def parse(stdout: str) -> Torch:
     return torch_properties
 
 
-TORCH = FactQuery(
-    "torch", build_command, parse, timeout_s=120
-)  # importing torch takes 4 s from a local disk, and up to a minute from NFS
+# Importing torch takes 4 s from a local disk, and up to a minute from NFS.
+TORCH = FactQuery("torch", build_command, parse, timeout_s=120)

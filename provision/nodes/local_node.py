@@ -51,7 +51,7 @@ class LocalNode(Node, eq=False):
         except OSError as error:
             return CommandOutput(127, "", f"{argv[0]}: {error.strerror}")
         _RUNNING_PROCESSES[command_process.pid] = command_process
-        # Tested after the process was added to _RUNNING_PROCESSES, so that `end` cannot miss the process
+        # Tested after the process was added to _RUNNING_PROCESSES, so that `end_commands` cannot miss the process
         if IS_STOPPING.is_set():
             _end_process(command_process, 0)
             _RUNNING_PROCESSES.pop(command_process.pid, None)
@@ -75,7 +75,7 @@ class LocalNode(Node, eq=False):
         return tuple(shorten_command(process.args) for process in list(_RUNNING_PROCESSES.values()))
 
     def end_commands(self, limit_s: float) -> None:
-        """End the running commands, as `Node.end` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
+        """End the running commands, as `Node.end_commands` describes: by SIGTERM and, after half of `limit_s`, by SIGKILL.
 
         Between the signals, programs such as torchrun can end the processes that they started.
         """

@@ -46,7 +46,7 @@ class SshNode(Node, kw_only=True, eq=False):
         return self.remote.running
 
     def end_commands(self, limit_s: float) -> None:
-        """End the running commands on the node, as `Node.end` describes."""
+        """End the running commands on the node, as `Node.end_commands` describes."""
         self.remote.end_commands(limit_s)
 
     def put(self, content: bytes, path: str, *, mode: int, owner: str) -> CommandOutput:

@@ -62,7 +62,7 @@ def plan(site: Site, target: Target) -> list[Change] | Nothing:
             f"{name}: MIG divides {divided_gpus} of its GPUs, but runs need whole GPUs: sudo nvidia-smi -mig 0, then reboot"
         )
     is_sufficient = nvidia.works and _parse_driver_branch(nvidia) >= gpu_generations.find_oldest_driver_branch(cuda_release)
-    remark_clauses = "".join(f"; nvidia-smi warns: {remark_clauses}" for remark_clauses in nvidia.remarks)
+    remark_clauses = "".join(f"; nvidia-smi warns: {remark}" for remark in nvidia.remarks)
     works_text = f"driver {nvidia.nvml} works with {len(nvidia.seen)} GPUs{remark_clauses}"
     if is_sufficient and not target.node.may_sudo:
         return Nothing(f"{works_text}; without root, it is not changed")

@@ -238,7 +238,7 @@ def _make_resume_script(worker_name: str) -> str:
 
     Slurm refuses to resume a worker that is no longer drained: Slurm may have resumed the worker itself when slurmd registered,
     or slurmctld may have restarted after the state was read. In this case the script succeeds, and the next change,
-    `Registration`, checks whether the worker becomes ready.
+    `WaitForWorkers`, checks whether the worker becomes ready.
     """
     drained_patterns = " | ".join(f"{state}*" for state in sorted(DRAINED_STATES))
     return f"""\

@@ -252,7 +252,7 @@ def is_python_module(module_name: str) -> bool:
 
 
 def _choose_folder(survey: Survey) -> SharedFolder | None:
-    """The folder for runs: a folder in a network file system, or a folder for large data. `_folder_preference` has the
+    """The folder for runs: a folder in a network file system, or a folder for large data. `_make_folder_sort_key` has the
     order."""
     large_folders = [folder for folder in survey.folders if folder.is_network or _is_large(folder)]
     return max(large_folders, key=_make_folder_sort_key, default=None)

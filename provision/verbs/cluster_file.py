@@ -50,7 +50,7 @@ def check_consent(invocation: Invocation) -> None:
 def _show_powers_once(output: Output, workspace: Workspace, named_cluster: Cluster | None) -> None:
     """Show what the cluster file makes commands do, if it was there before the workspace began; on a terminal, ask the user.
 
-    named_cluster: as in `workspace_trust.unshown_powers`. Raises InputError if the user does not agree.
+    named_cluster: as in `workspace_trust.list_unshown_powers`. Raises InputError if the user does not agree.
     """
     unseen_powers = workspace_trust.list_unshown_powers(workspace, named_cluster)
     if not unseen_powers:

@@ -184,7 +184,7 @@ def _map_interfaces_to_links(root_element: Element) -> dict[str, str]:
 def _read_node(manifest_name: str, node_element: Element, link_by_interface: dict[str, str]) -> ManifestNode | None:
     """Read a <node> element. Returns None if the node is not a machine but, for example, a blockstore. Raises InputError.
 
-    manifest_name: the name of the manifest for error messages. link_by_interface: as `_links_by_interface` returns them.
+    manifest_name: the name of the manifest for error messages. link_by_interface: as `_map_interfaces_to_links` returns them.
     """
     sliver_type = next((child.get("name", "") for child in _find_children(node_element, "sliver_type")), "")
     if sliver_type not in MACHINE_SLIVER_TYPES:

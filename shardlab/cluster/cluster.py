@@ -197,7 +197,7 @@ def add_experiment_nodes(cluster: Cluster, manifest_paths: Sequence[Path]) -> Cl
 
 
 def add_manifest_nodes(cluster: Cluster, named_manifests: Sequence[tuple[str, bytes]]) -> Cluster:
-    """The cluster with the nodes of a CloudLab experiment. `with_experiment` calls it with the manifests that it has read.
+    """The cluster with the nodes of a CloudLab experiment. `add_experiment_nodes` calls it with the manifests that it has read.
 
     named_manifests: for each manifest, (its name for error messages, its content).
     """

@@ -35,7 +35,7 @@ def is_complete_copy(copy_path: Path) -> bool:
 
 
 def digest_packages(package_names: Iterable[str], source_root: Path = ROOT) -> str:
-    """The digest of all files of some of shardlab's package_names: 12 hexadecimal digits.
+    """The digest of all files of some of shardlab's packages: 12 hexadecimal digits.
 
     package_names: the names of the packages. source_root: the folder that contains them.
     """

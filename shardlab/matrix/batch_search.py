@@ -123,7 +123,7 @@ def choose_next_size(search: BatchSearch, outcome_by_size: Mapping[int, TryOutco
 
 
 def find_best_size(search: BatchSearch, outcome_by_size: Mapping[int, TryOutcome]) -> int | None:
-    """The best batch size among the tries so far; None if no try has completed. outcome_by_size: as in `next_size`."""
+    """The best batch size among the tries so far; None if no try has completed. outcome_by_size: as in `choose_next_size`."""
     fitting_sizes = [size for size, outcome in outcome_by_size.items() if outcome.fits]
     if search.goal == "largest_that_fits":
         return max(fitting_sizes, default=None)
@@ -161,7 +161,7 @@ def _choose_next_for_fastest(outcome_by_size: Mapping[int, TryOutcome], smallest
 
     The size is doubled and halved until a larger and a smaller size than the fastest size have been tried. Then the search has
     two gaps: from the fastest size to the next larger tried size, and to the next smaller tried size. The middle of the larger
-    gap is tried, until both gaps are small. outcome_by_size: as in `_next_for_largest`.
+    gap is tried, until both gaps are small. outcome_by_size: as in `_choose_next_for_largest`.
     """
     throughput_by_size = {size: outcome.throughput for size, outcome in outcome_by_size.items() if outcome.fits}
     if not throughput_by_size:

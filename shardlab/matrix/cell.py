@@ -43,7 +43,7 @@ State = Literal["completed", "oom", "timeout", "failed", "cancelled", "node_fail
 
 
 class Role(enum.Enum):
-    """What a key of a cell decides. Each key of `AnyCell` has one role; `keys_with_role` finds the keys that have a role."""
+    """What a key of a cell decides. Each key of `AnyCell` has one role; `find_role_keys` finds the keys that have a role."""
 
     MODEL = enum.auto()  # which model, and the shape of its inputs
     PRECISION = enum.auto()

@@ -57,5 +57,5 @@ def matches_cell(cell: Mapping[str, Any], required_values: Mapping[str, Any]) ->
 
 
 def has_values(cell_values: Mapping[str, Any], required_values: Mapping[str, Any]) -> bool:
-    """Whether the values `cell_values` of a cell, which `values_by_name` returned, contain all values in `required_values`."""
+    """Whether the values `cell_values` of a cell, which `map_cell_values` returned, contain all values in `required_values`."""
     return all(name in cell_values and cell_values[name] == value for name, value in required_values.items())

@@ -37,19 +37,19 @@ def compute_batch_sizes(draft: Draft, dp: int) -> tuple[int, int, int]:
     else:
         assert draft.gpu_batch_size is not None
         rank_batch_size = draft.gpu_batch_size
-    size_key, part_size = "micro_batch_size", draft.micro_batch_size or rank_batch_size
+    size_key, divisor = "micro_batch_size", draft.micro_batch_size or rank_batch_size
     if draft.microbatches is not None:
         if draft.micro_batch_size is not None:
             raise BatchError("microbatches", "found micro_batch_size as well. Allowed: one of the two; it implies the other.")
-        size_key, part_size = "microbatches", draft.microbatches
-    if rank_batch_size % part_size:
+        size_key, divisor = "microbatches", draft.microbatches
+    if rank_batch_size % divisor:
         raise BatchError(
             size_key,
-            f"{part_size} does not divide a rank's batch: {rank_batch_size} items, the global batch of {rank_batch_size * dp} "
+            f"{divisor} does not divide a rank's batch: {rank_batch_size} items, the global batch of {rank_batch_size * dp} "
             f"divided among {dp} "
             f"data-parallel ranks. Allowed: a divisor of {rank_batch_size}.",
         )
-    micro_batch_size = rank_batch_size // part_size if size_key == "microbatches" else part_size
+    micro_batch_size = rank_batch_size // divisor if size_key == "microbatches" else divisor
     return rank_batch_size * dp, micro_batch_size, rank_batch_size // micro_batch_size
 
 

@@ -67,10 +67,10 @@ def find_table_problems(document: Document, tables: Sequence[PrintedTable]) -> l
                     problems.append(
                         document.problem(("tables", table_index, "rows", row_index, "cell", key), sentence, at_key=True)
                     )
-        for row_index, metric in enumerate(table.measured):
+        for metric_index, metric in enumerate(table.measured):
             if metric not in metric_names.PLAIN_METRICS:
                 sentence = str(UnknownName("metric without an argument", metric, metric_names.PLAIN_METRICS))
-                problems.append(document.problem(("tables", table_index, "measured", row_index), sentence))
+                problems.append(document.problem(("tables", table_index, "measured", metric_index), sentence))
     return problems
 
 

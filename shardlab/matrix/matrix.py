@@ -285,7 +285,7 @@ def _check_entry(document: Document, section: str, entry_index: int, entry: dict
         if key == "when":
             try:
                 expression = Expression(value if isinstance(value, str) else "")
-                unknown_keys = sorted(section for section in expression.names if key_type(section) is None)
+                unknown_keys = sorted(name for name in expression.names if key_type(name) is None)
                 if unknown_keys or expression.calls:
                     allowed = ", ".join(field.name for field in msgspec.structs.fields(Draft))
                     raise ExpressionError(f"unknown name {(unknown_keys or sorted(expression.calls))[0]!r}. Allowed: {allowed}")

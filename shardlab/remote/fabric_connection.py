@@ -15,7 +15,7 @@ START_S = 60.0  # seconds in which the startup files of the login shell must end
 
 
 class CommandInput(io.BytesIO):
-    """The input of a command, which is sent after the command has printed its start_mark: a startup file could read it
+    """The input of a command, which is sent after the command has printed its mark: a startup file could read it
     otherwise."""
 
     def __init__(self, start_mark: str, input_bytes: bytes) -> None:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # importing fabric takes long, and most commands reach no oth
 
 GRACE_S = 5.0  # seconds from SIGTERM to SIGKILL for a remote command; this process waits 3 * GRACE_S longer for the answer
 MOST_SESSIONS = 8  # commands that run at the same time on one connection; OpenSSH's server allows 10 (MaxSessions)
-# An environment variable of every remote command that this process starts. `Remote.end` finds the commands by this variable.
+# An environment variable of every remote command that this process starts. `Remote.end_commands` finds the commands by
+# this variable.
 SESSION_VARIABLE = f"SHARDLAB_SESSION={secrets.token_hex(8)}"
 
 # Writes standard input to a temporary file beside $1, checks its SHA-256 ($2) and renames it to $1, so that a reader sees the
@@ -78,8 +79,8 @@ class Remote:
     """A machine that is reached over SSH. The first command logs in; later commands of all threads use the same connection."""
 
     def __init__(self, address: Address, *, may_sudo: bool = True, prepare_script: str = "") -> None:
-        """may_sudo: whether the method `end` may use sudo, without which it cannot end commands of root. prepare_script: lines
-        of sh that run before each command."""
+        """may_sudo: whether the method `end_commands` may use sudo, without which it cannot end commands of root. prepare_script:
+        lines of sh that run before each command."""
         self.address = address
         self._may_sudo, self._prepare_script = may_sudo, prepare_script
         self._lock = threading.Lock()
@@ -184,7 +185,9 @@ class Remote:
         from shardlab.remote.fabric_connection import CommandInput
 
         connection = None if self._is_ended else self._open_connection()
-        if connection is None or self._is_ended:  # checked after the command is in _running, so that `end` sees each command
+        if (
+            connection is None or self._is_ended
+        ):  # checked after the command is in _command_by_mark, so that `end_commands` sees each command
             self.close()
             raise Unreachable(f"{self.address.host}: this program was interrupted.")
         try:
@@ -236,7 +239,7 @@ class Remote:
 
 
 def make_put_command(content: bytes, path: str, *, mode: int, owner: str) -> list[str]:
-    """The words of a command that writes its standard input to `path`. It fails if the standard input is not `file_bytes`."""
+    """The words of a command that writes its standard input to `path`. It fails if the standard input is not `content`."""
     return ["sh", "-c", PUT_SCRIPT, "put", path, hashlib.sha256(content).hexdigest(), secrets.token_hex(4), owner, f"{mode:o}"]
 
 

@@ -119,8 +119,8 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     ) -> T:
         """Run a shardlab command with --json on the cluster, and return its JSON document, decoded as the type `target_type`.
 
-        module, arguments: as in `command_text`. input_bytes: standard input of the command. limit_s: time limit of the command
-        in seconds.
+        module, arguments: as in `make_ssh_command`. input_bytes: standard input of the command. limit_s: time limit of the
+        command in seconds.
         must_stop: returns True if the caller no longer waits for the answer; it is called several times a second.
         Raises ShardlabError with the error of the command, or if the document is not of the type `target_type`.
         """
@@ -159,7 +159,7 @@ class RemoteWorkspace(msgspec.Struct, frozen=True):
     def run_interactively(self, module: str, arguments: Sequence[str]) -> int:
         """Run a shardlab command on the cluster, with this terminal as its input if there is one; returns its exit code.
 
-        module, arguments: as in `command`. Raises ShardlabError.
+        module, arguments: as in `make_ssh_command`. Raises ShardlabError.
         """
         self.log_in()
         uses_terminal = sys.stdout.isatty() and sys.stdin.isatty()

@@ -85,7 +85,7 @@ def _control_connection(ssh_words: Sequence[str], request: str) -> int:
 def open_connection(ssh_words: Sequence[str], host: str, *, may_ask: bool = True) -> None:
     """Open the shared connection if it is not open. The user answers on the terminal if the site asks for a password or code.
 
-    ssh_words: a command of OpenSSH as a list of words: `ssh_program` with options of this module, then `--` and the host.
+    ssh_words: a command of OpenSSH as a list of words: `ssh` with options of this module, then `--` and the host.
     host: the name of the host for messages. may_ask: whether the user may be asked if there is a terminal.
     Raises NoLogin.
     """
@@ -95,7 +95,7 @@ def open_connection(ssh_words: Sequence[str], host: str, *, may_ask: bool = True
     (ssh_program, *options), host_words = _take_words_before_host(ssh_words), _take_host_words(ssh_words)
 
     def make_login_words(batch_mode: str, *further_options: str) -> list[str]:
-        # ssh uses the first value of an option, so these come before the options in `command`.
+        # ssh uses the first value of an option, so these come before the options in `ssh_words`.
         return [ssh_program, "-f", "-N", "-o", f"BatchMode={batch_mode}", *further_options, *options, *host_words]
 
     login_words = make_login_words("no" if may_prompt else "yes", *login_failure.LOG_LEVEL, "-o", "ControlMaster=auto")

@@ -26,7 +26,7 @@ class CommandStep(StepRecord, kw_only=True):
 
 
 def list_command_words(run_dir: RunDir, run: Run, python_path: str) -> list[str]:
-    """The words of the command line of a run. python_path: the interpreter that stands for a first word `python_path`.
+    """The words of the command line of a run. python_path: the interpreter that stands for a first word `python`.
 
     If an earlier attempt, or an earlier start of this run, left a checkpoint, the words of `resume` are at the end."""
     cell_command = run.cell.command

@@ -17,26 +17,28 @@ from shardlab.terminal import moments
 NEAR_LEASE_END = timedelta(minutes=10)
 
 
-def judge_by_records(judged: JudgedState, lease: Lease | None, last_time: datetime, current_time: datetime) -> JudgedState:
+def judge_by_records(
+    judged: JudgedState, lease: Lease | None, last_record_time: datetime, current_time: datetime
+) -> JudgedState:
     """The state of a run; if the lease of its nodes ended before the run, the state says so instead of pending or running.
 
     judged: the state that follows from the records alone, which is returned in all other cases.
     lease: the lease of the nodes; None if it is not known.
-    last_time: the time of the last record of the run, by the clocks of the nodes. current_time: the current time.
+    last_record_time: the time of the last record of the run, by the clocks of the nodes. current_time: the current time.
     A record that is newer than the end of the lease shows that the lease was extended; `judged` is then returned.
     """
     if lease is None or not lease.has_ended(current_time) or judged.state not in ("pending", "running"):
         return judged
-    if last_time >= lease.expires:
+    if last_record_time >= lease.expires:
         return judged
     lease_end_text = describe_lease_end(lease)
     if judged.state == "pending":
         return JudgedState("node_fail", f"{lease_end_text} before the run started")
-    if was_running_at_end(last_time, lease):
+    if was_running_at_end(last_record_time, lease):
         return JudgedState("node_fail", f"{lease_end_text} while the run was running")
     return JudgedState(
         "unknown",
-        f"{lease_end_text}, and the records here end {moments.format_time(last_time)}: how the run ended is not known",
+        f"{lease_end_text}, and the records here end {moments.format_time(last_record_time)}: how the run ended is not known",
     )
 
 

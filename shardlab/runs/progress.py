@@ -23,7 +23,7 @@ class RunProgress(msgspec.Struct):
     """The units of data, such as images or tokens, that the rank processed in the counted steps."""
 
     def add_records(self, records: Iterable[StepRecord]) -> None:
-        """Add the next step records of the rank. A record whose `watched` is true changes `step`, but is not counted."""
+        """Add the next step records of the rank. A record whose `watched` is true changes `last_step`, but is not counted."""
         for step_record in records:
             if step_record.warmup:
                 continue

@@ -419,7 +419,7 @@ def read_records(path: Path | str, record_type: type[T]) -> RecordLines[T]:
 
 
 def decode_records(raw: bytes, record_type: type[T]) -> RecordLines[T]:
-    """As `read_lines`, for the content of a record file, or for a part of the content that begins at the start of a line."""
+    """As `read_records`, for the content of a record file, or for a part of the content that begins at the start of a line."""
     line_decoder = get_decoder(record_type)
     try:
         # Decoding all lines in one call is several times as fast as line by line. Both give the same records if each line is

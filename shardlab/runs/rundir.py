@@ -179,7 +179,7 @@ class RunDir:
             return False
 
     def find_sent_job(self) -> tuple[str, str]:
-        """As `state.sent_job`, for the last submission of this run."""
+        """As `state.find_sent_job`, for the last submission of this run."""
         return state.find_sent_job(state.find_last_sending(self.read_events()))
 
     def judge_at_end(self, exit_data: Mapping[str, Any], run: run_file.Run) -> state.JudgedState:
@@ -205,7 +205,7 @@ class RunDir:
             run, result = run or self.read_run(), self.read_result()
         except InputError as error:
             return state.JudgedState("unknown", str(error)), None
-        required_steps, step_count = _find_step_count(run, result), exited_event.data.get("steps")
+        required_steps, step_count = _find_required_steps(run, result), exited_event.data.get("steps")
         if required_steps is None or not isinstance(step_count, int) or step_count < required_steps:
             step_count = self.count_timed_steps(run.cell.recording_ranks, run.cell.instruments.lost_worker)
         return state.judge(events, has_result=result is not None, steps=step_count, required_steps=required_steps), result
@@ -235,10 +235,12 @@ def judge_records(
     step_count = _count_timed_steps(
         [steps_by_rank.get(rank, ()) for rank in range(run.cell.recording_ranks)], events, lost_worker_fault
     )
-    return state.judge(events, has_result=result is not None, steps=step_count, required_steps=_find_step_count(run, result))
+    return state.judge(
+        events, has_result=result is not None, steps=step_count, required_steps=_find_required_steps(run, result)
+    )
 
 
-def _find_step_count(run: run_file.Run, result: Result | None) -> int | None:
+def _find_required_steps(run: run_file.Run, result: Result | None) -> int | None:
     """The number of timed steps that the run must have. If the length of the run is given in epochs, only the result contains
     this number; None if there is no result."""
     has_stated_steps = run.cell.steps is not None and run.cell.command is None

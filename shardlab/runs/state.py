@@ -163,28 +163,34 @@ def name_job(job_number: str, cluster: str | None) -> str:
 
 
 def _judge_ended(
-    by_name: dict[str, Event], exited_event: Event, has_result: bool, steps: int, steps_asked: int | None
+    event_by_name: dict[str, Event], exited_event: Event, has_result: bool, steps: int, required_steps: int | None
 ) -> JudgedState:
     end_reason, exit_code = exited_event.data.get("reason"), exited_event.data.get("code")
-    purpose_text = str(by_name[ENDED_ON_PURPOSE].data.get("why", "")) if ENDED_ON_PURPOSE in by_name else ""
+    purpose_text = str(event_by_name[ENDED_ON_PURPOSE].data.get("why", "")) if ENDED_ON_PURPOSE in event_by_name else ""
     if end_reason in FINAL_STATES - {"completed"}:
         return JudgedState(str(end_reason), str(exited_event.data.get("why", "")))
     if exit_code == 0:
         if not has_result:
             return JudgedState("failed", "exit code 0, but there is no result.json")
-        if steps_asked is None or steps < steps_asked:
-            return JudgedState("failed", f"exit code 0, but {steps} steps are recorded of {steps_asked or 'an unknown number'}")
+        if required_steps is None or steps < required_steps:
+            return JudgedState(
+                "failed", f"exit code 0, but {steps} steps are recorded of {required_steps or 'an unknown number'}"
+            )
         return JudgedState("completed", purpose_text)
-    if "oom" in by_name:
-        return JudgedState("oom", str(by_name["oom"].data.get("why", "out of memory")))
-    if "timeout" in by_name and end_reason != TOLD_REASON:  # ranks that Slurm tells to end save a checkpoint as at a time limit
-        return JudgedState("timeout", str(by_name["timeout"].data.get("why", "")))
+    if "oom" in event_by_name:
+        return JudgedState("oom", str(event_by_name["oom"].data.get("why", "out of memory")))
+    if (
+        "timeout" in event_by_name and end_reason != TOLD_REASON
+    ):  # ranks that Slurm tells to end save a checkpoint as at a time limit
+        return JudgedState("timeout", str(event_by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)
     # The supervisor knows why a rank that was killed wrote nothing; the other ranks only saw that it was gone.
-    recorded_reasons = (event.data.get("why") for event in (exited_event, by_name.get("failed")) if event is not None)
+    recorded_reasons = (event.data.get("why") for event in (exited_event, event_by_name.get("failed")) if event is not None)
     why = str(next(filter(None, recorded_reasons), _describe_exit_code(exit_code)))
-    return JudgedState("failed", f"{why}; {by_name[OOM_ON_MACHINE].data.get('why')}" if OOM_ON_MACHINE in by_name else why)
+    return JudgedState(
+        "failed", f"{why}; {event_by_name[OOM_ON_MACHINE].data.get('why')}" if OOM_ON_MACHINE in event_by_name else why
+    )
 
 
 def _describe_exit_code(exit_code: object) -> str:

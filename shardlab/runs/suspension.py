@@ -24,7 +24,7 @@ SuspendedSpan = tuple[float, float]  # first and last moment of a suspension, in
 def read_suspensions(events: Iterable[Event]) -> list[SuspendedSpan]:
     """The suspensions that the events of a run record. The times are of the clock on the machine of the supervisor.
 
-    Each suspension has one event of the kind SUSPENDED_EVENT. Its data contains `duration_s`, the duration of the suspension.
+    Each suspension has one event of the kind SUSPENDED_EVENT. Its data contains `seconds`, the duration of the suspension.
     If the event was written some time after the suspension had ended, its data also contains `ended_s`, the end of the
     suspension in seconds since the epoch.
     """

@@ -217,12 +217,12 @@ class Output:
         `make_text_table`."""
         self.show_table(make_text_table(title, columns, rows, styles, priorities))
 
-    def print_log(self, log_text: printable.LogCleaner, log_part: bytes) -> None:
+    def print_log(self, log_cleaner: printable.LogCleaner, log_part: bytes) -> None:
         """Print the next part of a log of a run on standard output, cleaned.
 
-        log_text: the object that cleans this log, part by part. log_part: the next bytes of the log.
+        log_cleaner: the object that cleans this log, part by part. log_part: the next bytes of the log.
         """
-        self.results.file.write(log_text.clean_part(log_part))
+        self.results.file.write(log_cleaner.clean_part(log_part))
         self.results.file.flush()
 
     def print_document(self, json_value: Any) -> None:

@@ -102,7 +102,7 @@ def format_table(table: Table[Any]) -> str:
         )
         for cell_texts in cell_rows
     ]
-    return "".join(f"{cell_texts.rstrip()}\n" for cell_texts in padded_rows)
+    return "".join(f"{padded_row.rstrip()}\n" for padded_row in padded_rows)
 
 
 def measure_width(text: str) -> int:

@@ -29,7 +29,7 @@ class FileSender:
         self._write_through = write_through
         self._encoder = msgspec.json.Encoder()
         self._unwritten_parts: list[bytes] = []  # what is not yet sent
-        self._unwritten_bytes = 0  # size of `_unwritten` in bytes
+        self._unwritten_bytes = 0  # size of `_unwritten_parts` in bytes
         self._buffer = memoryview(bytearray(BLOCK_BYTES))  # the block of a file that is being sent
         self._compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 

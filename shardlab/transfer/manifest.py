@@ -75,7 +75,7 @@ class ManifestDifference(msgspec.Struct):
     """Number of files that had to be read for the comparison."""
 
     @property
-    def describe_problems(self) -> list[str]:
+    def problem_clauses(self) -> list[str]:
         """The differences in words: one clause for each file that changed or is missing."""
         changed_clauses = [f"{name}: its content changed" for name in self.changed]
         return changed_clauses + [f"{name}: the file is missing" for name in self.vanished]

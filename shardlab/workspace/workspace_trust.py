@@ -185,16 +185,18 @@ def extend_consent(workspace: Workspace, *paths: Path) -> None:
     proof = _read_proof(workspace)
     if proof is not None and not proof.began:
         proof.files |= _compute_file_digests(workspace, paths)
-        files.write_json(_find_proof(workspace), proof)
+        files.write_json(_find_proof_path(workspace), proof)
 
 
-def find_copies(workspace: Workspace, name: str) -> Path:
+def find_copies_folder(workspace: Workspace, folder_name: str) -> Path:
     """The folder in .shardlab for copies and answers that commands execute or believe. folder_name: SOURCE or ANSWERS.
 
     In a workspace that is not own, the folder has another name, because another person may have made the folder `folder_name`.
     """
     proof = _read_proof(workspace)
-    return workspace.shardlab_folder / (name if proof is None or proof.began else f"{name}-{_find_proof(workspace).stem[:8]}")
+    return workspace.shardlab_folder / (
+        folder_name if proof is None or proof.began else f"{folder_name}-{_find_proof_path(workspace).stem[:8]}"
+    )
 
 
 def list_powers(cluster: Cluster) -> list[str]:
@@ -232,7 +234,7 @@ def mark_powers_shown(workspace: Workspace) -> None:
     proof = _read_proof(workspace)
     if proof is not None and proof.unshown:
         proof.unshown = []
-        files.write_json(_find_proof(workspace), proof)
+        files.write_json(_find_proof_path(workspace), proof)
 
 
 def store_consent(workspace: Workspace, print_line: Callable[[str], object], other_files: Iterable[Path] = ()) -> None:
@@ -286,7 +288,7 @@ def _write_proof(
 def _read_proof(workspace: Workspace) -> Proof | None:
     """The valid proof of this user for the workspace; None if there is none."""
     try:
-        proof_path = _find_proof(workspace)
+        proof_path = _find_proof_path(workspace)
         proof = msgspec.json.decode(files.read(proof_path), type=Proof)
         inodes, ctime_ns = [workspace.real_path.stat().st_ino], None
         if proof_path.stem != _make_proof_name(workspace):
@@ -297,7 +299,7 @@ def _read_proof(workspace: Workspace) -> Proof | None:
         return None
 
 
-def _find_proof(workspace: Workspace) -> Path:
+def _find_proof_path(workspace: Workspace) -> Path:
     """The file of this user's proof, which need not exist. Raises InputError if the user has no home folder."""
     proof_name = ""
     with contextlib.suppress(OSError, UnicodeDecodeError):
