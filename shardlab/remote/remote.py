@@ -79,8 +79,8 @@ class Remote:
     """A machine that is reached over SSH. The first command logs in; later commands of all threads use the same connection."""
 
     def __init__(self, address: Address, *, may_sudo: bool = True, prepare_script: str = "") -> None:
-        """may_sudo: whether the method `end_commands` may use sudo, without which it cannot end commands of root. prepare_script:
-        lines of sh that run before each command."""
+        """may_sudo: whether the method `end_commands` may use sudo, without which it cannot end commands of root.
+        prepare_script: lines of sh that run before each command."""
         self.address = address
         self._may_sudo, self._prepare_script = may_sudo, prepare_script
         self._lock = threading.Lock()
