@@ -165,8 +165,8 @@ def raise_damage_as_input_error(archive_name: Path | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_archive(archive: Path | str, raw: IO[bytes], *, may_be_zipped: bool) -> Iterator[tuple[tarfile.TarFile, _Limiter]]:
-    """Open an archive as a stream that is read once. Yields (the open tar file, the limiter of how many bytes are read
-    from it)."""
+    """Open an archive as a stream that is read once. Yields (the open tar file, the object that
+    limits how many bytes are read from it)."""
     with contextlib.ExitStack() as open_files:
         is_zipped = may_be_zipped and raw.read(2) == b"\x1f\x8b"
         if may_be_zipped:

@@ -185,9 +185,8 @@ class Remote:
         from shardlab.remote.fabric_connection import CommandInput
 
         connection = None if self._is_ended else self._open_connection()
-        if (
-            connection is None or self._is_ended
-        ):  # checked after the command is in _command_by_mark, so that `end_commands` sees each command
+        # Checked after the command is in _command_by_mark, so that `end_commands` sees each command.
+        if connection is None or self._is_ended:
             self.close()
             raise Unreachable(f"{self.address.host}: this program was interrupted.")
         try:

@@ -179,9 +179,8 @@ def _judge_ended(
         return JudgedState("completed", purpose_text)
     if "oom" in event_by_name:
         return JudgedState("oom", str(event_by_name["oom"].data.get("why", "out of memory")))
-    if (
-        "timeout" in event_by_name and end_reason != TOLD_REASON
-    ):  # ranks that Slurm tells to end save a checkpoint as at a time limit
+    # Ranks that Slurm tells to end save a checkpoint as at a time limit.
+    if "timeout" in event_by_name and end_reason != TOLD_REASON:
         return JudgedState("timeout", str(event_by_name["timeout"].data.get("why", "")))
     if purpose_text:  # the other ranks failed because this rank was gone
         return JudgedState("failed", purpose_text)

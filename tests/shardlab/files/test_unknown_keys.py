@@ -10,7 +10,7 @@ from shardlab.matrix.model_file import ModelByConfiguration
 
 
 def list_parts(described, parts):
-    """Adds every struct type that a type description of msgspec reaches to `parts`."""
+    """Collects in `parts` the struct types that a type uses, at any depth. described: the type, as msgspec.inspect shows it."""
     if isinstance(described, msgspec.inspect.StructType):
         if described.cls in parts:
             return
